@@ -53,20 +53,23 @@ def gather_limit(largest: int) -> int:
     return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
-def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+def gather_buckets(
+    copies: Iterable[tuple[int, Hashable]], limit: int | None = None
+) -> list[list[int]]:
     """The buckets of `copies`, given by bytes and kind in the order in which they are read.
 
-    Copies of one kind that follow one another share a bucket until it is full.
+    Copies of one kind that follow one another share a bucket until it has `limit` bytes; None is
+    what `gather_limit` says.
 
     >>> gather_buckets([(2**20, "a"), (2**20, "a"), (8, "a"), (8, "b")])
     [[0, 1], [2], [3]]
     """
     given = list(copies)
-    limit = gather_limit(max((size for size, _ in given), default=0))
+    most = gather_limit(max((size for size, _ in given), default=0)) if limit is None else limit
     found: list[list[int]] = []
     filled, last = 0, None
     for number, (size, kind) in enumerate(given):
-        if not found or kind != last or filled + size > limit:
+        if not found or kind != last or filled + size > most:
             found.append([])
             filled, last = 0, kind
         found[-1].append(number)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
@@ -23,8 +24,8 @@ from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import STEP_PASSES, optimized
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import batch_size, micro_batches
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.step_program import Host, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -66,12 +67,11 @@ def step_memory(
     book: OpTracer,
 ) -> Memory:
     """What `rank` holds when it holds most, in a step after the first."""
-    step = _Step(graph, analysis, decisions, rank, trainer, book)
-    return step.memory()
+    return StepSimulation(graph, analysis, decisions, rank, trainer, book).memory()
 
 
-class _Step:
-    """A step while it is walked through."""
+class StepSimulation:
+    """A step of a rank while it is simulated."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class _Step:
         self.keys = 0  # bytes of the positions of random numbers
 
     def memory(self) -> Memory:
-        whole = self.decisions.micro_batches == 1
-        tiles = self.one_program() if whole else self.micro_batched()
+        """What the rank holds when it holds most."""
+        tiles = self.played(self.program())
         self.heap.where, self.heap.module = "the optimizer's update", None
         self.heap.briefly(self.trainer.update(list(tiles.values())))
         assert self.heap.total >= 0, "more memory was released than taken"
@@ -153,62 +153,66 @@ class _Step:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def one_program(self) -> dict[str, int]:
-        """The batch at once; the bytes of the tiles to be updated, by parameter."""
-        d = self.decisions
-        step = whole_step(self.graph, self.analysis, d, self.rank, in_place)
-        step = replace(step, alone_bytes=self.trainer.rank.backend.alone_bytes)
-        program = optimized(lower_step(step), STEP_PASSES)
-        layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
-        given = self.leaves(layouts, self.coordinate)
-        return self.played(program, given)
+    def program(self) -> StepProgram:
+        """The program that tells what the step needs: of micro-batches that are alike a few."""
+        d, graph, analysis = self.decisions, self.graph, self.analysis
+        alone_bytes = self.trainer.rank.backend.alone_bytes
+        if d.micro_batches == 1:
+            step = replace(
+                whole_step(graph, analysis, d, self.rank, in_place), alone_bytes=alone_bytes
+            )
+            return optimized(lower_step(step), STEP_PASSES)
+        like = self.alike
+        firsts = sorted(set(like))
+        step = micro_batched_step(graph, analysis, self.micro, d, self.rank, in_place, firsts)
+        by_number = dict(zip(firsts, step.programs, strict=True))
+        programs = [by_number[like[number]] for number in self.numbers]
+        return optimized(lower_step(replace(step, programs=programs, alone_bytes=alone_bytes)))
 
-    def played(self, program: StepProgram, given: dict[str, View]) -> dict[str, int]:
-        """The program from the values `given`; the tiles to be updated, as `one_program`."""
+    def played(
+        self, program: StepProgram, watch: Callable[[], None] | None = None
+    ) -> dict[str, int]:
+        """Play the program; bytes of the tiles to update, by parameter.
+
+        Before it and after each instruction `watch` is called. In the end only gradients are alive.
+        """
+        cut = self.cut_inputs()
+        given = self.given(program)
         self.draws([one for region in program.regions for one in region.variants])
         for load in program.loads:
             strides = contiguous_strides(load.shape)
             given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
         self.heap.module = ""
         host = Host(self.graph, self.heap, self.book, self.trainer.rank)
-        kept = StepMemory(program, given, host).play()
+        kept = StepMemory(program, given, host).play(watch)
         self.forget(given)
-        return self.updated_tiles(kept, given)
+        for block in cut:
+            self.heap.drop(block)
+        return {name: given[name].bytes for name in kept if name in self.decisions.storage}
 
-    def micro_batched(self) -> dict[str, int]:
-        """One micro-batch after the other, then what is left to reduce; as `one_program`."""
-        d, graph = self.decisions, self.graph
-        micro = micro_batches(graph, self.analysis, d.micro_batches)
-        like = self.alike(micro.count)
-        firsts = list(dict.fromkeys(like))
-        # Of those in between the second of a size tells for all that follow it.
-        numbers = sorted(
-            {*firsts, *(n + 1 for n in firsts if n + 1 < micro.count), micro.count - 1}
-        )
-        step = micro_batched_step(graph, self.analysis, micro, d, self.rank, in_place, firsts)
-        by_number = dict(zip(firsts, step.programs, strict=True))
-        programs = [by_number[like[number]] for number in numbers]
-        alone_bytes = self.trainer.rank.backend.alone_bytes
-        program = optimized(lower_step(replace(step, programs=programs, alone_bytes=alone_bytes)))
-        layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """Layouts of the inputs, of micro-batches on the mesh that they extend."""
+        d, graph, analysis = self.decisions, self.graph, self.analysis
+        if d.micro_batches == 1:
+            return input_layouts(graph, analysis, d.mesh, d.tilings)
+        return micro_inputs(graph, analysis, self.micro, d.mesh, d.tilings)
+
+    @cached_property
+    def micro(self) -> MicroBatches:
+        return micro_batches(self.graph, self.analysis, self.decisions.micro_batches)
+
+    def given(self, program: StepProgram) -> dict[str, View]:
+        """What the program is given, by name."""
+        if self.decisions.micro_batches == 1:
+            return self.leaves(self.layouts, self.coordinate)
+        graph, numbers = self.graph, self.numbers
         inputs = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
         loss = graph.tensor[graph.outputs[0]]
-        self.heap.module = ""
-        parts = {  # of the batch, cut out of it for all micro-batches at once
-            leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
-            for leaf in graph.leaves_of(LeafKind.INPUT)
-            if isinstance(layouts[leaf.name].placements[0], Shard)
-            and not all(isinstance(p, Replicate) for p in layouts[leaf.name].placements[1:])
-        }
-        for leaf in graph.leaves_of(LeafKind.INPUT):  # what its micro-batches' gradients add up in
-            cut = isinstance(layouts[leaf.name].placements[0], Shard)
-            if graph.tensor[leaf.name].requires_grad and cut:
-                self.heap.module = _owner(leaf)
-                self.heap.new(graph.tensor[leaf.name].bytes, Use.GRADIENT)
         given: dict[str, View] = {}
         for place, number in enumerate(numbers):
             tag = f"@{place}" if len(numbers) > 1 else ""
-            for name, view in self.leaves(layouts, (number, *self.coordinate)).items():
+            for name, view in self.leaves(self.layouts, (number, *self.coordinate)).items():
                 if name in inputs:
                     given[f"{name}{tag}"] = view
                 elif name in given:
@@ -218,14 +222,46 @@ class _Step:
         self.heap.module = ""
         for _, seed in program.seeds:
             given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
-        tiles = self.played(program, given)
-        for block in parts.values():
-            self.heap.drop(block)
-        return tiles
+        return given
 
-    def alike(self, count: int) -> list[int]:
-        """For each of `count` micro-batches the first that needs as much memory."""
-        size = batch_size(self.graph, self.analysis)
+    def cut_inputs(self) -> list[Block]:
+        """The parts of the batch that are cut out of it for all micro-batches at once.
+
+        Gradients of inputs, which micro-batches' parts add up in, are made here too, and stay.
+        """
+        if self.decisions.micro_batches == 1:
+            return []
+        graph, layouts = self.graph, self.layouts
+        self.heap.module = ""
+        cut = [leaf for leaf in graph.leaves_of(LeafKind.INPUT) if self._is_cut(leaf.name)]
+        parts = [
+            self.heap.new(graph.tensor[leaf.name].bytes // self.decisions.mesh.size)
+            for leaf in cut
+            if not all(isinstance(p, Replicate) for p in layouts[leaf.name].placements[1:])
+        ]
+        for leaf in cut:
+            if graph.tensor[leaf.name].requires_grad:
+                self.heap.module = _owner(leaf)
+                self.heap.new(graph.tensor[leaf.name].bytes, Use.GRADIENT)
+        return parts
+
+    def _is_cut(self, name: str) -> bool:
+        """Whether each micro-batch takes a part of an input."""
+        return isinstance(self.layouts[name].placements[0], Shard)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The micro-batches that are simulated: of each kind the first, the second and the last.
+
+        Of those in between the second of a size tells for all that follow it.
+        """
+        count, firsts = self.micro.count, set(self.alike)
+        return sorted({*firsts, *(n + 1 for n in firsts if n + 1 < count), count - 1})
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """For each micro-batch the first that needs as much memory."""
+        count, size = self.micro.count, batch_size(self.graph, self.analysis)
         # Compiled pieces that draw are each micro-batch's own, and terms are kept by the first.
         apart = self.graph.numerics.rng == "fast"
         first: dict[tuple[int, bool], int] = {}
@@ -238,13 +274,14 @@ class _Step:
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)
 
-    def updated_tiles(self, kept: Iterable[str], given: Mapping[str, View]) -> dict[str, int]:
-        """Bytes of the tiles of parameters that have a gradient, by parameter."""
-        return {name: given[name].bytes for name in kept if name in self.decisions.storage}
-
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""
         for one in (one for instructions in programs for one in flattened(instructions)):
             if isinstance(one, Dropout | Uniform):
-                lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
-                self.keys += _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0
+                self.keys += random_key_bytes(one)
+
+
+def random_key_bytes(one: Dropout | Uniform) -> int:
+    """Bytes of the positions that an operator's random numbers depend on."""
+    lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
+    return _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0
