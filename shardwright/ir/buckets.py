@@ -53,47 +53,22 @@ def gather_limit(largest: int) -> int:
     return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
-def gather_buckets(
-    copies: Iterable[tuple[int, Hashable]], limit: int | None = None
-) -> list[list[int]]:
+def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
     """The buckets of `copies`, given by bytes and kind in the order in which they are read.
 
-    Copies of one kind that follow one another share a bucket until it has `limit` bytes; None is
-    what `gather_limit` says.
+    Copies of one kind that follow one another share a bucket until it is full.
 
     >>> gather_buckets([(2**20, "a"), (2**20, "a"), (8, "a"), (8, "b")])
     [[0, 1], [2], [3]]
     """
     given = list(copies)
-    most = gather_limit(max((size for size, _ in given), default=0)) if limit is None else limit
+    limit = gather_limit(max((size for size, _ in given), default=0))
     found: list[list[int]] = []
     filled, last = 0, None
     for number, (size, kind) in enumerate(given):
-        if not found or kind != last or filled + size > most:
+        if not found or kind != last or filled + size > limit:
             found.append([])
             filled, last = 0, kind
         found[-1].append(number)
         filled += size
-    return found
-
-
-def gather_messages(copies: Iterable[tuple[int, bool]], alone_bytes: int | None) -> list[list[int]]:
-    """The messages of one bucket: lists of indices into `copies`, pairs of (bytes, contiguous).
-
-    A copy is contiguous if the concatenation of all ranks' tiles is the copy. Copies that share a
-    message are copied out of it; one of `alone_bytes` takes longer to copy than to send alone
-    (`BackendSpec`).
-
-    >>> gather_messages([(2**20, True), (8, True), (2**21, True), (8, False)], alone_bytes=2**20)
-    [[0], [1, 3], [2]]
-    """
-    found: list[list[int]] = []
-    together: list[int] = []
-    for number, (size, as_sent) in enumerate(copies):
-        if alone_bytes is not None and as_sent and size >= alone_bytes:
-            found.append([number])
-            continue
-        if not together:
-            found.append(together)
-        together.append(number)
     return found

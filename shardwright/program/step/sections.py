@@ -9,6 +9,7 @@ layer. Where that does not hold, `NotPeriodicError` says so, and the whole graph
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -216,7 +217,7 @@ def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
 def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
     """Tracks that do not run into each other; raises `NotPeriodicError`."""
     found = sorted(tracks, key=lambda track: track.boundaries[0])
-    for one, following in zip(found, found[1:], strict=False):
+    for one, following in itertools.pairwise(found):
         if one.boundaries[-1] > following.boundaries[0]:
             raise NotPeriodicError("passes over layers run into each other")
     return found

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 
 
 class Use(enum.IntEnum):
-    """What a block is needed for."""
+    """The purpose of a block."""
 
     GRADIENT = 0
     SAVED = 1  # autograd keeps it for the backward pass
@@ -39,24 +39,26 @@ class Block:
 
     @property
     def counts_as(self) -> Use:
-        """What it is needed for now."""
+        """The present purpose of the block."""
         return Use.SAVED if self.savers and self.use is Use.WORKSPACE else self.use
 
 
-class Level(NamedTuple):
+class AllocatedBytes(NamedTuple):
     """Bytes that are alive, and what the allocator hands out beyond them."""
 
     total: int
     rounded: int
 
-    def plus(self, other: Level, times: int = 1) -> Level:
+    def plus(self, other: AllocatedBytes, times: int = 1) -> AllocatedBytes:
         """Both together, the other one so many times."""
-        return Level(self.total + times * other.total, self.rounded + times * other.rounded)
+        return AllocatedBytes(
+            self.total + times * other.total, self.rounded + times * other.rounded
+        )
 
 
 @final
 class Allocator:
-    """What is alive, and what was when it was most.
+    """Counts the bytes that are alive, and keeps what was alive at the peak.
 
     `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what
     happened at the peak. Blocks are as large as an allocator that hands out multiples of
@@ -67,7 +69,7 @@ class Allocator:
         self.granularity = granularity
         self.rounded = self.peak_rounded = 0
         self.total = self.peak = 0
-        self._high = Level(0, 0)  # where `total` was highest since `highest` was asked for
+        self._high = AllocatedBytes(0, 0)  # where `total` was highest since `highest` was asked for
         self.where = self.peak_at = ""
         self.module: str | None = None
         # Every change as (module, use, bytes); the first `_at_peak` of them add up to the peak.
@@ -82,11 +84,11 @@ class Allocator:
         return +found
 
     @property
-    def level(self) -> Level:
+    def level(self) -> AllocatedBytes:
         """What is alive now."""
-        return Level(self.total, self.rounded)
+        return AllocatedBytes(self.total, self.rounded)
 
-    def highest(self) -> Level:
+    def highest(self) -> AllocatedBytes:
         """When most was alive since this was asked for last, the first of such moments."""
         found, self._high = self._high, self.level
         return found

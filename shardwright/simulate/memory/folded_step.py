@@ -13,42 +13,35 @@ from collections.abc import Sequence
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.op_memory import OpTracer
-from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Dropout, Uniform
-from shardwright.program.step.instructions import Forward, StepProgram
+from shardwright.program.step.instructions import Forward
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
     FoldedGraph,
     NotPeriodicError,
     Section,
     Sections,
 )
-from shardwright.rules.analysis import Analysis
-from shardwright.simulate.memory.allocator import Level
+from shardwright.simulate.memory.allocator import AllocatedBytes
 from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
 
-_NOTHING = Level(0, 0)
+_NOTHING = AllocatedBytes(0, 0)
 
 
 class FoldedStep:
-    """The step of `whole` on a rank, simulated with few of its layers."""
+    """The step of `whole` on a rank; `lowering` is that of the folded graph."""
 
     def __init__(
         self,
         whole: Graph,
         folded: FoldedGraph,
-        analysis: Analysis,
-        decisions: Decisions,
+        lowering: PlanLowering,
         rank: int,
         trainer: Trainer,
         book: OpTracer,
     ) -> None:
-        self.whole, self.folded = whole, folded
-        self.step = StepSimulation(folded.graph, analysis, decisions, rank, trainer, book)
-        self.trainer = trainer
-
-    def program(self) -> StepProgram:
-        """The program of the few layers."""
-        return self.step.program()
+        self.whole, self.folded, self.trainer = whole, folded, trainer
+        self.step = StepSimulation(lowering, rank, trainer, book)
 
     def peak(self, sections: Sections) -> Bytes:
         """`Memory.peak` of the whole step, from its program in sections.
@@ -56,8 +49,8 @@ class FoldedStep:
         Raises `NotPeriodicError` if layers on both sides of a gap need different memory.
         """
         step, heap = self.step, self.step.heap
-        levels: list[Level] = []  # before the program, and after each of its instructions
-        highest: list[Level] = []  # the same, since the last
+        levels: list[AllocatedBytes] = []  # before the program, and after each of its instructions
+        highest: list[AllocatedBytes] = []  # the same, since the last
 
         def watch() -> None:
             levels.append(heap.level)
@@ -78,7 +71,7 @@ class FoldedStep:
             for at in range(section.start, section.stop):
                 peak = max(peak, highest[at + 1].plus(skipped), key=lambda level: level.total)
         update, granularity = self.trainer.update(list(tiles.values())), heap.granularity
-        last = heap.level.plus(skipped).plus(Level(update, -update % granularity))
+        last = heap.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
 
@@ -120,8 +113,8 @@ class FoldedStep:
 
 
 def _changes(
-    section: Section, levels: Sequence[Level], highest: Sequence[Level]
-) -> list[tuple[Level, Level]]:
+    section: Section, levels: Sequence[AllocatedBytes], highest: Sequence[AllocatedBytes]
+) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
     """Beyond what is there before a section: the most during each instruction, and what is left."""
     before, places = levels[section.start], range(section.start + 1, section.stop + 1)
     return [(highest[at].plus(before, -1), levels[at].plus(before, -1)) for at in places]

@@ -13,21 +13,19 @@ from collections.abc import Hashable, Iterator, Sequence
 from shardwright.program.step.instructions import Forward, Transfer, Wait
 from shardwright.program.step.unrolled import Played
 
-SAMPLED = 3  # micro-batches of a program that stands for more
-
 
 class SteadyStateError(ValueError):
     """A program whose second micro-batch cannot come several times."""
 
 
-def played(order: Sequence[Played], micro_batches: int) -> list[Played]:
-    """The instructions `order`, of `min(micro_batches, SAMPLED)`, for `micro_batches`.
+def played(order: Sequence[Played], lowered: int, micro_batches: int) -> list[Played]:
+    """The instructions `order`, of `lowered` micro-batches, for so many `micro_batches`.
 
     Transfers have numbers in the order in which they are started. Raises `SteadyStateError` where
     what the second micro-batch leaves in flight is not what it finds in flight.
     """
     numbers = _Numbers()
-    if micro_batches <= SAMPLED:
+    if micro_batches <= lowered:
         return list(numbers.of(order))
     start, end = (_first_run(order, batch) for batch in ("1", "2"))
     repeated = order[start:end]
@@ -37,7 +35,7 @@ def played(order: Sequence[Played], micro_batches: int) -> list[Played]:
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
     result = list(numbers.of(order[:start]))
-    for _ in range(micro_batches - SAMPLED + 1):
+    for _ in range(micro_batches - lowered + 1):
         result += numbers.of(repeated)
         for one, latest in zip(found, left, strict=True):
             numbers.known[one.transfer] = numbers.known[latest.transfer]

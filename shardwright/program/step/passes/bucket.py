@@ -8,17 +8,11 @@ modules; these are of equal size). Results are summed together when the last one
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-from shardwright.ir.buckets import (
-    gather_buckets,
-    gather_limit,
-    gradient_bucket_bytes,
-    gradient_buckets,
-)
+from shardwright.ir.buckets import gather_buckets, gradient_buckets
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
@@ -47,20 +41,13 @@ _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_RE
 def bucket(program: StepProgram) -> StepProgram:
     """`program` with transfers in buckets."""
     known = purposes(program)
-    limits = bucket_limits(program)
     instructions = list(program.instructions)
     for purpose in (Purpose.COPY, Purpose.GRADIENT, Purpose.RESULT):
-        if purpose not in known.values():
-            continue
         # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
         # may be summed once more.
         for level in range(len(program.mesh.axes) + 1):
-            runs = _runs(program, instructions, known, purpose, level)
             groups = [
-                group
-                for run in runs.values()
-                for group in _filled(run, purpose, level, limits)
-                if len(group) > 1
+                g for g in _groups(program, instructions, known, purpose, level) if len(g) > 1
             ]
             if groups:
                 merge = _gathered if purpose is Purpose.COPY else _reduced
@@ -68,45 +55,16 @@ def bucket(program: StepProgram) -> StepProgram:
     return replace(program, instructions=tuple(instructions))
 
 
-class BucketLimits(NamedTuple):
-    """Bytes of full buckets: of gradients that are summed, and of all other transfers."""
-
-    sums: int
-    others: int
-
-
-def bucket_limits(program: StepProgram) -> BucketLimits:
-    """The limits of the whole model, as the cost tables have them.
-
-    Buckets of one kind are no smaller because there are gradients of other kinds.
-    """
-    known = purposes(program)
-    sums: Counter[int] = Counter()
-    runs = _runs(program, program.instructions, known, Purpose.GRADIENT, 0)
-    for (part_of_step, _), transfers in runs.items():
-        sums[part_of_step] += sum(one.bytes for one in transfers)
-    moved = (Purpose.COPY, Purpose.GRADIENT)
-    largest = (
-        part.bytes
-        for one in program.transfers()
-        if known[one.handle] in moved
-        for part in one.parts
-    )
-    total = max(sums.values(), default=0)
-    return BucketLimits(gradient_bucket_bytes(total), gather_limit(max(largest, default=0)))
-
-
-def _runs(
+def _groups(
     program: StepProgram,
     instructions: Sequence[StepInstruction],
     known: Mapping[str, Purpose],
     purpose: Purpose,
     level: int,
-) -> dict[tuple[int, Kind], list[Transfer]]:
-    """The transfers of a purpose that have `level` others before, by part of the step and kind.
+) -> Iterator[list[str]]:
+    """The handles of each bucket, of transfers that have `level` others of the purpose before.
 
-    Copies of frozen parameters, as adapters have them, are of a kind of their own. Those that are
-    better sent alone are left out.
+    Copies of frozen parameters, as adapters have them, are in buckets of their own.
     """
     depth: dict[str, int] = {}
     levels: dict[str, int] = {}
@@ -136,7 +94,8 @@ def _runs(
             kind = one.collective, one.channel, one.parts[0].dtype, is_frozen
             run = 0 if purpose is Purpose.RESULT else part_of_step
             runs[run, kind].append(one)
-    return runs
+    for found in runs.values():
+        yield from _filled(found, purpose, level)
 
 
 def _is_alone(one: Transfer, program: StepProgram) -> bool:
@@ -145,9 +104,7 @@ def _is_alone(one: Transfer, program: StepProgram) -> bool:
     return least is not None and one.bytes >= least and one.parts[0].in_order(ranks)
 
 
-def _filled(
-    run: Sequence[Transfer], purpose: Purpose, level: int, limits: BucketLimits
-) -> Iterator[list[str]]:
+def _filled(run: Sequence[Transfer], purpose: Purpose, level: int) -> Iterator[list[str]]:
     """Buckets of transfers of one kind, given in the order of the program."""
     if purpose is Purpose.RESULT:
         yield [one.handle for one in run]
@@ -156,9 +113,9 @@ def _filled(
     ordered = run if purpose is Purpose.COPY else run[::-1]
     sizes = [one.bytes for one in ordered]
     if run[0].collective is Collective.ALL_REDUCE and purpose is Purpose.GRADIENT and not level:
-        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes, limits.sums)
+        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes)
     else:
-        numbers = gather_buckets([(size, None) for size in sizes], limits.others)
+        numbers = gather_buckets((size, None) for size in sizes)
     for group in numbers:
         yield [ordered[i].handle for i in group]
 

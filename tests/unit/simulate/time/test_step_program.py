@@ -258,4 +258,4 @@ def test_micro_batches_that_leave_more_than_they_find_do_not_repeat():
             break
     order.append(late)
     with pytest.raises(SteadyStateError):
-        played(in_order(replace(made, instructions=tuple(order))), 5)
+        played(in_order(replace(made, instructions=tuple(order))), 3, 5)
