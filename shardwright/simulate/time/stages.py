@@ -31,7 +31,7 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
-from shardwright.simulate.time.steady_state import Played
+from shardwright.program.step.unrolled import Played
 from shardwright.simulate.time.step_program import END, Player, StepPrices
 from shardwright.simulate.time.timeline import TaskSchedule
 
