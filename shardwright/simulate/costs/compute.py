@@ -72,9 +72,9 @@ def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
-        flop = _ATTENTION_FORWARD * _flop(work, sizes)
+        flop = _ATTENTION_FORWARD * contraction_flop(work, sizes)
         return _kernel(work, flop, read + written + _scores(work, sizes), device)
-    return _kernel(work, _flop(work, sizes), read + written, device)
+    return _kernel(work, contraction_flop(work, sizes), read + written, device)
 
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -109,7 +109,7 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
         saved = (port for port in (*work.operands, *work.results) if port.saved)
         touched = given + made + _bytes(saved, sizes)
         return _kernel(work, nothing, touched, device, plainly=not work.again)
-    flop = _flop(work, sizes)
+    flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         return _kernel(work, _EXPERTS_BACKWARD * flop, moved, device)
@@ -175,7 +175,8 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
     return found
 
 
-def _flop(work: Workload, sizes: Ints) -> Ints:
+def contraction_flop(work: Workload, sizes: Ints) -> Ints:
+    """Operations of one pass over a contraction's factors of local `sizes` (factors, K): (K,)."""
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
     flop = 2 * work.repeats * product_of(sizes, work.work)
@@ -197,7 +198,7 @@ def _scores(work: Workload, sizes: Ints) -> Ints:
     """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
     if work.passed < 0:
         return np.zeros(sizes.shape[1], np.int64)
-    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
     found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
     return found
 
