@@ -2,6 +2,7 @@
 
     python -m benchmarks.published
     python -m benchmarks.published --minutes 5 --sources vtrain torchtitan
+    python -m benchmarks.published --rows 150
     python -m benchmarks.published --page
 
 A run that is stopped, or ends after `--minutes`, goes on where it was; rows without a prediction
@@ -17,6 +18,7 @@ from pathlib import Path
 from benchmarks.published import page
 from benchmarks.published.row import read, sources
 from benchmarks.published.run import kept_predictions, predictions, with_progress
+from benchmarks.published.sample import sample
 from benchmarks.published.score import result_of
 from benchmarks.record import write
 
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes that price")
     parser.add_argument("--minutes", type=float, help="stop pricing after so long")
     parser.add_argument("--sources", nargs="+", choices=sorted(sources()), help="price only these")
+    parser.add_argument("--rows", type=int, help="price a sample of so many rows")
     parser.add_argument("--page", action="store_true", help="write the page of the kept result")
     asked = parser.parse_args()
     if not asked.page:
@@ -41,6 +44,7 @@ def main() -> None:
 def _price(asked: argparse.Namespace) -> None:
     used = [row for row in read() if not row.excluded]
     wanted = [row for row in used if asked.sources is None or row.source in asked.sources]
+    wanted = sample(wanted, asked.rows) if asked.rows else wanted
     ends = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     for _ in with_progress(predictions(wanted, asked.workers), len(wanted)):
         if time.monotonic() > ends:

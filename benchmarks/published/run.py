@@ -24,7 +24,9 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.tracing.op_memory.footprints import Footprints
 
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
@@ -76,9 +78,14 @@ def _has_memory(row: Row) -> bool:
 
 
 def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
+    graph = graph_of(shape)
     if simulated:
-        return sw.price(graph_of(shape), machine, strategy)
-    return _expansion(shape, machine).expanded(strategy).plan(0.0, ())
+        return sw.price(graph, machine, strategy)
+    expansion = _expansion(shape, machine)
+    analysis = expansion.sources.analysis
+    plan = expansion.expanded(strategy).plan(0.0, ())
+    tracer = Footprints(on_cpu=False)
+    return Refinement(graph, machine, expansion.optimizer, tracer, analysis).timed(plan)
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
@@ -121,7 +128,10 @@ def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Predicti
 def code() -> str:
     """A hash of everything that predictions depend on, but the rows."""
     here = Path(__file__).parent
-    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py", here / "run.py"))
+    packages = ("ir", "machine", "planner", "program", "rules", "simulate", "solve", "tracing")
+    patterns = tuple(f"{package}/**/*.py" for package in packages)
+    files = ("graphs.py", "modules.py", "setups.py", "run.py")
+    return code_digest(patterns, tuple(here / name for name in files))
 
 
 def _digest(row: Row) -> str:

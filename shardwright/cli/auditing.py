@@ -26,7 +26,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
-from shardwright.report.audit_prices import Best, Improved, Prices
+from shardwright.report.audit_prices import Best, ConfigPrices, Improved
 from shardwright.train.targets.config_values import check_values, read_config
 from shardwright.train.targets.target_text import ConfigTarget
 
@@ -78,7 +78,7 @@ def with_batch(found: TrainingConfig, batch: int | None, seq: int | None) -> Tra
 
 def captured_model(
     found: TrainingConfig, model: Model | None, optimizer: str | None
-) -> planning.Captured:
+) -> planning.CapturedTarget:
     """The graph of a training step of the config's model on its global batch.
 
     Raises `UsageError` where model or batch are not known.
@@ -133,8 +133,8 @@ def _in_half(job: Job) -> Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
-    """What prices are about.
+class PricingOptions:
+    """The machine and the options of prices.
 
     Attributes:
         machine: the hardware.
@@ -150,9 +150,9 @@ class Pricing:
 
 
 class Audit:
-    """Prices one config, what would be better, and the config with that in it."""
+    """ConfigPrices one config, what would be better, and the config with that in it."""
 
-    def __init__(self, found: TrainingConfig, model: Model | None, pricing: Pricing) -> None:
+    def __init__(self, found: TrainingConfig, model: Model | None, pricing: PricingOptions) -> None:
         self.found = found
         self.pricing = pricing
         self.captured = captured_model(found, model, pricing.optimizer)
@@ -170,7 +170,7 @@ class Audit:
         self._replaced: tuple[Replaced, ...]
         self._as, self._replaced = priced_as(found.strategy, self.captured.graph)
 
-    def prices(self) -> Prices:
+    def prices(self) -> ConfigPrices:
         """All prices of the config."""
         machine, auditor = self.pricing.machine, self.auditor
         base, misfit = None, ""
@@ -187,7 +187,7 @@ class Audit:
                 best = None
         if base is not None and auditor.fits(base.plan.peak_bytes):
             best = min(filter(None, (base, best)), key=lambda one: one.plan.step_seconds)
-        return Prices(
+        return ConfigPrices(
             machine=machine,
             limit=auditor.limit,
             tokens=self.found.batch.tokens or 0,
@@ -214,7 +214,7 @@ class Audit:
         plan, _ = planning.choose(self.captured, self.pricing.machine, "time", options)
         return plan
 
-    def improved(self, document: Document, prices: Prices) -> Improved | None:
+    def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
         """The fastest that the file's format can say with the same results; None: nothing is.
 
         Raises `FrameworkError` for a format that is not written.
@@ -241,7 +241,7 @@ class Audit:
             best = self.auditor.best_among(starts, allowed)
         if best is None:
             return None
-        if prices.base is not None and self.auditor.fits(prices.base.plan.peak_bytes):
-            if best.plan.step_seconds > (1 - _GAIN) * prices.base.plan.step_seconds:
-                return None
+        base = prices.base if prices.fits else None
+        if base is not None and best.plan.step_seconds > (1 - _GAIN) * base.plan.step_seconds:
+            return None
         return Improved(files[best.strategy], best.plan)

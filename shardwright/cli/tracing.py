@@ -6,22 +6,31 @@ from collections.abc import Mapping
 
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
-from shardwright.ir.plan import Plan
+from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.timeline import Timeline
 from shardwright.report.profiled import profiled
 from shardwright.report.trace import chrome_trace
 from shardwright.simulate.time.pipeline_step import pipeline_timeline
-from shardwright.simulate.time.step import timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
 OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 
 
 def simulated_step(plan: Plan) -> Timeline:
-    """The simulated timeline of the plan's step; raises `UsageError` for a schedule without one."""
+    """The simulated timeline of the plan's step.
+
+    Raises `UsageError` for a schedule without one, and `PlanError` if the step was not simulated.
+    """
+    if plan.timeline is not None:
+        return plan.timeline
+    if plan.pipeline is None:
+        raise PlanError(
+            "the plan has no timeline, because its step was not simulated; `shardwright recost"
+            " TARGET plan.json` simulates it"
+        )
     try:
-        return timeline(plan) if plan.pipeline is None else pipeline_timeline(plan)
+        return pipeline_timeline(plan)
     except PipelineError as e:
         raise UsageError(str(e)) from e
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.frameworks.config import ModelHints
 from shardwright.frameworks.errors import FrameworkError
-from shardwright.frameworks.models import FLAVORS, Flavor, flavor_of
+from shardwright.frameworks.models import Flavor, flavor_of
 
 Fields = dict[str, Any]  # of a config.json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shardwright.frameworks.config import ModelHints
 from shardwright.frameworks.documents.document import Document
@@ -156,7 +157,7 @@ _SIZES = {  # of ModelHints -> keys of a Hugging Face config.json, the first tha
 def model_of_config(document: Document) -> ModelHints:
     """The sizes in a Hugging Face config.json; raises `FrameworkError` for one without layers."""
     settings = Settings(document)
-    sizes = {
+    sizes: dict[str, Any] = {
         size: next((found for k in keys if (found := settings.integer(k, None)) is not None), None)
         for size, keys in _SIZES.items()
     }

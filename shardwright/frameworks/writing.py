@@ -20,7 +20,7 @@ from shardwright.frameworks.readers import torchtitan as titan
 from shardwright.frameworks.reading import no_companion, read_document
 from shardwright.frameworks.registry import FRAMEWORKS
 from shardwright.frameworks.writers import deepspeed, hugging_face, megatron, torchtitan
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.ir.strategy.strategy import Strategy
 
 Keys = dict[str, Any]
@@ -45,7 +45,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How one framework's config is written.
+    """Functions that write one framework's config.
 
     Attributes:
         nearest: of a strategy, the nearest that can be expressed, and the reasons.
@@ -55,9 +55,9 @@ class Writer:
         derived: keys that follow from others where they are not given.
     """
 
-    nearest: Callable[[Strategy, Facts], tuple[Strategy, list[str]]]
-    settings: Callable[[Strategy, Facts], Keys]
-    text: Callable[[Keys, Strategy, Facts], str]
+    nearest: Callable[[Strategy, ConfigFacts], tuple[Strategy, list[str]]]
+    settings: Callable[[Strategy, ConfigFacts], Keys]
+    text: Callable[[Keys, Strategy, ConfigFacts], str]
     reads_as: str
     derived: tuple[str, ...] = ()
 
@@ -75,7 +75,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+def _toml(keys: Keys, _strategy: Strategy, facts: ConfigFacts) -> str:
     family, _, size = (facts.model or "").partition(" ")
     if size:
         keys = {"model.name": family, "model.flavor": size, **keys}
@@ -87,15 +87,15 @@ def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
     return "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
 
 
-def _yaml(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+def _yaml(keys: Keys, _strategy: Strategy, _facts: ConfigFacts) -> str:
     return str(yaml.safe_dump(nested(keys), sort_keys=False))
 
 
-def _json(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+def _json(keys: Keys, _strategy: Strategy, _facts: ConfigFacts) -> str:
     return json.dumps(nested(keys), indent=2) + "\n"
 
 
-def _titan(dialect: str, text: Callable[[Keys, Strategy, Facts], str]) -> Writer:
+def _titan(dialect: str, text: Callable[[Keys, Strategy, ConfigFacts], str]) -> Writer:
     return Writer(
         lambda strategy, facts: torchtitan.nearest(strategy, facts, dialect),
         lambda strategy, facts: torchtitan.settings(strategy, facts, dialect),
@@ -105,7 +105,7 @@ def _titan(dialect: str, text: Callable[[Keys, Strategy, Facts], str]) -> Writer
     )
 
 
-def _function(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+def _function(keys: Keys, _strategy: Strategy, facts: ConfigFacts) -> str:
     return torchtitan.function_text(keys, facts)
 
 
@@ -142,7 +142,7 @@ _DIALECTS = {
 }
 
 
-def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
+def write_config(framework: str, strategy: Strategy, facts: ConfigFacts) -> Written:
     """A new config of a framework that trains as `strategy` does, or as nearly as it can.
 
     Args:
@@ -168,7 +168,7 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
     What changes the results of training beside the strategy is among the reasons. Otherwise as
     `write_config`.
     """
-    facts = Facts(
+    facts = ConfigFacts(
         batch=config.batch,
         model=config.model.name,
         layers=config.model.layers,
@@ -214,7 +214,7 @@ def edit_config(
             f" {', '.join(WRITERS)}"
         )
     writer = WRITERS[name]
-    facts = Facts(
+    facts = ConfigFacts(
         batch=batch or config.batch,
         model=config.model.name,
         layers=config.model.layers,
@@ -242,7 +242,7 @@ def edit_config(
     return Written(new.text, near, tuple(reasons), _read_back(new, writer, near, facts))
 
 
-def _says(document: Document, writer: Writer, wanted: Strategy, facts: Facts) -> bool:
+def _says(document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts) -> bool:
     try:
         _read_back(document, writer, wanted, facts)
     except FrameworkError:
@@ -250,14 +250,14 @@ def _says(document: Document, writer: Writer, wanted: Strategy, facts: Facts) ->
     return True
 
 
-def _keys(writer: Writer, config: TrainingConfig, facts: Facts) -> Keys:
+def _keys(writer: Writer, config: TrainingConfig, facts: ConfigFacts) -> Keys:
     """The keys that say what the file says now."""
     now, _ = writer.nearest(config.strategy, facts)
     return writer.settings(now, facts)
 
 
 def _spelling(document: Document, framework: str) -> Callable[[str], str]:
-    """How a file spells the key of a framework: as it stands there, or as its other keys do."""
+    """A file's spelling of a framework's key: as it stands there, or as its other keys do."""
     known = FRAMEWORKS[framework].settings(document)
     flags = framework == "megatron" and document.form == "yaml"
     inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
@@ -266,9 +266,9 @@ def _spelling(document: Document, framework: str) -> Callable[[str], str]:
 
 
 def _read_back(
-    document: Document, writer: Writer, wanted: Strategy, facts: Facts
+    document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts
 ) -> TrainingConfig:
-    """What a written file says.
+    """The config that a written file contains.
 
     Raises `FrameworkError` unless strategy, batch and clipping are what was wanted, as far as the
     framework's files say them.

@@ -105,7 +105,7 @@ class PlannedParameter:
 
 
 class Phase(enum.StrEnum):
-    """When a redistribution takes place."""
+    """The phase of a step in which a redistribution takes place."""
 
     FORWARD = "forward"
     RECOMPUTE = "again"  # in the backward pass, of a value that the forward pass did not keep
@@ -113,7 +113,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class PlannedTransfer:
     """One redistribution on an edge of the graph, in one phase of the step.
 
     Attributes:
@@ -207,7 +207,7 @@ class Plan:
     constants: tuple[tuple[str, Any], ...]  # arguments of the call other than tensors
     parameters: tuple[PlannedParameter, ...]
     ops: tuple[PlannedOp, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[PlannedTransfer, ...]
     name: str = "searched"  # or the baseline it is: "data parallel", ...
     stages: int = 1
     schedule: str = NONE

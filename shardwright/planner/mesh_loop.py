@@ -40,7 +40,7 @@ RESOLUTION = 1e-3  # plans that differ by less in time and in memory count as on
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
-_GAIN = 1e-2  # a smaller gain in time or memory does not justify more pipelines
+GAIN = 1e-2  # a smaller gain in time or memory does not justify more searches
 _WEIGHTS_PER_PIPE = 24  # stages choose from a dozen points
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
@@ -65,6 +65,7 @@ class Candidate:
     broken: tuple[Constraint, ...] = ()
     staged: Staged | None = None
     memory: Callable[[], Memory] | None = None  # of pipelines
+    again: bool = False  # whether a second search found it (`bottlenecks.py`)
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
@@ -96,6 +97,15 @@ class Candidate:
             cuts=names,
             memory=None if self.memory is None else self.memory(),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Searched:
+    """The search of one mesh, with the notes of its plans; bounds are of additive seconds."""
+
+    writer: PlanBuilder
+    bound: Callable[[float], float]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +145,7 @@ class MeshLoop:
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
@@ -175,17 +186,34 @@ class MeshLoop:
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
-        new = [
-            Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
-            for point, peak in zip(points, writer.peaks(points), strict=True)
-        ]
-        self.found += new
+        one = Searched(writer, bound, (*self.notes, *narrowed))
+        self.searched.append(one)
+        new = self._add(one, points, notes)
         if points:
             fastest = min(Seconds(point.time) for point in points)
             self.fastest[mesh] = min(fastest, self.fastest.get(mesh, fastest))
         if compare:
             self.known += _baselines(writer)
         return any(_is_new(c.cost, costs) for c in new)
+
+    def run_again(self, one: Searched, space: Space, seconds: float) -> None:
+        """Search `space`, a part of the one of `one`; its bound says nothing about all plans."""
+        costs = [c.cost for c in (*self.found, *self.known)]
+        worth = _may_improve(costs, one.writer.least_overhead)
+        points, _, notes = _frontier(space, self.options.exact, seconds, worth)
+        self._add(one, points, notes, again=True)
+
+    def _add(
+        self, one: Searched, points: list[Point], notes: tuple[str, ...], *, again: bool = False
+    ) -> list[Candidate]:
+        """Add the candidates of these points of a search."""
+        writer, every = one.writer, (*one.notes, *notes)
+        new = [
+            Candidate(point, peak, writer, "searched", every, again=again)
+            for point, peak in zip(points, writer.peaks(points), strict=True)
+        ]
+        self.found += new
+        return new
 
     def pipe(
         self,
@@ -250,7 +278,7 @@ class MeshLoop:
             self._groups[mesh, count] = group
         most = self.machine.device.memory_bytes
         seconds = min((c.point.time * max(1.0, c.peak / most) for c in new), default=math.inf)
-        return Gain(sum(_is_new(c.cost, costs, _GAIN) for c in new), seconds)
+        return Gain(sum(_is_new(c.cost, costs, GAIN) for c in new), seconds)
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
         """Add the even pipeline of `groups`, each data parallel on `mesh`, as a baseline."""

@@ -47,8 +47,8 @@ class Improved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """What a config costs on a machine.
+class ConfigPrices:
+    """The costs of a config on a machine, and of what is better.
 
     Attributes:
         machine: the machine.
@@ -81,7 +81,7 @@ class Prices:
         return base is not None and (self.limit is None or base.plan.peak_bytes <= self.limit)
 
 
-def prices_text(prices: Prices, *, whole: bool) -> list[str]:
+def prices_text(prices: ConfigPrices, *, whole: bool) -> list[str]:
     """Lines: time and memory, single changes, the best; all changes if `whole`."""
     lines = [f"{'priced as':<{_LABEL}}{_priced_as(prices.replaced)}"] if prices.replaced else []
     if prices.base is None:
@@ -97,7 +97,7 @@ def prices_text(prices: Prices, *, whole: bool) -> list[str]:
     return lines
 
 
-def improved_text(improved: Improved, file: str, prices: Prices) -> list[str]:
+def improved_text(improved: Improved, file: str, prices: ConfigPrices) -> list[str]:
     """Lines on the file that was written."""
     plan, written = improved.plan, improved.written
     lines = [f"wrote {file}: {written.strategy}", f"  {_against(prices, plan)}"]
@@ -109,7 +109,7 @@ def improved_text(improved: Improved, file: str, prices: Prices) -> list[str]:
     return lines
 
 
-def prices_json(prices: Prices) -> dict[str, Any]:
+def prices_json(prices: ConfigPrices) -> dict[str, Any]:
     """The same as one JSON object."""
     return {
         "machine": prices.machine.name,
@@ -143,7 +143,9 @@ def prices_json(prices: Prices) -> dict[str, Any]:
     }
 
 
-def improved_json(improved: Improved | None, file: str, prices: Prices) -> dict[str, Any] | None:
+def improved_json(
+    improved: Improved | None, file: str, prices: ConfigPrices
+) -> dict[str, Any] | None:
     """The written file; None where nothing was written."""
     if improved is None:
         return None
@@ -156,7 +158,7 @@ def improved_json(improved: Improved | None, file: str, prices: Prices) -> dict[
     }
 
 
-def _plan_json(prices: Prices, plan: Plan) -> dict[str, Any]:
+def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
     return {
         "strategy": plan.name,
         "step_seconds": plan.step_seconds,
@@ -188,7 +190,7 @@ def _word(value: object) -> Any:
     return value if isinstance(value, int | float | str) or value is None else str(value)
 
 
-def _speed(prices: Prices, plan: Plan) -> str:
+def _speed(prices: ConfigPrices, plan: Plan) -> str:
     rate = prices.tokens / plan.step_seconds
     return (
         f"{duration(plan.step_seconds)}, {rate:,.0f} tokens/s ({rate / plan.devices:,.0f} per"
@@ -196,7 +198,7 @@ def _speed(prices: Prices, plan: Plan) -> str:
     )
 
 
-def _memory(prices: Prices, plan: Plan) -> str:
+def _memory(prices: ConfigPrices, plan: Plan) -> str:
     """The peak, whether it fits, and its largest causes."""
     limit = "" if prices.limit is None else f" of {size(prices.limit)}"
     verdict = "fits" if prices.fits else "does NOT fit"
@@ -213,7 +215,7 @@ def _memory(prices: Prices, plan: Plan) -> str:
     return f"{text}: {', '.join(named)}"
 
 
-def _changes(prices: Prices, *, whole: bool) -> Iterator[str]:
+def _changes(prices: ConfigPrices, *, whole: bool) -> Iterator[str]:
     """A table of single changes."""
     every = prices.changes
     shown = every
@@ -242,13 +244,14 @@ def _change(priced: PricedChange) -> str:
 
 
 def _shown(value: object) -> str:
-    words = {None: "default", True: "on", False: "off", (): "none"}
-    if value is None or isinstance(value, bool | tuple):
-        return words.get(value, _word(value))  # type: ignore[arg-type]
-    return str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "default"
+    return str(_word(value)) if value != () else "none"
 
 
-def _best(prices: Prices) -> Iterator[str]:
+def _best(prices: ConfigPrices) -> Iterator[str]:
     best = prices.uniform
     if best is None:
         yield "No uniform strategy fits these devices."
@@ -264,7 +267,7 @@ def _best(prices: Prices) -> Iterator[str]:
         yield f"{'':<{_LABEL}}{_against(prices, prices.beyond)}"
 
 
-def _against(prices: Prices, plan: Plan) -> str:
+def _against(prices: ConfigPrices, plan: Plan) -> str:
     """Time and memory of a plan, and its time beside that of the config."""
     text = f"{duration(plan.step_seconds)}, {size(plan.peak_bytes)}"
     if prices.base is None:

@@ -110,7 +110,7 @@ class MicroBatched(nn.Module):
         return values, slices
 
     def _results(self, found: Values) -> tuple[torch.Tensor, ...]:
-        """What the program returns besides gradients: outputs, then updates."""
+        """The program's results besides gradients: outputs, then updates."""
         names = (*self.program.outputs, *(value for _, value in self.program.updates))
         results = [found[name] for name in names]
         assert all(x is not None for x in results), "only gradients may be missing"

@@ -27,6 +27,7 @@ class LastingModule(nn.Module):
 
     _sw_updates: tuple[str, ...]
     _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+    _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with parameters and buffers of its own, on the same process groups.
@@ -40,7 +41,7 @@ class LastingModule(nn.Module):
         return twin
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
-        """What the next step needs of buffers: those of the state dict and those that steps write.
+        """The buffers that the next step needs: those of the state dict and those that steps write.
 
         A buffer with several names is there under its first one.
         """
@@ -55,8 +56,11 @@ class LastingModule(nn.Module):
     def _sw_advance(self) -> None:
         """Go on to the numbers of the next step."""
         state = self.get_buffer("_sw_random")
-        # Not in place: what autograd keeps of this step may still read the old one.
-        self._sw_random = state + state.new_tensor([0, 1])
+        if self._sw_next is None or self._sw_next.device != state.device:
+            self._sw_next = state.new_tensor([0, 1])
+        # Not in place: what autograd keeps of this step may still read the old one. The registered
+        # buffer is replaced without the checks of `Module.__setattr__`, which take 10 us.
+        self._buffers["_sw_random"] = state + self._sw_next
 
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""
@@ -101,7 +105,7 @@ class TrainModule(LastingModule, ABC):
         return self
 
     def _sw_running(self) -> Self:
-        """What runs in this mode, made ready: this module, or that of the mode's graph.
+        """The module that runs in this mode, made ready: this one, or that of the mode's graph.
 
         Raises `PlanError` if the model cannot run in this mode under the plan.
         """
@@ -160,7 +164,7 @@ class TrainModule(LastingModule, ABC):
         """This rank's part of a global batch, for loaders that read only their own."""
 
     def programs(self) -> list[fx.GraphModule]:
-        """What this rank runs, as graphs; those within others too."""
+        """The graphs that this rank runs; those within others too."""
         return [module for module in self.modules() if isinstance(module, fx.GraphModule)]
 
     def compile_programs(self) -> None:

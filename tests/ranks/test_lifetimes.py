@@ -11,6 +11,7 @@ import shardwright as sw
 from shardwright.ir.layout import Mesh
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.harness import models
@@ -96,11 +97,8 @@ def _counted(plans):
             captured,
             analysis,
             read_plan(plan, captured.graph, analysis),
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            persistent=frozenset(model.state_dict()),
-            device_mesh=mesh,
-            device=torch.device("cpu"),
+            ModuleOptions.of(model, torch.device("cpu")),
+            mesh,
         )
         found[name, kind] = counted(module, batch, steps=3)
     return found

@@ -24,6 +24,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import TOLERANCE, ModuleComparison, errors_between
@@ -212,12 +213,8 @@ def parallel_module(
             {op.name: (None,) for op in graph.ops} | split,
             {leaf.name: Layout.replicated(MESH) for leaf in graph.leaves},
         ),
-        weights=weights,
-        buffers=payload["buffers"],
-        persistent=frozenset(),
-        device_mesh=device_mesh,
-        device=torch.device("cpu"),
-        seed=1,
+        ModuleOptions(weights, payload["buffers"], seed=1),
+        device_mesh,
     )
 
 

@@ -22,8 +22,8 @@ from shardwright.machine.model import Machine
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.audit import audit_json, audit_text
 from shardwright.report.audit_prices import (
+    ConfigPrices,
     Improved,
-    Prices,
     improved_json,
     improved_text,
     prices_json,
@@ -80,7 +80,7 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
     found, model = _read(config, given, machine)
     audit = prices = None
     if machine is not None:
-        about = auditing.Pricing(
+        about = auditing.PricingOptions(
             machine, given["memory_limit"], given["optimizer"], given["searched"]
         )
         audit = auditing.Audit(found, model, about)
@@ -142,7 +142,7 @@ def _changed(config: str, found: TrainingConfig, file: _File) -> Written:
 
 def _text(
     found: TrainingConfig,
-    prices: Prices | None,
+    prices: ConfigPrices | None,
     file: _File,
     written: Written | None,
     improved: Improved | None,
@@ -168,7 +168,7 @@ def _text(
 
 def _content(
     found: TrainingConfig,
-    prices: Prices | None,
+    prices: ConfigPrices | None,
     file: _File,
     written: Written | None,
     improved: Improved | None,

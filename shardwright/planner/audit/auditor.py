@@ -15,10 +15,10 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
-from shardwright.planner.audit.changes import Change, single_changes
+from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier import Progress, strategies
 from shardwright.planner.strategies.unpriced import dtypes_of
@@ -26,6 +26,7 @@ from shardwright.simulate.costs.useful_flop import useful_flop
 
 _SAME = 1e-3  # of a step's time and memory: smaller differences are none
 _ROUNDS = 8  # single changes after each other that are tried
+_SETTLED = 3  # of the fastest by the tables, whose time and memory are simulated
 
 Cost = tuple[Seconds, Bytes]
 Allowed = Callable[[Strategy], Strategy | None]
@@ -50,7 +51,7 @@ class PricedChange:
         fits: whether that is within the memory limit.
     """
 
-    change: Change
+    change: StrategyChange
     gain: float
     bytes: int
     fits: bool
@@ -90,7 +91,7 @@ class Auditor:
         """The plan of a strategy as `sw.price` has it; raises `StrategyError` as that does."""
         if strategy not in self._priced:
             plan = self._expansion.expanded(strategy).plan(0.0, ())
-            self._priced[strategy] = Priced(strategy, self._memories.settled(plan))
+            self._priced[strategy] = Priced(strategy, self._refinement.settled(plan))
         return self._priced[strategy]
 
     @cached_property
@@ -163,12 +164,20 @@ class Auditor:
                     found.append(one)
             if self._fastest(found) == best or len(found) == known:
                 break
-        while found and (best := self._fastest(found)) is not None:
+        return self._fastest_settled(found)
+
+    def _fastest_settled(self, found: list[Strategy]) -> Priced | None:
+        """The fastest that fits, of those that are fastest by the tables."""
+        fitting: list[Priced] = []
+        for _ in range(_SETTLED):
+            best = self._fastest(found)
+            if best is None:
+                break
+            found.remove(best)
             priced = self.price(best)
             if self.fits(priced.plan.peak_bytes):
-                return priced
-            found.remove(best)
-        return None
+                fitting.append(priced)
+        return min(fitting, key=lambda one: one.plan.step_seconds, default=None)
 
     def _fastest(self, found: Sequence[Strategy]) -> Strategy | None:
         """The fastest by the tables, of those that fit if any does."""
@@ -195,6 +204,6 @@ class Auditor:
         return self._costs[strategy]
 
     @cached_property
-    def _memories(self) -> MemoryRefinement:
+    def _refinement(self) -> Refinement:
         analysis = self._expansion.sources.analysis
-        return MemoryRefinement(self.graph, self.machine, self.optimizer, self._tracer, analysis)
+        return Refinement(self.graph, self.machine, self.optimizer, self._tracer, analysis)

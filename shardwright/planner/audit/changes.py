@@ -15,7 +15,7 @@ _DATA = ("dp_shard", "dp_replicate")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StrategyChange:
     """One field of a strategy changed, and others as far as that needs.
 
     Attributes:
@@ -30,7 +30,7 @@ class Change:
     strategy: Strategy
 
 
-def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterator[Change]:
+def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterator[StrategyChange]:
     """Changes of single fields, without those that contradict the strategy.
 
     A changed degree takes its devices from data parallelism, or gives them to it; where the batch
@@ -59,7 +59,7 @@ def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterat
         if found not in seen:
             seen.add(found)
             before, after = getattr(strategy, field), getattr(found, field)
-            yield Change(field, before, after, found)
+            yield StrategyChange(field, before, after, found)
 
 
 _Made = Iterator[tuple[str, dict[str, Any]]]

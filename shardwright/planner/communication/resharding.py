@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.options.mixed_precision import stored_item_bytes
-from shardwright.planner.communication.bucketing import Bucketing, Saved, Sizes
+from shardwright.planner.communication.bucketing import Bucketing, BucketSavings, Sizes
 from shardwright.planner.tables.layout_codes import (
     WHOLE,
     Ints,
@@ -150,7 +150,7 @@ class Reads:
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def gradient_reduction(self, value: str, op: Op) -> int:
-        """How gradients are reduced over this edge: not, for each micro-batch, or accumulated."""
+        """The reduction of gradients over this edge: none, one per micro-batch, or accumulated."""
         if not self.has_gradient(value, op):
             return NO_GRADIENT
         split = self._micro_batches > 1 and value in self._parameters
@@ -235,7 +235,7 @@ class Reads:
             memory = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
         return Read(seconds, one * more, memory)
 
-    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
+    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> BucketSavings | None:
         """The savings of a read that shares buckets with others; None where it shares none."""
         if not terms.bucketed:
             return None
@@ -246,7 +246,7 @@ class Reads:
         if not terms.ahead:
             return sums
         copies = self._bucketing.gathers(*given)
-        return Saved(copies.forward, copies.scattered, sums.summed + copies.summed)
+        return BucketSavings(copies.forward, copies.scattered, sums.summed + copies.summed)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds to accumulate a parameter's gradient in micro-batches and reduce it once."""

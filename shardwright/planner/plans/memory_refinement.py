@@ -8,7 +8,7 @@ first rank, and for its last where ranks may differ, and its memory is simulated
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import final
 
 from shardwright.ir.graph import Graph
@@ -18,8 +18,8 @@ from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
-from shardwright.program.plan_decoder import read_plan
-from shardwright.rules.analysis import Analysis, analyze
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.costs.update_memory import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
@@ -28,24 +28,14 @@ from shardwright.simulate.memory.values import RankModel
 
 @final
 class MemoryRefinement:
-    """Settles the memory of plans of `graph` on `machine`; the default `analysis` is computed.
+    """Settles the memory of plans on `machine`.
 
     `tracer` traces the memory of single operator calls.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        machine: Machine,
-        optimizer: str,
-        tracer: OpTracer,
-        analysis: Analysis | None = None,
-    ) -> None:
-        self.graph = graph
-        self._given = analysis
+    def __init__(self, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self._tracer = tracer
         self._context = machine.device.context_bytes
-        self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
         backend = machine.backend_spec
         together = backend.device != "cpu" and machine.devices == 1
         self._trainer = Trainer(
@@ -54,26 +44,26 @@ class MemoryRefinement:
             rank=RankModel(backend, machine.device.channel_block, machine.expert_skew),
         )
 
-    @cached_property
-    def _analysis(self) -> Analysis:
-        return self._given or analyze(self.graph)
+    def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:
+        """`plan`, lowered by `lowering`, with its simulated memory.
 
-    def settled(self, plan: Plan) -> Plan:
-        """`plan` with its simulated memory; plans with pipeline stages keep the additive one."""
+        Plans with pipeline stages keep the additive one.
+        """
         if plan.pipeline is not None or plan.memory is not None:
             return plan
-        if id(plan) in self._known:
-            return self._known[id(plan)][1]
-        decisions = read_plan(plan, self.graph, self._analysis)
-        equal = plan.mesh.size == 1 or ranks_are_equal(self.graph, self._analysis, decisions)
         found = [
-            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._tracer)
-            for rank in ((0,) if equal else (0, plan.mesh.size - 1))
+            step_memory(lowering, rank, self._trainer, self._tracer)
+            for rank in ranks_that_differ(lowering)
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
-        found_plan = replace(plan, memory=most, peak_bytes=most.peak)
-        self._known[id(plan)] = plan, found_plan
-        return found_plan
+        return replace(plan, memory=most, peak_bytes=most.peak)
+
+
+def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
+    """The ranks among which one needs the most memory."""
+    size = lowering.decisions.mesh.size
+    alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, lowering.decisions)
+    return (0,) if alone else (0, size - 1)
 
 
 def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:

@@ -17,8 +17,9 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.channels import Channels, channel_groups
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
@@ -42,17 +43,12 @@ class PipelineModule(TrainModule):
         captured: Captured,
         analysis: Analysis,
         decisions: Decisions,
-        *,
-        weights: Mapping[str, torch.Tensor],
-        buffers: Mapping[str, torch.Tensor],
-        persistent: frozenset[str],
+        options: ModuleOptions,
         device_mesh: DeviceMesh,
-        device: torch.device,
-        seed: int = 0,
-        training: bool = True,
         shares: PipelineModule | None = None,
     ) -> None:
         super().__init__()
+        device, training = options.device, options.training
         staged = StagedGraph(captured.graph, analysis, decisions)
         homes = staged.pipeline.homes
         self._sw_graph = captured.graph
@@ -68,7 +64,7 @@ class PipelineModule(TrainModule):
         if shares is not None:
             self._sw_holds.adopt(shares._sw_holds)
         for stage in mine:
-            self._sw_holds.take(staged.parts[stage].graph, weights, buffers, persistent)
+            self._sw_holds.take(staged.parts[stage].graph, options)
         check_on_load(self, self._sw_holds.elsewhere)
         written = (buffer for buffer, _ in captured.graph.updates)
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
@@ -82,7 +78,7 @@ class PipelineModule(TrainModule):
         self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
         self._sw_program = PipelineStep(staged, program, place, groups, make, device)
         fast = captured.graph.numerics.rng == "fast"
-        state = random_state(seed, 0, torch.device("cpu") if fast else device)
+        state = random_state(options.seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
 
@@ -125,9 +121,9 @@ class PipelineModule(TrainModule):
         loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in gradients.items():
-            parameter = self._sw_holds.held(name)
+            parameter = self._sw_holds.tensor(name)
             assert isinstance(parameter, DTensor)
-            whole = Placed(parameter).whole(gradient.view(local(parameter).shape))
+            whole = DTensorSpec(parameter).whole(gradient.view(local(parameter).shape))
             parameter.grad = whole if parameter.grad is None else parameter.grad + whole
         return loss
 
@@ -156,7 +152,7 @@ class PipelineModule(TrainModule):
         if self.training or not self._sw_standing_alone:
             with torch.no_grad():
                 for buffer, value in program.updates:
-                    holds.held(buffer).copy_(found[value])
+                    holds.tensor(buffer).copy_(found[value])
         if self.training or self._sw_draws:
             self._sw_advance()
         (output,) = program.outputs

@@ -28,7 +28,7 @@ OneDevice = Callable[[Graph, Mapping[str, Any]], ParallelModule]
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a module and its captured graph are apart, and what plans are compared with.
+    """Differences of a module and its captured graph, and the reference of plans.
 
     `expected` is what the module did, where it was run in float64, else what the graph did.
     `error` is infinite where the module could not be run, and `not_compared` says why. `worst`
@@ -120,7 +120,7 @@ class ModuleComparison:
     def _both(
         self, graph: Graph, payload: Mapping[str, Any], *, wide: bool
     ) -> tuple[Measured, Outcome | None, str]:
-        """What the graph and the module do, and why the module cannot be run if it cannot."""
+        """Measurements of graph and module, and the reason if the module cannot be run."""
         module = self.one_device(graph, payload)
         state = module.get_buffer("_sw_random").clone()
         program = module.programs()[0]
@@ -136,7 +136,7 @@ class ModuleComparison:
         return measure(module, self.optimizer, payload["batch"]), outcome, failure
 
     def _measured(self, outcome: Outcome, graph: Graph) -> Measured:
-        """What the module did, in the form in which `measure` says what a plan did."""
+        """Measurements of the module, in the form in which `measure` has those of a plan."""
         self.optimizer(outcome.leaves.values()).step()
         return {
             "loss": outcome.loss,
@@ -197,8 +197,10 @@ def measure(
     every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
     gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
     gradients.update(gradients_of(batch))
-    held = dict(module.named_buffers(remove_duplicate=False))
-    buffers = {key: held[key].clone() for key in module.updated_buffers if key in held}
+    all_buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers = {
+        key: all_buffers[key].clone() for key in module.updated_buffers if key in all_buffers
+    }
     steps.step()
     return {
         "loss": loss.detach(),
@@ -224,7 +226,7 @@ def gradients_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor | None]:
 
 
 def merged(results: Sequence[Measured]) -> Measured:
-    """What all stages of a pipeline measured, as one module's; all know the loss."""
+    """Measurements of all stages of a pipeline, as of one module; all know the loss."""
     found = dict(results[0])
     for part in ("gradients", "buffers", "parameters"):
         found[part] = {k: v for result in reversed(results) for k, v in result[part].items()}

@@ -25,6 +25,7 @@ from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline.runner import PipelineModule
@@ -198,12 +199,8 @@ def build(
         ),
         analysis,
         decisions,
-        weights=by_every_name,
-        buffers=payload["buffers"],
-        persistent=frozenset(),
-        device_mesh=device_mesh,
-        device=torch.device("cpu"),
-        seed=1,
+        ModuleOptions(by_every_name, payload["buffers"], seed=1),
+        device_mesh,
     )
 
 

@@ -31,7 +31,7 @@ from shardwright.simulate.memory.instructions import (
     local_shapes,
     stated,
 )
-from shardwright.simulate.memory.mixture import held_experts
+from shardwright.simulate.memory.mixture import local_experts
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.memory.workspaces import inside
@@ -43,25 +43,25 @@ class MemorySimulator(Tape):
 
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
-        heap = self.heap
-        heap.module = self.module(instruction)
+        allocator = self.allocator
+        allocator.module = self.module(instruction)
         match instruction:
             case Compute():  # first, as most are
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 if is_fused(self, instruction.op):
                     attention(self, instruction.op)
                 elif instruction.routing is not None:
-                    held_experts(self, instruction)
+                    local_experts(self, instruction)
                 else:
                     self.compute(instruction)
             case Redistribute():
-                heap.where = f"redistribution of {instruction.value}, forward"
+                allocator.where = f"redistribution of {instruction.value}, forward"
                 self.redistribute(instruction)
             case Dropout() | Uniform():
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
             case Joint() | RunModule() | Attention() | SharedAttention():
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
 
     def compute(self, one: Compute) -> None:
@@ -77,26 +77,26 @@ class MemorySimulator(Tape):
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
-        self.heap.briefly(seen.peak + kernel.forward)
+        self.allocator.briefly(seen.peak + kernel.forward)
         for size in seen.made:
-            blocks.append(self.heap.new(size))
+            blocks.append(self.allocator.new(size))
         for name, result in zip(op.outputs, seen.results, strict=True):
             if result is not None:
                 number, shape, strides, dtype = result
                 known = self.graph.tensor.get(name)  # casts of parameters are not in the graph
                 grad = any(v.grad for v in views) and (known is None or known.requires_grad)
-                self.heap.own(blocks[number])
+                self.allocator.own(blocks[number])
                 self.views[name] = View(blocks[number], shape, strides, dtype, grad)
         saved: dict[int, Block] = {}
         if self.saving:
             for number in seen.saved:
                 if id(blocks[number]) not in self.given_again:
-                    saved[number] = self.heap.save(blocks[number])
+                    saved[number] = self.allocator.save(blocks[number])
         for block in blocks[len(names) :]:
-            self.heap.drop(block)
+            self.allocator.drop(block)
         if not any(self.views[n].grad for n in op.outputs if n in self.views):
             for block in saved.values():
-                self.heap.unsave(block)
+                self.allocator.unsave(block)
             return
         base = len(blocks)
 
@@ -104,34 +104,34 @@ class MemorySimulator(Tape):
             came = [self.taken(name) for name in op.outputs]
             if all(gradient is None for gradient in came):
                 for block in saved.values():
-                    self.heap.unsave(block)
+                    self.allocator.unsave(block)
                 return
             strides = tuple(None if g is None else g.strides for g in came)
             behind = call.backward(strides)
             known = [g.block for g in came if g is not None]
             alive: dict[int, Block] = {}
             left = dict(saved)
-            self.heap.briefly(kernel.backward)
+            self.allocator.briefly(kernel.backward)
             births = iter(known)
             for number, size in behind.events:
                 if size >= 0:
                     given_back = next(births, None)
-                    alive[number] = self.heap.new(size) if given_back is None else given_back
+                    alive[number] = self.allocator.new(size) if given_back is None else given_back
                 elif number in alive:
-                    self.heap.drop(alive.pop(number))
+                    self.allocator.drop(alive.pop(number))
                 elif number in left and number not in alive:
-                    self.heap.unsave(left.pop(number))
+                    self.allocator.unsave(left.pop(number))
             for block in left.values():
-                self.heap.unsave(block)
+                self.allocator.unsave(block)
             home = []
             for name, gradient, view in zip(names, behind.gradients, given, strict=True):
                 if gradient is not None:
                     number, how_strides = gradient
                     block = alive[number] if number >= base else blocks[number]
-                    self.heap.own(block)
+                    self.allocator.own(block)
                     home.append((name, View(block, view.shape, how_strides, view.dtype)))
             for block in alive.values():
-                self.heap.drop(block)
+                self.allocator.drop(block)
             for name, gradient_view in home:
                 self.give(name, gradient_view)
 

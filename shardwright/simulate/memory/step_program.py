@@ -41,7 +41,7 @@ from shardwright.simulate.memory.values import RankModel, View
 
 @dataclass(frozen=True)
 class Host:
-    """What memory depends on besides the program."""
+    """Inputs of the memory simulation besides the program."""
 
     graph: Graph
     heap: Allocator

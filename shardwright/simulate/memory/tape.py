@@ -29,7 +29,7 @@ from shardwright.simulate.memory.values import RankModel, View
 
 
 @dataclass
-class Node:
+class GradientNode:
     """A node of the autograd graph: it turns gradients of `results` into others.
 
     What it makes belongs to `module`.
@@ -42,25 +42,25 @@ class Node:
 
 
 class Tape(ABC):
-    """One run of a region, in blocks of memory on `heap`; `given` are its inputs."""
+    """One run of a region, in blocks of memory on `allocator`; `given` are its inputs."""
 
     def __init__(
         self,
         graph: Graph,
         program: Program,
         given: Mapping[str, View],
-        heap: Allocator,
+        allocator: Allocator,
         footprints: OpTracer,
         rank: RankModel,
     ) -> None:
-        self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
+        self.graph, self.program, self.allocator, self.book = graph, program, allocator, footprints
         self.sizes = dict(program.mesh.axes)
         self.rank, self.skew = rank, rank.expert_skew
         self.views: dict[str, View] = dict(given)
         self.ends: set[str] = set()  # inputs whose gradients are added to totals
         self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
         self.kept: dict[str, View] = {}  # those totals
-        self.nodes: list[Node] = []
+        self.nodes: list[GradientNode] = []
         self.serial = graph.op
         self.saving = True
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
@@ -80,14 +80,14 @@ class Tape(ABC):
             mine.update(made)
             for name in dict.fromkeys((*reads(instruction), *made)):
                 if name in mine and last.get(name, i) == i and name in self.views:
-                    self.heap.drop(self.views.pop(name).block)
+                    self.allocator.drop(self.views.pop(name).block)
 
     def back(self) -> None:
         """Run all nodes from the last to the first."""
         while self.nodes:
             node = self.nodes.pop()
-            self.heap.where = f"{node.label}, backward"
-            self.heap.module = node.module
+            self.allocator.where = f"{node.label}, backward"
+            self.allocator.module = node.module
             node.run()
 
     def label(self, op: Op) -> str:
@@ -110,11 +110,11 @@ class Tape(ABC):
         if old is None:
             self.gradients[name] = gradient
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.HELD:
-            self.heap.drop(gradient.block)
+            self.allocator.drop(gradient.block)
         else:
-            new = self.heap.new(old.bytes, like=old.block)
-            self.heap.drop(old.block)
-            self.heap.drop(gradient.block)
+            new = self.allocator.new(old.bytes, like=old.block)
+            self.allocator.drop(old.block)
+            self.allocator.drop(gradient.block)
             strides = contiguous_strides(old.shape)
             self.gradients[name] = View(new, old.shape, strides, old.dtype)
         if name in self.ends:
@@ -125,14 +125,14 @@ class Tape(ABC):
         gradient = self.gradients.pop(name)
         old = self.kept.get(name)
         if old is not None:
-            self.heap.drop(gradient.block)
+            self.allocator.drop(gradient.block)
             return
         if not gradient.contiguous:
-            new = self.heap.new(gradient.bytes)
-            self.heap.drop(gradient.block)
+            new = self.allocator.new(gradient.bytes)
+            self.allocator.drop(gradient.block)
             gradient = View(new, gradient.shape, contiguous_strides(gradient.shape), gradient.dtype)
-        self.heap.becomes(gradient.block, Use.GRADIENT)
-        self.heap.assign(gradient.block, self.views[name].block.module, gradient.bytes)
+        self.allocator.becomes(gradient.block, Use.GRADIENT)
+        self.allocator.assign(gradient.block, self.views[name].block.module, gradient.bytes)
         self.kept[name] = gradient
 
     def taken(self, name: str) -> View | None:
@@ -141,12 +141,12 @@ class Tape(ABC):
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
-            self.nodes.append(Node(label, self.heap.module, results, run))
+            self.nodes.append(GradientNode(label, self.allocator.module, results, run))
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
         source = self.views[one.value]
-        found = self.brought(one, source)
+        found = self.redistributed(one, source)
         found.grad = one.differentiable and source.grad
         self.views[one.result] = found
         if not found.grad:
@@ -158,27 +158,27 @@ class Tape(ABC):
                 return
             cast = self.cast(gradient, one.cast[1] if one.cast else "")
             sent = self.moved(cast, one.backward, one.atoms_grad, one.before)
-            self.heap.drop(cast.block)
-            self.heap.drop(gradient.block)
+            self.allocator.drop(cast.block)
+            self.allocator.drop(gradient.block)
             self.give(one.value, sent)
 
         self.node(f"gradient of {one.value}", (one.result,), back)
 
-    def brought(self, one: Redistribute, source: View) -> View:
+    def redistributed(self, one: Redistribute, source: View) -> View:
         """The value in its new layout, with an owner."""
         cast = self.cast(source, one.cast[0] if one.cast else "")
         found = self.moved(cast, one.forward, one.atoms_before, one.after)
-        self.heap.drop(cast.block)
+        self.allocator.drop(cast.block)
         return found
 
     def cast(self, view: View, dtype: str) -> View:
         """`view` in another dtype, or as it is, with an owner."""
         if dtype in ("", view.dtype):
-            self.heap.own(view.block)
+            self.allocator.own(view.block)
             return view
-        block = self.heap.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
+        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
         return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.heap, view, moves, atoms, shape, self.sizes, self.rank.backend)
+        return moved(self.allocator, view, moves, atoms, shape, self.sizes, self.rank.backend)

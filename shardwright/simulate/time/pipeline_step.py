@@ -54,32 +54,32 @@ class StageWork(NamedTuple):
 
 
 def pipeline_timeline(plan: Plan) -> Timeline:
-    """When every stage of `plan` does what."""
+    """The timeline of all stages of `plan`."""
     return schedule(_Passes(plan).tasks())
 
 
 def mini_batches(plan: Plan) -> int:
-    """How many mini-batches the timeline of an asynchronous `plan` shows; 1 of any other."""
+    """The number of mini-batches in the timeline of an asynchronous `plan`; 1 of any other."""
     return _MINI_BATCHES * plan.stages if _asynchronous(plan) else 1
 
 
 def works_of(plan: Plan) -> list[StageWork]:
-    """What each stage takes, by the plan's operators, transfers and parameters."""
+    """Seconds of each stage, from the plan's operators, transfers and parameters."""
     number = {op.name: i for i, op in enumerate(plan.ops)}
     cuts = [number[name] for name in plan.cuts]
     stage = [sum(cut <= i for cut in cuts) for i in range(len(plan.ops))]
     works = [StageWork(splits=splits) for splits in _splits(plan, stage)]
-    pieces = plan.micro_batches
+    micro_batches = plan.micro_batches
     home: dict[str, int] = {}  # of a value, the stage that first reads it
     for i, op in enumerate(plan.ops):
-        forward = op.forward_seconds / pieces
-        works[stage[i]] = works[stage[i]].plus(forward, op.seconds / pieces - forward)
+        forward = op.forward_seconds / micro_batches
+        works[stage[i]] = works[stage[i]].plus(forward, op.seconds / micro_batches - forward)
         for value in op.reads:
             home.setdefault(value, stage[i])
     parameters = {parameter.name for parameter in plan.parameters}
     for transfer in plan.transfers:
         at = stage[number.get(transfer.consumer, len(stage) - 1)]
-        seconds = transfer.seconds / pieces
+        seconds = transfer.seconds / micro_batches
         if (
             transfer.value in parameters
             and transfer.phase is Phase.BACKWARD
@@ -153,7 +153,7 @@ class _Passes:
         while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
             group, needed = self._next(every, places, ends)
             one = every[group][places[group]]
-            after = [] if needed is None else [self._brought(made, one, needed, ends[needed])]
+            after = [] if needed is None else [self._received(made, one, needed, ends[needed])]
             made.append(self._pass(one, after))
             ends[one] = len(made) - 1
             places[group] += 1
@@ -185,7 +185,7 @@ class _Passes:
             return None
         return one._replace(stage=other)
 
-    def _brought(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
+    def _received(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
         """The task that brings a pass what it needs, on the receiving group's link."""
         home = self.homes[one.stage]
         if self.homes[needed.stage] == home:

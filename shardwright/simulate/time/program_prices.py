@@ -15,8 +15,7 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.plan import Phase, Plan
-from shardwright.ir.plan import Transfer as Moved
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
@@ -24,7 +23,7 @@ from shardwright.program.instructions import Shape
 from shardwright.program.step.instructions import Part, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, step_price
-from shardwright.simulate.costs.copies import packing_seconds
+from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
 
@@ -73,7 +72,7 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     }
 
 
-def _is_inner(t: Moved, graph: Graph) -> bool:
+def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
     """Whether it is communicated inside of the operator, and not before it."""
     maker = graph.producer.get(t.value)
     return maker is not None and maker.name == t.consumer
@@ -91,6 +90,8 @@ def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSec
     if one.collective is Collective.ALL_GATHER:  # tiles are joined, and copies cut out
         empty = sum(_packing(part, 2, machine) for part in one.parts)
         return TransferSeconds(seconds, fill, empty)
+    if one.collective is Collective.ALL_REDUCE:  # one kernel joins all of them
+        return TransferSeconds(seconds, fill + copy_seconds(float(2 * before), 1, machine.device))
     return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
 
 
@@ -102,11 +103,15 @@ def _packing(part: Part, handled: int, machine: Machine) -> float:
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer."""
+    """Seconds of the moves without communication that come before a transfer.
+
+    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    """
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        axis = links(machine, mesh)[mesh.names.index(move.axis)]
+        number = mesh.names.index(move.axis) if move.axis in mesh.names else 0
+        axis = links(machine, mesh)[number]
         total += collective_seconds(
             move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
         )

@@ -19,8 +19,6 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 
-SAMPLED = 3  # micro-batches of a program that stands for more
-
 
 class Played(NamedTuple):
     """An instruction; of a `Transfer` or a `Wait` the number of the transfer, of others -1."""
@@ -34,14 +32,15 @@ class SteadyStateError(ValueError):
 
 
 def played(program: StepProgram, micro_batches: int) -> list[Played]:
-    """The instructions of `program`, of `min(micro_batches, SAMPLED)`, for `micro_batches`.
+    """The instructions of `program`, which may have fewer, for so many `micro_batches`.
 
     Raises `SteadyStateError` where what the second micro-batch leaves in flight is not what it
     finds in flight.
     """
     order = program.instructions
     numbers = _Numbers()
-    if micro_batches <= SAMPLED:
+    lowered = max((number for _, number, _ in program.inputs), default=0) + 1
+    if micro_batches <= lowered:
         return list(numbers.of(order))
     start, end = (_first_run(order, batch) for batch in ("1", "2"))
     repeated = order[start:end]
@@ -50,7 +49,7 @@ def played(program: StepProgram, micro_batches: int) -> list[Played]:
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
     result = list(numbers.of(order[:start]))
-    for _ in range(micro_batches - SAMPLED + 1):
+    for _ in range(micro_batches - lowered + 1):
         result += numbers.of(repeated)
         for one, latest in zip(found, left, strict=True):
             numbers.known[one.handle] = numbers.known[latest.handle]

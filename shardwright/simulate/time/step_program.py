@@ -116,7 +116,7 @@ class _Sent(NamedTuple):
 def simulated(
     program: StepProgram, prices: StepPrices, ranks: int, micro_batches: int = 1
 ) -> Timeline:
-    """When everything of a step of `program` runs, on each of `ranks`.
+    """The timeline of a step of `program`, on each of `ranks`.
 
     A program of three micro-batches stands for one of `micro_batches` (`steady_state.played`).
     """
@@ -168,7 +168,7 @@ class _Player:
         self._compute("update of parameters", prices.update)
 
     def lost(self, late: Late) -> dict[int, float]:
-        """How much longer each collective takes because ranks are apart, by its number."""
+        """Seconds that ranks wait for each other in each collective, by its number."""
         found: dict[int, float] = {}
         since, last = self.prices.update, 0.0  # since the step before met last
         for computed, number in self._meetings:
@@ -250,7 +250,7 @@ class _Player:
         self._awaited.append(sent.number)
 
     def _meet(self) -> None:
-        """What computes next does so behind the collectives that are waited for."""
+        """Orders the next computation behind the collectives that are waited for."""
         if self._awaited:
             self._meetings.append((self._computed, max(self._awaited)))
             self._awaited = []
