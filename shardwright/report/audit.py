@@ -32,11 +32,11 @@ def audit_text(config: TrainingConfig, *, whole: bool) -> list[str]:
         facts.append(("does not fit", unfit))
     if not whole:
         facts.append(("keys", _counted(config)))
+    facts += [("not as read", sentence) for sentence in config.differences]
+    facts += [("note", sentence) for sentence in config.notes]
     lines = [f"{config.source}: {config.framework}, {config.dialect}", ""]
     lines += [f"{name:<13} {what}" for name, what in facts]
     for title, rows in (
-        ("The strategy differs from the file:", config.differences),
-        ("Notes:", config.notes),
         ("Keys that were read:", _keys(config.used) if whole else ()),
         ("Keys that were not used:", _keys(config.unused) if whole else ()),
     ):

@@ -18,8 +18,9 @@ from shardwright.report.summary import parallelism
 from shardwright.report.units import duration, size
 
 _GAIN = 5e-3  # of a step's time: single changes that buy less are not shown at first
-_SHOWN = 5  # single changes that fit, and then those that do not fit
-_UNFIT = 2
+_SHOWN = 4  # single changes that fit, and then those that do not fit
+_UNFIT = 1
+_CAUSES = 4  # parts of the peak
 _LABEL = 14
 
 
@@ -206,7 +207,7 @@ def _memory(prices: ConfigPrices, plan: Plan) -> str:
     if plan.memory is None:
         return text
     parts = {name: count for name, count in plan.memory.parts().items() if count}
-    largest = sorted(parts, key=lambda name: -parts[name])
+    largest = sorted(parts, key=lambda name: -parts[name])[:_CAUSES]
     named = [
         f"{PARTS[name]} {size(parts[name])}"
         for name in largest
@@ -228,13 +229,14 @@ def _changes(prices: ConfigPrices, *, whole: bool) -> Iterator[str]:
         yield f"No single change of {len(every)} saves time within the memory."
         return
     names = [_change(one) for one in shown]
-    width = max(len(name) for name in names)
-    yield f"{'single change':<{width}}     step      memory"
+    width = max(len("single change"), *(len(name) for name in names))
+    left = len(every) - len(shown)
+    more = f"  ({left} more that cost time or do not fit: --all)" if left else ""
+    yield f"{'single change':<{width}}     step        memory{more}"
     for name, one in zip(names, shown, strict=True):
-        more = f"{one.bytes / 2**30:+.1f} GiB"
-        yield f"{name:<{width}}  {-one.gain:>+7.1%}  {more:>10}" + "  does not fit" * (not one.fits)
-    if len(every) > len(shown):
-        yield f"{len(every) - len(shown)} more that cost time or do not fit: --all"
+        memory = f"{'-' if one.bytes < 0 else '+'}{size(abs(one.bytes))}"
+        unfit = "  does not fit" * (not one.fits)
+        yield f"{name:<{width}}  {-one.gain:>+7.1%}  {memory:>12}{unfit}"
 
 
 def _change(priced: PricedChange) -> str:

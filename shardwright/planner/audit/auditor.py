@@ -121,10 +121,12 @@ class Auditor:
     def _changes(self, base: Priced) -> Iterator[PricedChange]:
         host = self.machine.levels[0].size
         seconds, peak = self._cost(base.strategy)
+        seen: set[Cost] = set()  # two changes of one effect, as of `zero` and `dp_shard`, are one
         for change in single_changes(base.strategy, self.limits, host):
             cost = self._cost_if_priced(change.strategy)
-            if cost is None:
+            if cost is None or cost in seen:
                 continue
+            seen.add(cost)
             gain, more = 1 - cost[0] / seconds, cost[1] - peak
             if abs(gain) > _SAME or abs(more) > _SAME * peak:
                 yield PricedChange(change, gain, more, self.fits(base.plan.peak_bytes + more))

@@ -21,7 +21,7 @@ def test_audit_says_what_was_understood(titan, shardwright_command):
     assert said[0] == "llama3_70b.toml: torchtitan, TOML, until 2026-02"
     assert "strategy      dp_shard=32 tp=8 ac=full bf16 fp8=tensorwise compile=regional" in said
     assert "  line  9  training.tensor_parallel_degree = 8  (tp)" in said
-    assert any(line.startswith("  line 11, experimental.enable_async") for line in said)
+    assert any("line 11, experimental.enable_async" in line for line in said)
 
 
 def test_json_holds_fields_keys_and_semantics(titan, as_json):
