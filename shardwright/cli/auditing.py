@@ -211,8 +211,8 @@ class Audit:
     def _beyond(self) -> Plan:
         """The best plan of the whole search."""
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
-        plan, _ = planning.choose(self.captured, self.pricing.machine, "time", options)
-        return plan
+        frontier = planning.search(self.captured, self.pricing.machine, options)
+        return frontier.fastest(self.pricing.memory_limit)
 
     def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
         """The fastest that the file's format can say with the same results; None: nothing is.
