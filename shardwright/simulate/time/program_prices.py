@@ -148,11 +148,15 @@ def _packing(part: Part, handled: int, machine: Machine) -> float:
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer."""
+    """Seconds of the moves without communication that come before a transfer.
+
+    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    """
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        axis = links(machine, mesh)[mesh.names.index(move.axis)]
+        number = mesh.names.index(move.axis) if move.axis in mesh.names else 0
+        axis = links(machine, mesh)[number]
         total += collective_seconds(
             move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
         )
