@@ -142,7 +142,7 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
 
 
 def _measurement_age(machine: Machine, measured: Measured) -> str:
-    """When the figures of this host were measured, doubts about them, and how to renew them."""
+    """Notes on the figures of this host: their age, doubts about them, and how to renew them."""
     tuned = " --tune-host" if measured.tuned_host else ""
     renew = f"`shardwright profile --devices {machine.devices}{tuned}`"
     if doubts := measured.doubts:

@@ -43,7 +43,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How one framework's config is written.
+    """Functions that write one framework's config.
 
     Attributes:
         nearest: of a strategy, the nearest that can be expressed, and the reasons.
@@ -239,7 +239,7 @@ def _keys(writer: Writer, config: TrainingConfig, facts: ConfigFacts) -> Keys:
 
 
 def _spelling(document: Document, framework: str) -> Callable[[str], str]:
-    """How a file spells the key of a framework: as it stands there, or as its other keys do."""
+    """A file's spelling of a framework's key: as it stands there, or as its other keys do."""
     known = FRAMEWORKS[framework].settings(document)
     flags = framework == "megatron" and document.form == "yaml"
     inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
@@ -250,7 +250,7 @@ def _spelling(document: Document, framework: str) -> Callable[[str], str]:
 def _read_back(
     document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts
 ) -> TrainingConfig:
-    """What a written file says.
+    """The config that a written file contains.
 
     Raises `FrameworkError` unless strategy, batch and clipping are what was wanted, as far as the
     framework's files say them.

@@ -51,14 +51,14 @@ class BackwardMemory:
 
 
 class CallMemory(Protocol):
-    """What one call does to memory, and all that are equal to it."""
+    """The memory of one operator call, and of all calls equal to it."""
 
     @property
     def forward(self) -> ForwardMemory | None:
-        """What it does forward; None if that cannot be traced."""
+        """Memory of the forward pass; None if it cannot be traced."""
 
     def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
-        """What it does when its results' gradients come with such strides, or not at all (None)."""
+        """Memory of the backward pass, for these strides (or None) of the results' gradients."""
 
 
 class OpTracer(Protocol):

@@ -105,7 +105,7 @@ class PlannedParameter:
 
 
 class Phase(enum.StrEnum):
-    """When a redistribution takes place."""
+    """The phase of a step in which a redistribution takes place."""
 
     FORWARD = "forward"
     RECOMPUTE = "again"  # in the backward pass, of a value that the forward pass did not keep
@@ -245,6 +245,11 @@ class Plan:
         if self.schedule == NONE:
             return None
         return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether its stages compute with several versions of the weights, without a flush."""
+        return self.pipeline is not None and self.pipeline.weights is not None
 
     @property
     def layout_mesh(self) -> Mesh:

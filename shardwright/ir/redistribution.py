@@ -114,7 +114,7 @@ ORDER = {kind: position for position, kind in enumerate(KINDS.values())}
 
 @final
 class ByKind(Generic[T]):
-    """What one layer knows of each kind of communication: its price, its memory, how it is run.
+    """A table over kinds of communication: one layer's prices, memory, or functions to run.
 
     Raises `ValueError` where one of `kinds` is missing or another one is there, and for a kind that
     is looked up and not known: "... is no communication `that`".

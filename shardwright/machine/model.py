@@ -346,7 +346,7 @@ class Machine:
 
     @property
     def backend_spec(self) -> BackendSpec:
-        """What the backend does natively."""
+        """The facts of the machine's backend."""
         return BACKENDS[self.backend]
 
     def with_devices(self, devices: int) -> Machine:

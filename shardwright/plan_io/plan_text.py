@@ -278,7 +278,7 @@ def _step(text: str) -> str:
 
 
 def _reads(name: str, row: list[Any]) -> tuple[str, ...]:
-    """What the operator reads, from the row that should be its own."""
+    """The values that the operator reads, from the row that should be its own."""
     if row[:1] != [name]:
         raise ValueError(f"reads of {row[:1]} where those of {name!r} are needed")
     return tuple(_is(value, str) for value in row[1:])

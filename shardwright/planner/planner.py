@@ -17,8 +17,10 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
+from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
+from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -157,6 +159,9 @@ def _search_meshes(
         except ConstraintError as e:
             if first:
                 loop.refuse(e)
+    limit = limit_on(loop.machine, loop.options.memory_limit)
+    if limit is not None:
+        search_below(loop, Bytes(limit), end - time.perf_counter())
 
 
 def _part(notify: Progress, begin: float, end: float) -> Progress:

@@ -31,7 +31,7 @@ _MOST_RUN = (
 
 @dataclass(frozen=True, slots=True)
 class DecidedOptions:
-    """What a space is about whose tilings are decided beforehand.
+    """The subject of a space whose tilings are decided beforehand.
 
     * `optimizer`: its name;
     * `micro_batches`: of a step;

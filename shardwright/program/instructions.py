@@ -278,7 +278,7 @@ def flat(atoms: Atoms) -> Shape:
 
 
 def flat_dim(atoms: Atoms, placement: Placement) -> int:
-    """Which dimension of the atoms' shape a placement shards, -1 if none."""
+    """The dimension of the atoms' shape that a placement shards, -1 if none."""
     if not isinstance(placement, Shard):
         return -1
     return sum(len(sizes) for sizes in atoms[: placement.dim]) + placement.atom

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @final
 class Liveness:
-    """Where each value that can cross a cut is born and last read, as operator indices.
+    """Birth and last reader, as operator indices, of each value that can cross a cut.
 
     With `copies` every stage has the parameters that it reads; else what their one stage has of
     them is handed on.

@@ -21,7 +21,7 @@ STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
 
 
 def stage_program(program: Program, graph: Graph) -> Program:
-    """What runs of the program of a pipeline stage."""
+    """The part of a pipeline stage's program that runs."""
     return _after(STAGE_PASSES, program, graph)
 
 

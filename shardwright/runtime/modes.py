@@ -29,7 +29,7 @@ Flags = tuple[bool, ...]  # `training` of every module
 
 @dataclass(frozen=True)
 class ModeModule:
-    """What runs in a mode: `module`, or the module that was planned; dropout in it only if `draws`.
+    """The module of a mode: `module`, or the one that was planned; dropout in it only if `draws`.
 
     `error` is why the mode cannot run.
     """
@@ -80,13 +80,13 @@ class Modes:
         self._show(owner)
 
     def switch(self, owner: nn.Module, mode: bool) -> None:
-        """As the model's own `train(mode)` does, which it may define itself."""
+        """Switch the mode as the model's own `train(mode)` does, which it may define itself."""
         self.structure.train(mode)
         self._show(owner)
         self.now = self.flags()
 
     def running(self, owner: nn.Module) -> ModeModule:
-        """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
+        """The module of the current mode; raises `PlanError` if none can run in it."""
         switched = [
             (ours, theirs) for ours, theirs in self.pairs if ours.training != theirs.training
         ]
@@ -139,7 +139,7 @@ class Modes:
 
 
 def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Captured]:
-    """What captures the call that `graph` is of again, with the loss or all that is returned."""
+    """A function that captures the call of `graph` again, with the loss or all that is returned."""
     tensors = ((leaf.keys[0], graph.tensor[leaf.name]) for leaf in graph.leaves_of(LeafKind.INPUT))
     inputs = [InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors]
     args, kwargs = example_call(inputs, graph.constants)

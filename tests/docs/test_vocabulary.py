@@ -98,3 +98,25 @@ def test_repeated_names_are_seen():
         ("b.py", "class Call: ...\nclass _Own: ..."),
     )
     assert repeated([one, other]) == {"Call": ["a.py", "b.py"]}
+
+
+HEADLESS = re.compile(r"(How|What|Where|Which|Who|Whom|When|That)\b")
+
+
+def headless(text):
+    """First lines of docstrings that are clauses, not statements of what a thing is or does."""
+    found = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, found))
+    lines = (
+        ast.get_docstring(node).partition("\n")[0] for node in nodes if ast.get_docstring(node)
+    )
+    return [line for line in lines if HEADLESS.match(line)]
+
+
+def test_first_lines_of_docstrings_say_what_a_thing_is_or_does():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert headless(path.read_text()) == [], path
+
+
+def test_headless_lines_are_seen():
+    assert headless('def f():\n    """What runs."""\nclass C:\n    """Runs."""') == ["What runs."]

@@ -96,7 +96,7 @@ def _model(text: str) -> ModelHints:
 
 
 def _written(config: str, found: TrainingConfig, file: _Wanted) -> Written | None:
-    """What was written to the file; None where nothing was asked for."""
+    """The settings written to the file; None if no file was asked for."""
     if file.output is None:
         if file.changes is not None or file.framework is not None:
             raise UsageError("--with and --to change what -o writes; name the file with -o")

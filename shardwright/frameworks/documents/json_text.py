@@ -98,7 +98,7 @@ def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
 
 
 def _deepest(text: str, path: list[str]) -> tuple[int, list[str]]:
-    """Where the innermost existing section of a path begins, and the sections that are missing."""
+    """The start of the innermost existing section of a path, and the sections that are missing."""
     start = _skip(text, 0)
     for depth, section in enumerate(path):
         inside = _object_in(text, start, section)

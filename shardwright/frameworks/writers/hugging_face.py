@@ -15,7 +15,7 @@ _BOTH = ("optimizer", "parameters")
 
 
 def _common(near: Nearest) -> None:
-    """What neither of both has."""
+    """Replaces fields that neither framework has."""
     near.plain_order()
     near.fold("pp", "there are no pipelines; their devices shard data instead")
     near.change("experts are not split", ep=1, etp=None)

@@ -150,7 +150,7 @@ class Reads:
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def gradient_reduction(self, value: str, op: Op) -> int:
-        """How gradients are reduced over this edge: not, for each micro-batch, or accumulated."""
+        """The reduction of gradients over this edge: none, one per micro-batch, or accumulated."""
         if not self.has_gradient(value, op):
             return NO_GRADIENT
         split = self._micro_batches > 1 and value in self._parameters

@@ -42,7 +42,7 @@ class PlanBuilder:
         self.graph = graph
         self.short = short
         self.optimizer = optimizer
-        self._peaks = Peaks(space)
+        self.transients = Peaks(space)
         self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
@@ -206,7 +206,7 @@ class PlanBuilder:
         if not points:
             return []
         choices = np.array([point.choice for point in points], np.int64)
-        transient = self._peaks.at(choices)
+        transient = self.transients.at(choices)
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -221,7 +221,7 @@ class PlanBuilder:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside its additive memory."""
-        return fixed_bytes(self.graph) + self._peaks.least
+        return fixed_bytes(self.graph) + self.transients.least
 
     def plan(
         self,

@@ -49,12 +49,12 @@ class Expansion:
 
     @cached_property
     def dimensions(self) -> ModelDimensions:
-        """What strategies split."""
+        """The dimensions that strategies split."""
         return ModelDimensions.of(self.sources.short.graph, self.sources.analysis)
 
     @cached_property
     def limits(self) -> ModelLimits:
-        """What of the model limits degrees."""
+        """Sizes of the model that limit degrees."""
         short, layers = self.sources.short.graph, len(self.layers)
         return self.dimensions.limits(short, self.sources.analysis, layers)
 

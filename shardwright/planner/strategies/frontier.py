@@ -66,7 +66,7 @@ def strategies(
 
 
 def limited(expansion: Expansion, *, tp_across_hosts: bool) -> Limited:
-    """What enumeration keeps to for one graph and machine."""
+    """The limits of an enumeration for one graph and machine."""
     machine, model = expansion.machine, expansion.limits
     degrees = [n for n in divisors(machine.devices) if n == 1 or _splits_evenly(expansion, n)]
     widest = machine.devices if tp_across_hosts else machine.levels[0].size

@@ -72,7 +72,7 @@ class _Board:
         self.total = self.work[-1]
 
     def most_stages(self) -> int:
-        """As many as greedy cutting gives, each stage as short as it can be."""
+        """The number of stages of greedy cutting, each as short as it can be."""
         count, owned = 0, 0
         for position in range(1, self.end + 1):
             allowed = position == self.end or self.bytes[position] >= 0

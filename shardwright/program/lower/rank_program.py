@@ -60,7 +60,7 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
 def placings_of(
     graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
 ) -> dict[str, OpLayouts]:
-    """How everything lies that operators touch; those that are alike share one answer."""
+    """Layouts of everything that operators touch; equal operators share one object."""
     known: dict[object, OpLayouts] = {}
     found = {}
     for op in graph.ops:
@@ -80,7 +80,7 @@ def _dual(_: str, layout: Layout) -> Layout:
 
 @dataclass(frozen=True)
 class ProgramLayouts:
-    """Where everything lies that a program of `mesh` computes.
+    """Layouts of everything that a program of `mesh` computes.
 
     Operators lie as `layouts_by_op` and leaves as `given` say. Results end as
     `result`, whole if it is None; those that are `sent` end as they are made,

@@ -32,7 +32,7 @@ class Routing:
 def routing(
     tokens: Layout, experts: Layout, size: int, local_experts: tuple[int, int]
 ) -> Routing | None:
-    """How rows find their experts, which are `size`; None where every device has all of them.
+    """The routing of rows to the `size` experts; None where every device has all of them.
 
     `tokens` is how the tokens lie and `experts` how the weights do, both cut in their first
     dimension; `local_experts` is the first expert of this device, and how many it has.

@@ -150,7 +150,7 @@ def _stage(
 
 
 def _described(value: Tensor, received: tuple[str, ...]) -> Tensor:
-    """What is received has memory of its own."""
+    """`value` as a stage sees it: a received value is no view, it has memory of its own."""
     return replace(value, alias_of="") if value.name in received else value
 
 

@@ -103,7 +103,7 @@ class AsyncPipeline(StageModule):
 
     @property
     def lag(self) -> int:
-        """How many mini-batches later than the last stage this one finishes."""
+        """The number of mini-batches by which this stage finishes later than the last one."""
         return self._sw_link.lag
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ class AsyncPipeline(StageModule):
 
 
 def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
-    """Where a rank sits; neighbours are at the same place of their groups."""
+    """The position of a rank; its neighbours are at the same place of their groups."""
     if device_mesh is None:
         return Seat(rank, 0, tuple(range(stages)))
     size = device_mesh.size() // stages

@@ -26,7 +26,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class StagePasses:
-    """What a stage does when mini-batch `forward` arrives: its forward pass, then a backward pass.
+    """The passes of a stage when a mini-batch arrives: `forward` of it, then `backward` of another.
 
     None where there is nothing: no backward pass yet while the pipeline fills,
     no forward pass any more while it drains.
@@ -59,12 +59,12 @@ def pipeoptim_horizon(stage: int, stages: int) -> Horizon:
 
 
 def call_at(minibatch: int, stage: int, stages: int, start: int) -> StagePasses:
-    """What a stage does when `minibatch` arrives, the `start`th being the first in the pipeline."""
+    """The passes of a stage when `minibatch` arrives; `start` is the first in the pipeline."""
     behind = minibatch - lag(stage, stages)
     return StagePasses(minibatch, behind if behind >= start else None)
 
 
 def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
-    """What is left to do when no mini-batch follows `stop - 1`: the drain."""
+    """The passes that remain when no mini-batch follows `stop - 1`: the drain."""
     for m in range(max(start, stop - lag(stage, stages)), stop):
         yield StagePasses(None, m)

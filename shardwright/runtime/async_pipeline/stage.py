@@ -49,7 +49,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Update:
-    """What follows each backward pass of a stage.
+    """The update that follows each backward pass of a stage.
 
     Learning rates of late stages are smaller for the first `discount_steps` updates.
     """
@@ -72,7 +72,7 @@ class Update:
 
 @dataclass
 class _InFlight:
-    """What a mini-batch leaves on a stage between its two passes.
+    """State that a mini-batch keeps on a stage between its two passes.
 
     `roots` are where gradients will come in; the values handed on are not kept.
     """

@@ -30,7 +30,7 @@ class WeightSwap:
         }
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What to save instead of `tensor`."""
+        """Saves the number of a weight instead of `tensor`."""
         number = self.numbers.get(tensor.untyped_storage().data_ptr())
         if number is None:
             return tensor

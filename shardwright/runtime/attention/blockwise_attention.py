@@ -24,7 +24,7 @@ _SCORES_ON_GPU = 2**26
 
 
 class How(NamedTuple):
-    """What attention does with its scores. Causal rows see the columns up to their own place."""
+    """Options of attention scores. Causal rows see the columns up to their own place."""
 
     scale: float
     causal: bool
@@ -70,7 +70,7 @@ class Rows:
             self.largest[..., part.rows] = now
 
     def results(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention returns, zeros for rows that see nothing, and of each row L."""
+        """The result of attention, zeros for rows that see nothing, and L of each row."""
         nothing = self.total == 0
         result = self.sums / self.total.masked_fill(nothing, 1.0).unsqueeze(-1)
         normalizer = (self.largest + self.total.log()).masked_fill(nothing, float("inf"))
@@ -126,7 +126,7 @@ class TileGradients:
 def parts(
     query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How
 ) -> Iterator[TilePart]:
-    """What of a tile there is to compute, in parts: columns that no row sees are left out."""
+    """The parts of a tile that are computed: columns that no row sees are left out."""
     top = 0
     for row, length in rows:
         left = 0
@@ -219,5 +219,5 @@ def _turned(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums are made in: at least single precision."""
+    """The dtype of sums: at least single precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -208,7 +208,7 @@ def _pass_on(ring: TiledAttention, block: Tensor, coming: int | None) -> tuple[W
 
 
 def _nothing() -> None:
-    """What to wait for where nothing is on its way."""
+    """Waits for nothing: no message is in flight."""
 
 
 def _here(ring: TiledAttention, coming: int) -> int:

@@ -28,7 +28,7 @@ class _Half(NamedTuple):
 
 @final
 class Halves:
-    """Which halves of the tiles along an axis who computes."""
+    """The assignment of halves of tiles along an axis to the devices that compute them (zigzag)."""
 
     def __init__(self, tiles: Sequence[Run], place: int, line: P2PGroup) -> None:
         self._line, self._place = line, place
@@ -42,7 +42,7 @@ class Halves:
         self.of_each = [(halves[i], halves[last - i]) for i in range(len(tiles))]
 
     def runs(self, place: int) -> tuple[Run, ...]:
-        """Where the halves lie that the device at `place` computes, early ones first."""
+        """The rows that the device at `place` computes, early halves first."""
         return tuple((half.start, half.length) for half in self.of_each[place])
 
     def swapped(self, *given: Tensor) -> tuple[Tensor, ...]:

@@ -131,7 +131,7 @@ class Backend:
         """Change how the host runs this process where that makes ranks faster; here nowhere."""
 
     def tune_new_groups(self) -> None:
-        """Where the host is tuned: do so for process groups made since then."""
+        """Tune process groups made since the host was tuned; nothing if it was not."""
 
 
 def begun(work: dist.Work | None) -> Waited:

@@ -43,7 +43,7 @@ class MessageForm:
     dtypes: tuple[torch.dtype, ...]
 
     def starts(self) -> list[int]:
-        """Where each tensor starts in a message, and where the message ends."""
+        """The start of each tensor in a message, and the end of the message."""
         sizes = (
             -(-prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)

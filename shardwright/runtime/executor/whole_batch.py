@@ -39,7 +39,7 @@ from shardwright.runtime.executor.direct import DirectStep, is_direct
 from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.graph_modules.fx import Special
-from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -122,7 +122,7 @@ class WholeBatch(nn.Module):
             self._steps = None
 
     def values(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What a program begins with, of this rank's tensors of all leaves."""
+        """The inputs of a program, from this rank's tensors of all leaves."""
         found = {}
         for name, leaf in zip(self.names, leaves, strict=True):
             x = local(leaf).detach()
@@ -180,7 +180,7 @@ class Playing:
 
     @staticmethod
     def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
-        """What is known of an executor's program; leaves are numbered as in `names`."""
+        """Facts of an executor's program; leaves are numbered as in `names`."""
         program = executor.program
         instructions = program.instructions
         seed = next(
@@ -264,6 +264,7 @@ class ModuleCall:
         if torch.is_grad_enabled():
             self._stash = self._differentiated(gradients, kept)
             return
+        check_gradients(self.parameters.values())
         run, self._run, self._stash = self._run, None, None
         if run is None:
             run = self._again(kept)
@@ -291,7 +292,7 @@ class ModuleCall:
         ]
 
     def finish(self) -> None:
-        """What is late comes to the place where it was promised."""
+        """Copies late results to the tensors that were returned for them."""
         run, self._backward = self._backward, None
         if run is None:
             return

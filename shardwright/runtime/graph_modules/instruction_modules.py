@@ -48,7 +48,7 @@ def module_maker(
     training: bool,
     keep: Keep = as_it_is,
 ) -> Callable[[Special], nn.Module]:
-    """What `to_module` makes an instruction's module with, for one rank of `mesh`.
+    """A function that makes an instruction's module for `to_module`, for one rank of `mesh`.
 
     An operator that regathers finds the redistributions made before it; `keep` says how it keeps
     what it makes copies of.
@@ -93,7 +93,7 @@ def _operator(
     axes: Mapping[str, DeviceMesh],
     device: torch.device,
 ) -> Callable[..., Any]:
-    """What runs the operator of an instruction; a module where it is no operator of torch."""
+    """The callable of an instruction's operator; a module where it is no operator of torch."""
     if instruction.op.target == FUNCTION:
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
     if instruction.routing is not None:

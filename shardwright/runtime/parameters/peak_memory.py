@@ -28,7 +28,7 @@ _NOISE = (b"USDT:", b"before the profiling started")  # starts, ends, and what w
 def metered(
     run: Callable[[], T], alive: Iterable[torch.Tensor], device: torch.device
 ) -> tuple[T, int]:
-    """What `run` returns, and the most bytes of tensors alive while it ran.
+    """The result of `run`, and the most bytes of tensors alive while it ran.
 
     `alive` are the tensors that exist before: parameters, gradients, the
     optimizer's state, buffers, the batch. Tensors that share memory count once. On a GPU

@@ -30,7 +30,7 @@ class CopySource(Protocol):
     """A way to make a copy of a parameter anew."""
 
     def keep(self, source: Any, how: Keep, /) -> Callable[[], Any]:
-        """What is kept instead of the copy that was made of `source`; of tiles, what `how` says."""
+        """A replacement of the copy of `source` until its backward; of tiles, what `how` says."""
 
     def run_forward(self, source: Any, /) -> torch.Tensor:
         """The copy, of what was kept."""

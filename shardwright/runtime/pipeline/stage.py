@@ -29,6 +29,7 @@ from shardwright.runtime.async_pipeline.weight_swap_hooks import WeightSwap
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
@@ -131,12 +132,7 @@ class StageModule(LastingModule):
         self._sw_holds = ParameterStore(
             self, captured, staged.analysis, decisions, device_mesh, device
         )
-        self._sw_holds.take(
-            graph,
-            dict(model.named_parameters(remove_duplicate=False)),
-            dict(model.named_buffers(remove_duplicate=False)),
-            frozenset(model.state_dict()),
-        )
+        self._sw_holds.take(graph, ModuleOptions.of(model, device))
         check_on_load(self, self._sw_holds.elsewhere)
         make = module_maker(
             captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
@@ -164,7 +160,7 @@ class StageModule(LastingModule):
 
     @property
     def swap(self) -> WeightSwap:
-        """Which weights its passes run with."""
+        """The weight versions that its passes run with."""
         return self._sw_swap
 
     def trained(self) -> list[nn.Parameter]:
@@ -193,7 +189,7 @@ class StageModule(LastingModule):
         received: Sequence[torch.Tensor],
         batch: Mapping[str, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """What the stage hands on, or returns, with `weights` in place of its trained parameters.
+        """The stage's outputs, with `weights` in place of its trained parameters.
 
         In training mode buffers are updated, and random numbers go on to the next step's.
         """
@@ -212,13 +208,13 @@ class StageModule(LastingModule):
         return tuple(outputs)
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
-        """What this device reads of a global batch, on it; `BatchError` if something is missing."""
+        """This device's part of a global batch; raises `BatchError` if an input is missing."""
         found = local_inputs(self._sw_form, *arguments(batch), self._sw_inputs)
         return {key: value.to(self._sw_device) for key, value in found.items()}
 
     @property
     def minibatches(self) -> int:
-        """How many went forward here in training, before the last resume too."""
+        """The number of mini-batches that were trained here, also before the last resume."""
         return int(self._sw_random[1])
 
     def get_extra_state(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from shardwright.runtime.comm.channel import Channel, MessageForm
 
 @dataclass(frozen=True)
 class Seat:
-    """Where this rank sits: its stage, its place in the group of that stage, and its likes.
+    """The position of this rank: its stage, its place in the stage's group, and its neighbours.
 
     `ranks` has, per stage, the rank at the same place; `others` are those that share the stage.
     """

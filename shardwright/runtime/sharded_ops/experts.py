@@ -27,7 +27,7 @@ class Peers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of peers."""
 
     def gather(self, counts: Tensor) -> Tensor:
         """The `counts` of all of them: (E,) -> (peers, E)."""
@@ -104,7 +104,7 @@ class LocalExperts(nn.Module):
         return added(rows, order, scores)
 
     def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows go to experts in this device's tile, by expert, and to which."""
+        """The rows for experts in this device's tile, sorted by expert, and their experts."""
         expert, order = flat.sort(stable=True)
         tiles = max(self.how.split) + 1
         if tiles == 1:
@@ -202,6 +202,6 @@ def local_experts(
 
 
 def skews(modules: Sequence[nn.Module]) -> list[Skew]:
-    """What mixtures among `modules`, and within them, have seen so far."""
+    """The skews that mixtures among `modules`, and within them, have measured so far."""
     every = {id(m): m for module in modules for m in module.modules()}
     return [m.skew for m in every.values() if isinstance(m, LocalExperts) and m.skew.calls]

@@ -56,7 +56,7 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
 
 
 def notes(graph: Graph) -> tuple[str, ...]:
-    """What is compared instead of what the graph's numerics make incomparable."""
+    """Notes on what is compared instead of what the graph's numerics make incomparable."""
     found = []
     if graph.numerics.rng == "fast":
         found.append(

@@ -48,7 +48,7 @@ class StepPrice(NamedTuple):
 
 @cache
 def step_price(kind: CommKind, link: Link, machine: Machine) -> StepPrice:
-    """What communication of `kind` costs on the devices that `link` joins."""
+    """The price of communication of `kind` on the devices that `link` joins."""
     price = _PRICES[kind]
     return StepPrice(0.0) if link.ranks == 1 else price(link, machine)
 

@@ -172,7 +172,7 @@ def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> Produc
 
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
-    """How much longer it takes where devices agree on what is inside of it."""
+    """The factor on an operator's seconds where devices reduce terms inside of it."""
     if not work.internal_reductions:
         return 1.0
     whole = np.array(work.sizes)[list(work.internal_reductions)]
@@ -182,7 +182,7 @@ def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:
-    """Where one device would make the very call at these sizes: no tile that knows its place."""
+    """Whether one device would make the same call at these sizes: no tile that knows its place."""
     axis_placements = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
     whole = np.array(work.sizes)[axis_placements]
     found: Bools = (sizes[axis_placements] == whole[:, None]).all(axis=0)

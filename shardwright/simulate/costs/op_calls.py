@@ -121,7 +121,7 @@ class _Others:
     off: Floats
 
     def steadied(self, measured: float, said: float) -> float:
-        """How far a timing is off, with what is no more than noise taken out.
+        """The log-ratio of a timing and the formula, with noise taken out (shrinkage).
 
         Of calls for which the formula says the same, as tilings of one product, timings differ
         mostly by noise; each moves towards their mean by the part of their variance that noise
@@ -136,7 +136,7 @@ class _Others:
         return mean + kept * (off - mean)
 
     def nearest(self, sizes: Ints) -> Floats | float:
-        """How far those at the most similar sizes are off, (K,)."""
+        """The log-ratio of the timings at the most similar sizes and the formula, (K,)."""
         if not len(self.off):
             return 0.0
         gaps = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(self.sizes)[:, None])
@@ -158,7 +158,7 @@ def _others(
     same: Callable[[Ints], Bools],
     backward: bool,
 ) -> _Others:
-    """What is known of the form at other sizes than `sizes`, too."""
+    """All timings of the form, at any sizes, with the formula's seconds for each."""
     near: list[list[int]] = []
     measured: list[float] = []
     default = sizes[:, 0].tolist()

@@ -34,7 +34,7 @@ _FUNCTIONS = {
 
 
 class OperatorClass(Enum):
-    """What limits an operator, and so which efficiency applies."""
+    """The limiting resource of an operator, which decides its efficiency."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -220,7 +220,7 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
 
 
 def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
-    """What autograd keeps besides is as much less as this. Of experts all that is inside."""
+    """The tensor whose local size scales what autograd keeps besides; of experts all tokens."""
     if op.kind == "experts":
         return Port(work, 1, False, False)
     name = extra_scales_with(op, graph.tensor)

@@ -13,7 +13,7 @@ from typing import final
 
 
 class Use(enum.IntEnum):
-    """What a block is needed for."""
+    """The purpose of a block."""
 
     GRADIENT = 0
     SAVED = 1  # autograd keeps it for the backward pass
@@ -39,13 +39,13 @@ class Block:
 
     @property
     def counts_as(self) -> Use:
-        """What it is needed for now."""
+        """The present purpose of the block."""
         return Use.SAVED if self.savers and self.use is Use.WORKSPACE else self.use
 
 
 @final
 class Allocator:
-    """What is alive, and what was when it was most.
+    """Counts the bytes that are alive, and keeps what was alive at the peak.
 
     `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what
     happened at the peak. Blocks are as large as an allocator that hands out multiples of

@@ -165,7 +165,7 @@ def _exchanged(
     use: Use = Use.COMMUNICATION,
     left: int = 0,
 ) -> View:
-    """What a collective makes of `x`, with `extra` elements beside for as long as it takes.
+    """The result of a collective on `x`, with `extra` elements in use while it runs.
 
     Of `left` elements the result is a part.
     """

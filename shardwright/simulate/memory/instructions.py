@@ -59,7 +59,7 @@ def draw(tape: Tape, one: Dropout | Uniform) -> None:
                 scaled = allocator.new(gradient.bytes)
                 allocator.drop(chosen)
                 tape.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
-            allocator.unsave(mask)
+            tape.unsave(mask)
 
         tape.node(tape.label(op), (result,), back)
     allocator.drop(mask)
@@ -111,7 +111,7 @@ def attention(tape: Tape, op: Op) -> None:
             allocator.briefly(8 * tile)
             allocator.drop(came.block)
         for block in saved:
-            allocator.unsave(block)
+            tape.unsave(block)
         for name, gradient in given:
             tape.give(name, gradient)
 
@@ -151,7 +151,7 @@ def local_shapes(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an operator keeps: so many bytes of its own, and operands; `backward` lives there."""
+    """Memory that an operator keeps: bytes of its own, and operands; `backward`: workspace."""
 
     own: int
     operands: tuple[str, ...]
@@ -224,7 +224,7 @@ def stated(
                 if gradient is not None:
                     allocator.drop(gradient.block)
         for block in saved:
-            allocator.unsave(block)
+            tape.unsave(block)
         for name, view in made:
             tape.give(name, view)
 
@@ -232,7 +232,7 @@ def stated(
 
 
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:
-    """What shared attention holds for a while beside operands and result, and in single precision.
+    """Workspace of shared attention beside operands and result, in bytes.
 
     Halves on their way; of a ring two blocks of keys and values, and results in single precision.
     """

@@ -41,7 +41,7 @@ def _owner(leaf: Leaf) -> str:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What memory needs to know of the optimizer and of the rank.
+    """Facts of the optimizer and of the rank that memory depends on.
 
     `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
     bytes that it takes beside to update tiles of so many bytes.
@@ -53,7 +53,7 @@ class Trainer:
 
 
 def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
-    """What `rank` holds when it holds most, in a step after the first of the lowered plan."""
+    """The peak memory of `rank` in a step after the first of the lowered plan."""
     return _Step(lowering, rank, trainer, book).memory()
 
 
@@ -166,7 +166,7 @@ class _Step:
         return self.decisions.micro_batches > 1 or self.decisions.pipeline is not None
 
     def graphs(self) -> list[tuple[str, Graph]]:
-        """What the rank runs: graphs, each with the prefix of its inputs' names."""
+        """The graphs that the rank runs, each with the prefix of its inputs' names."""
         if self.decisions.pipeline is None:
             return [("", self.graph)]
         staged = self.lowering.staged
@@ -175,7 +175,7 @@ class _Step:
         return [(stage_prefix(staged, stage), staged.parts[stage].graph) for stage in mine]
 
     def input_layouts(self, graph: Graph) -> dict[str, Layout]:
-        """How the inputs of a graph lie."""
+        """The layouts of a graph's inputs."""
         d = self.decisions
         if not self.in_parts:
             return input_layouts(graph, self.analysis, d.mesh, d.tilings)
@@ -210,7 +210,7 @@ class _Step:
         return self.updated_tiles(kept, given)
 
     def forget(self, given: Mapping[str, View]) -> None:
-        """What was made for the call alone is given back when it ends."""
+        """Frees what was made for the call alone when it ends."""
         for view in given.values():
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)

@@ -25,7 +25,7 @@ class Inside(NamedTuple):
 
 
 def inside(op: Op, given: Sequence[Seen], seen: ForwardMemory, rank: RankModel) -> Inside:
-    """What the kernels of `op` take inside on operands `given`, beside what was `seen`."""
+    """Workspace of the kernels of `op` on operands `given`, beside what was `seen`."""
     on_cpu = rank.backend.device == "cpu"
     if on_cpu and "conv" in op.kind and len(given) > 1 and given[0].dtype != "float64":
         return _convolution(given[0], given[1], sum(seen.made), rank.channel_block)

@@ -72,7 +72,7 @@ def skewed(
 
 
 def late(machine: Machine, seconds: float) -> float:
-    """How long a rank waits for the last one, on average, when all have computed for `seconds`."""
+    """The mean wait for the last rank when all have computed for `seconds`, in seconds."""
     grown = (seconds / SKEWED_SECONDS) ** machine.arrival_skew_power
     return machine.arrival_skew_seconds * float(grown)
 

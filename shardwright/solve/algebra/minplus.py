@@ -222,7 +222,7 @@ def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
 def _arrangement(
     axes: tuple[int, ...], num: int, eliminates: bool
 ) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
-    """How to transpose and to index a table whose axes are the joint axes `axes` of `num`."""
+    """The transposition and the index of a table whose axes are the joint axes `axes` of `num`."""
     objectives = -1
     joint = [num - 1, objectives, *range(num - 1)] if eliminates else [objectives, *range(num)]
     have = {objectives: 0, **{axis: 1 + i for i, axis in enumerate(axes)}}

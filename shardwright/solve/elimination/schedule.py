@@ -97,7 +97,7 @@ class Leaves(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EliminationSchedule:
-    """How to eliminate all nodes: the distinct tables to compute, and their scopes in the graph."""
+    """A plan of elimination: the distinct tables to compute, and their scopes in the graph."""
 
     tables: tuple[InputTable | ExternalTable | Join, ...]  # each after those it needs
     factors: tuple[ScopedTable, ...]

@@ -218,7 +218,7 @@ class Trial:
     def _compare(
         self, cut: Mapping[str, int], number: int
     ) -> tuple[tuple[int, int] | None, ...] | None:
-        """How each result recombines, or None where the tiles do not give the whole."""
+        """The recombination of each result, or None where the tiles do not give the whole."""
         tiles = self.tiles(cut, number)
         if tiles is None:
             return None

@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AutogradFacts:
-    """What one call does under autograd; operands and results by position.
+    """Facts of one call under autograd; operands and results by position.
 
     * `requires_grad[i]`: result i needs a gradient;
     * `alias_of[i]`: the operand whose memory result i shares, or -1;

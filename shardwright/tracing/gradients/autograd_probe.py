@@ -107,7 +107,7 @@ def _renamed(arg: Arg, position: Mapping[str, int]) -> Any:
 
 
 def _fused_attention(facts: AutogradFacts, operands: list[Tensor], out: Any) -> AutogradFacts:
-    """What the fused kernels save: q, k, v, the output, and a log-sum-exp per query.
+    """The tensors that the fused kernels save: q, k, v, the output, and a log-sum-exp per query.
 
     On meta tensors torch takes the unfused path, which saves the whole score matrix.
     """

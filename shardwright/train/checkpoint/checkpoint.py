@@ -204,7 +204,7 @@ class Checkpoints:
 
 
 def _on_rank_0(do: Callable[[], Any]) -> Any:
-    """What `do` returns on rank 0, on every rank; what it raises there is raised everywhere."""
+    """Runs `do` on rank 0; its result is returned, and its error raised, on every rank."""
     if not dist.is_initialized():
         return do()
     answer: list[Any] = [None, None]
@@ -220,7 +220,7 @@ def _on_rank_0(do: Callable[[], Any]) -> Any:
 
 
 def _raise_on_all_ranks(do: Callable[[], T]) -> T:
-    """What `do` returns on each rank; what it raises on one is raised on all."""
+    """Runs `do` on each rank and returns its result; an error of one is raised on all."""
     error: Exception | None = None
     try:
         result = do()

@@ -77,7 +77,7 @@ class CheckpointFolder:
             ) from e
 
     def staging(self, step: int) -> Path:
-        """Where the checkpoint of `step` is written before it is complete."""
+        """The folder in which the checkpoint of `step` is written before it is complete."""
         return self.path / f"{_name(step)}{_PARTIAL}"
 
     def begin(self, step: int) -> Path:

@@ -22,7 +22,7 @@ from shardwright.train.json_codec import from_json, to_json
 
 
 class Trainable(Protocol):
-    """What training needs of a parallel module."""
+    """The interface that training needs of a parallel module."""
 
     @property
     def known(self) -> Sequence[Shapes]: ...

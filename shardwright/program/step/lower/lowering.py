@@ -60,7 +60,7 @@ Copies = Sequence[tuple[int, str]]  # as in `Backward`
 
 @dataclass(frozen=True)
 class LoweringInput:
-    """What a step is lowered from.
+    """The input of the lowering of one rank's step.
 
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
@@ -156,7 +156,7 @@ def _program(
 
 
 class StepWriter:
-    """What all micro-batches share: instructions, regions, sums of gradients."""
+    """State that all micro-batches share: instructions, regions, sums of gradients."""
 
     def __init__(self, step: LoweringInput) -> None:
         self.step = step
@@ -357,7 +357,7 @@ class MicroBatchWriter:
         self.add_backward(place, item, part, given, copies)
 
     def run_backward_of_weights(self, place: int, item: Stretch) -> None:
-        """What is left of a stretch's backward pass."""
+        """The remaining part of a stretch's backward pass."""
         if (copies := self.weights_left.pop(place, None)) is not None:
             self.add_backward(place, item, Gradients.WEIGHTS, (), copies)
 

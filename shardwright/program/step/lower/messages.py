@@ -17,7 +17,7 @@ from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
 
 
 class Message(NamedTuple):
-    """What crosses from stage `source` to `target` in micro-batch `number`.
+    """The message from stage `source` to `target` in micro-batch `number`.
 
     Values if the target is behind the source, else their gradients.
     """
@@ -146,14 +146,14 @@ class _Play:
         return tuple(found)
 
     def needed(self, one: Pass) -> Message | None:
-        """What a pass reads of another stage."""
+        """The message from another stage that a pass reads."""
         if one.kind is Kind.WEIGHTS:
             return None
         source = one.stage + (-1 if one.kind is Kind.FORWARD else 1)
         return Message(source, one.stage, one.number) if 0 <= source < self.stages else None
 
     def given(self, one: Pass) -> Message | None:
-        """What a pass makes for another stage."""
+        """The message to another stage that a pass makes."""
         if one.kind is Kind.WEIGHTS:
             return None
         target = one.stage + (1 if one.kind is Kind.FORWARD else -1)

@@ -344,11 +344,11 @@ class _StageWriter:
         self.names = {leaf.name for leaf in graph.leaves}
 
     def before(self, number: int) -> tuple[Crossing, ...]:
-        """What comes from the stage before in a micro-batch."""
+        """The values that come from the stage before in a micro-batch."""
         return self.staged.crossing(self.stage - 1, number, self.place)
 
     def behind(self, number: int) -> tuple[Crossing, ...]:
-        """What goes to the stage behind."""
+        """The values that go to the stage behind."""
         return self.staged.crossing(self.stage, number, self.place)
 
     def returned(self, batch: MicroBatchWriter) -> list[str]:
@@ -417,7 +417,7 @@ def _handle(message: Message, word: str) -> str:
 
 
 def _loads(programs: Sequence[Program]) -> tuple[Load, ...]:
-    """How parameters are loaded, each once; stages take a shared one in the same shape."""
+    """Loads of parameters, each once; stages take a shared one in the same shape."""
     found: dict[str, Load] = {}
     for program in programs:
         for one in loads(program).values():

@@ -34,7 +34,7 @@ def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
 
 
 def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> LoweringInput:
-    """What the step of `rank` is lowered from."""
+    """The input of the lowering of the step of `rank`."""
     if decisions.micro_batches == 1:
         return whole_step(graph, analysis, decisions, rank, in_place)
     batches = micro_batches(graph, analysis, decisions.micro_batches)

@@ -28,7 +28,7 @@ from shardwright.program.step.instructions import Region
 
 
 class Used(NamedTuple):
-    """Which region a stretch of operators is, and which of its variants."""
+    """The region of a stretch of operators, and its variant."""
 
     region: int
     variant: int

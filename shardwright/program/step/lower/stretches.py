@@ -86,7 +86,7 @@ def items(
 
 
 def loads(program: Program) -> dict[str, Load]:
-    """What is loaded, by the name of the result."""
+    """The loads of a program, by the name of the result."""
     return {one.result: one for one in program.instructions if isinstance(one, Load)}
 
 
@@ -152,7 +152,7 @@ def _flat(
 def _cut(
     program: Program, reduced: Collection[str]
 ) -> list[tuple[list[Instruction] | Redistribute, int]]:
-    """What `RunRedistribution` is for, and the stretches in between."""
+    """The program cut at redistributions that communicate, with the runs in between."""
     loaded = {name: load.leaf for name, load in loads(program).items()}
     unread = {name for name, leaf in loaded.items() if leaf in reduced}
     dropped = dropped_copies(program)
