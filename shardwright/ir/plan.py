@@ -247,6 +247,11 @@ class Plan:
         return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether its stages compute with several versions of the weights, without a flush."""
+        return self.pipeline is not None and self.pipeline.weights is not None
+
+    @property
     def layout_mesh(self) -> Mesh:
         """The mesh of layouts and tilings: in a pipeline that of one group."""
         return self.mesh if self.schedule == NONE else stage_mesh(self.mesh)

@@ -23,7 +23,7 @@ from shardwright.program.step.instructions import (
     StepProgram,
 )
 from shardwright.runtime.executor.executor import Regions
-from shardwright.runtime.parameters.dtensor_spec import local
+from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 
 _WITHOUT_COMMUNICATION = (Forward, Free, Seed, Backward, Add, Accumulate)
 
@@ -120,6 +120,8 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            check_gradients(ctx.leaves)
         found = (
             None if gradient is None else ctx.whole(number, leaf, gradient)
             for number, leaf, gradient in zip(ctx.numbers, ctx.leaves, grads, strict=True)

@@ -22,7 +22,7 @@ from shardwright.rules.analysis import Analysis
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
@@ -122,6 +122,7 @@ class PipelineModule(TrainModule):
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""
         running = self._sw_running()
+        check_gradients(self.parameters())
         loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in gradients.items():
