@@ -31,7 +31,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.simulate.time.steady_state import Played, played
-from shardwright.simulate.time.timeline import Schedule
+from shardwright.simulate.time.timeline import TrackSchedule
 
 # Seconds of computing since ranks were together, and of these since what is waited for was started
 # -> how long ranks wait, and after how many seconds of computing they are as far apart as then.
@@ -126,12 +126,12 @@ def simulated(
     order = played(program, micro_batches)
     kinds = purposes(program)
     given = kinds, prices, f"each of {ranks} ranks"
-    first = Player(*given, Schedule(), {})
+    first = Player(*given, TrackSchedule(), {})
     first.play(order)
     lost = {} if prices.late is None else first.lost(prices.late)
     if not lost:
         return first.made.timeline
-    last = Player(*given, Schedule(), lost)
+    last = Player(*given, TrackSchedule(), lost)
     last.play(order)
     return last.made.timeline
 
@@ -148,7 +148,7 @@ class Player:
         kinds: Mapping[str, Purpose],
         prices: StepPrices,
         ranks: str,
-        made: Schedule,
+        made: TrackSchedule,
         lost: Mapping[int, float],
     ) -> None:
         self.prices, self._kinds, self._lost = prices, kinds, lost
