@@ -43,7 +43,7 @@ def _family(known: Flavor) -> str:
 
 
 def _decoder(kind: str, known: Flavor) -> Fields:
-    """What all decoders have."""
+    """Fields that the configs of all decoders have."""
     model = known.model
     return {
         "model_type": kind,
