@@ -207,7 +207,7 @@ def price(
         MachineError: there is no such machine.
         GraphError: `graph` is no graph.
     """
-    known, wanted = machine_of(machine), pricing.strategy_of(strategy)
+    known, wanted = machine_of(machine), pricing.as_strategy(strategy)
     tracer = Footprints(on_cpu=known.backend_spec.device == "cpu")
     return Plan.of(pricing.price(graph, known, wanted, known_optimizer(optimizer), tracer))
 

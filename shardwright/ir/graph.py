@@ -46,7 +46,7 @@ class VerifyError(Exception):
 
 
 class LeafKind(Enum):
-    """Where a value that no operator defines comes from."""
+    """The origin of a value that no operator defines."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -83,7 +83,7 @@ Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where in the user's code an operator comes from.
+    """The place in the user's code that an operator comes from.
 
     Attributes:
         module: path of the module.

@@ -28,10 +28,10 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
     RemarkKind,
     Rival,
-    Transfer,
 )
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.timeline import Stream, Task, Timeline, Track
@@ -168,7 +168,7 @@ def plans(draw):
             ops=st.just(ops),
             transfers=some(
                 st.builds(
-                    Transfer,
+                    PlannedTransfer,
                     *(shown, shown, st.sampled_from(Phase), collectives, counts, seconds),
                     times=st.integers(1, 64),
                 )

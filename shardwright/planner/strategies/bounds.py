@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import Bytes
 from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.strategy.strategy import Strategy
@@ -23,10 +23,12 @@ from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
 from shardwright.planner.strategies.layers import recomputed_layers
 from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind
-from shardwright.planner.tables.memory import fixed_bytes
-from shardwright.simulate.costs.collectives import collective_seconds
+from shardwright.planner.tables.memory import bucket_sizes, fixed_bytes
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.solve.elimination.problem import Ints
+
+Floats = NDArray[np.float64]
 
 _ONE = Strategy()
 _EVEN = 0.8  # of an even share: what the first stage of a pipeline has at least
@@ -43,14 +45,17 @@ class Bounds:
         inside = {
             name for layer in expansion.layers for i in layer for name in graph.ops[i].operands
         }
-        self._weights = 0  # bytes of matrices of layers, as they are used
-        self._gradients = 0  # bytes of all gradients
+        weights, others, gradients = [0], [0], [0]
         for leaf in graph.leaves_of(LeafKind.PARAMETER):
             tensor = graph.tensor[leaf.name]
             if tensor.requires_grad:
-                self._gradients += stored_bytes(graph, leaf.name)
-                if leaf.name in inside and len(tensor.shape) > 1:
-                    self._weights += tensor.bytes
+                gradients.append(stored_bytes(graph, leaf.name))
+                if len(tensor.shape) > 1:
+                    (weights if leaf.name in inside else others).append(tensor.bytes)
+        # Bytes of matrices of layers as they are used, of other matrices, and of all gradients.
+        self._weights, self._others = np.array(weights), np.array(others)
+        self._gradients = np.array(gradients)
+        self._buckets = bucket_sizes(graph)
 
     def seconds(self, strategy: Strategy) -> float:
         """No plan of this strategy takes less."""
@@ -79,7 +84,7 @@ class Bounds:
         saved *= 1 + _EVEN * (waiting - 1)
         copies = 0.0
         if shards > model and not strategy.reshards:
-            gathered = self._weights / model * (1 - 1 / (strategy.dp_shard * strategy.cp))
+            gathered = self._weights.sum() / model * (1 - 1 / (strategy.dp_shard * strategy.cp))
             copies = (1 - part) * gathered * (1 + _EVEN * (waiting - 1))
         sent = 2 * self._crossing * strategy.pp * (strategy.pp > 1)  # buffers of all micro-batches
         shared = (saved + sent) / self.expansion.machine.devices
@@ -132,30 +137,44 @@ class Bounds:
         along = dict(zip(axes, links(self.expansion.machine, mesh_of(axes)), strict=False))
         model, count = strategy.tp * strategy.ep, strategy.micro_batches
         weights, gradients = self._weights / model, self._gradients / model
-        found, sharded = 0.0, strategy.zero >= 2
+        others = self._others / model
+        found = 0.0
         for axis, link in along.items():
-            if axis.role in SHARDING and sharded:
-                gathers = count * (2 if strategy.reshards else 1)
-                if strategy.pp == 1 and not strategy.reshards:
-                    gathers = 1
-                gather = self._seconds(Collective.ALL_GATHER, link, weights)
-                found += gathers * gather
+            if axis.role in SHARDING and strategy.zero >= 2:
+                # Of matrices outside of layers, an embedding is not read in the backward pass.
+                once = strategy.pp == 1 and not strategy.reshards
+                rounds = 1 if once else count
+                again = 2 if strategy.reshards else 1
+                found += rounds * again * self._seconds(Collective.ALL_GATHER, link, weights)
+                found += rounds * self._seconds(Collective.ALL_GATHER, link, others)
                 found += count * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
-                weights, gradients = weights / axis.size, gradients / axis.size
+                weights, others = weights / axis.size, others / axis.size
+                gradients /= axis.size
         for axis, link in along.items():
             if axis.role == "dp_replicate" and not axis.experts:
-                found += self._seconds(Collective.REDUCE_SCATTER, link, gradients)
+                found += self._seconds(Collective.ALL_REDUCE, link, gradients)
             elif axis.role == "tp" and strategy.ep == 1:
                 data = strategy.dp_replicate * strategy.dp_shard * strategy.cp
-                sums = self._row_parallel(strategy.tp) / data
-                found += 2 * self._seconds(Collective.REDUCE_SCATTER, link, sums)
+                sums = np.array([self._row_parallel(strategy.tp) / data])
+                # Forward and backward, each a gather and a reduce-scatter, or one all-reduce.
+                found += 4 * self._seconds(Collective.REDUCE_SCATTER, link, sums)
         return found
 
-    def _seconds(self, kind: Collective, link: Link, size: float) -> float:
-        """Seconds of one message that has `size` bytes where it is whole."""
-        whole, tile = Bytes(int(size)), Bytes(int(size / link.ranks))
-        ends = (tile, whole) if kind is Collective.ALL_GATHER else (whole, tile)
-        return collective_seconds(kind, link, *ends, self.expansion.machine)
+    def _seconds(self, kind: Collective, link: Link, sizes: Floats) -> float:
+        """Seconds of messages that have these bytes where they are whole, together in buckets.
+
+        Each pays the part of a bucket's launch that it fills.
+        """
+        price = step_price(kind, link, self.expansion.machine)
+        bucket = self._buckets.gathers if kind is Collective.ALL_GATHER else self._buckets.sums
+        launches = np.minimum(1.0, sizes / bucket).sum()
+        whole, tile = sizes.sum(), sizes.sum() / link.ranks
+        if kind is Collective.ALL_REDUCE:
+            before, after = whole, whole
+        else:
+            before, after = (tile, whole) if kind is Collective.ALL_GATHER else (whole, tile)
+        moved = price.seconds(int(before), int(after)) - price.fixed
+        return float(price.fixed * launches + moved)
 
     def _row_parallel(self, degree: int) -> int:
         """Bytes of the results of contractions over inner features, which tp sums."""

@@ -14,10 +14,10 @@ _KNOWN: dict[str, Backend] = {"nccl": _ON_DEVICE_STREAMS, "gloo": Gloo()}
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
-    """That of `group`, by default of all ranks; other libraries are called as NCCL is."""
+    """The backend of `group`, by default of all ranks; other libraries are called as NCCL is."""
     return _KNOWN.get(dist.get_backend(group), _ON_DEVICE_STREAMS)
 
 
 def backend_for(device: str) -> Backend:
-    """That of ranks on devices of this type, as torch names it; others are treated as GPUs."""
+    """The backend for a device type, as torch names it; unknown ones are treated as GPUs."""
     return next((b for b in _KNOWN.values() if b.spec.device == device), _ON_DEVICE_STREAMS)

@@ -11,7 +11,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.lowering import Step, lower_step
+from shardwright.program.step.lower.lowering import LoweringInput, lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import STEP_PASSES, Pass, optimized
@@ -33,8 +33,8 @@ def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
         )
 
 
-def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Step:
-    """What the step of `rank` is lowered from."""
+def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> LoweringInput:
+    """The input of the lowering of the step of `rank`."""
     if decisions.micro_batches == 1:
         return whole_step(graph, analysis, decisions, rank, in_place)
     batches = micro_batches(graph, analysis, decisions.micro_batches)

@@ -11,7 +11,10 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
     result = shardwright_command("plan", target, "--machine", "2xcpu", "-o", file)
     assert result.exit_code == 0, result.exception
     first, second, blank, *_ = result.stdout.splitlines()
-    assert first == "fits on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of 7.45 GiB"
+    assert first == (
+        "fits with 7.16 GiB to spare on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of"
+        " 7.45 GiB"
+    )
     assert second == "2-way data parallel, no pipeline (none was searched; --stages 1,2,4 does)"
     assert blank == ""
     for text in (

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.solve.elimination.eliminate import exact_frontier
-from shardwright.solve.elimination.ldp import chain_frontier
 from shardwright.solve.elimination.problem import ProblemError, price
+from tests.harness.chain_frontier import chain_frontier
 from tests.harness.generators import as_lists, problems, random_problem
 from tests.harness.oracles import enumerate_problem
 

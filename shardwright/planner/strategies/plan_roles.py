@@ -1,0 +1,108 @@
+"""Roles of a plan's mesh axes: what operators and parameters do along each of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwright.ir.layout import Shard
+from shardwright.ir.plan import Plan, PlannedOp
+
+MIXED = ""  # the role of an axis along which modules do different things
+IDLE = "repeated"  # the role of an axis along which nothing is split
+_SAME = 0.95  # of the compute time that is split along an axis: the role of nearly all
+_SOME = 0.02  # of it: the experts, or the inner features of layers, that decide a role
+_DIMENSIONS = {
+    "batch": "data",
+    "sequence": "sequence",
+    "experts": "experts",
+    "batch to experts": "experts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AxisUse:
+    """The use of one mesh axis, as shares of the compute time that is split along it.
+
+    Attributes:
+        data: the share that splits the batch.
+        sequence: the share that splits the sequence.
+        experts: the share that routes rows to experts.
+        features: the share that splits heads, inner features or the vocabulary.
+        sharded: the share of parameter bytes, among those outside of experts and tensor
+            parallelism, that are sharded along the axis.
+    """
+
+    data: float = 0.0
+    sequence: float = 0.0
+    experts: float = 0.0
+    features: float = 0.0
+    sharded: float = 0.0
+
+    @property
+    def role(self) -> str:
+        """The role that nearly all operators give the axis; `MIXED` or `IDLE` where there is none.
+
+        Tensor parallelism may split the sequence between layers (sequence parallelism). Where
+        experts are split, the axis is one of experts, whatever dense layers do along it.
+        """
+        data = "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
+        if not self.data + self.sequence + self.experts + self.features:
+            return IDLE
+        if self.experts > _SOME and self.features <= _SOME:
+            return "ep"
+        if self.data >= _SAME:
+            return data
+        if self.sequence >= _SAME:
+            return "cp"
+        if self.data <= 1 - _SAME and self.features > _SOME:
+            return "tp"
+        return MIXED
+
+    @property
+    def main_role(self) -> str:
+        """The role that most operators give the axis."""
+        if self.role not in (MIXED, IDLE):
+            return self.role
+        if self.data >= max(self.features, self.sequence):
+            return "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
+        return "tp" if self.features >= self.sequence else "cp"
+
+
+def axis_uses(plan: Plan) -> tuple[AxisUse, ...]:
+    """The uses of the axes of `plan.layout_mesh`."""
+    axes = range(len(plan.layout_mesh.axes))
+    return tuple(_use(plan, axis) for axis in axes)
+
+
+def dimension_of(op: PlannedOp, axis: int) -> str:
+    """The role of an operator along an axis: data, sequence, experts, features, or "" for none."""
+    word = op.splits[axis]
+    if word in ("-", "partial sums"):
+        return ""
+    return _DIMENSIONS.get(word.split(" (")[0], "features")
+
+
+def _use(plan: Plan, axis: int) -> AxisUse:
+    shares = _shares((dimension_of(op, axis), op.seconds) for op in plan.ops)
+    sizes = Counter[bool]()
+    for parameter in plan.parameters:
+        placement = parameter.layout.placements[axis]
+        sizes[isinstance(placement, Shard)] += _whole_bytes(parameter.bytes, placement, plan, axis)
+    total = sum(sizes.values())
+    return AxisUse(**shares, sharded=sizes[True] / total if total else 0.0)
+
+
+def _whole_bytes(size: int, placement: object, plan: Plan, axis: int) -> int:
+    """Bytes of a parameter along an axis, where `size` is what a rank holds."""
+    return size * plan.layout_mesh.shape[axis] if isinstance(placement, Shard) else size
+
+
+def _shares(split: Iterable[tuple[str, float]]) -> dict[str, float]:
+    seconds = defaultdict[str, float](float)
+    for what, spent in split:
+        seconds[what] += spent
+    seconds.pop("", None)
+    total = sum(seconds.values())
+    return {what: spent / total for what, spent in seconds.items()} if total else {}

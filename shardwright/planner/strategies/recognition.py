@@ -1,0 +1,191 @@
+"""Reads a plan back as a uniform strategy: the nearest one that its decisions spell."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from shardwright.ir.layout import Shard
+from shardwright.ir.plan import Plan
+from shardwright.ir.schedules.registry import schedule_named
+from shardwright.ir.strategy.fields import AXES
+from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.strategies.plan_roles import AxisUse, axis_uses, dimension_of
+
+_LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
+
+
+def strategy_of(plan: Plan) -> Strategy | None:
+    """The uniform strategy that is nearest to a plan; None where there is none for its devices.
+
+    Every mesh axis counts with the role that most of its compute time gives it, and layers are
+    recomputed as most of them are. A plan that was priced from a strategy gives that strategy. Of
+    another one, `same_decisions` says whether it is that strategy exactly, once that is priced.
+    """
+    found = _of_name(plan)
+    if found is not None:
+        return found
+    if plan.schedule != "none" and schedule_named(plan.schedule).asynchronous:
+        return None
+    uses = axis_uses(plan)
+    roles = _roles(plan, uses)
+    degrees = Counter(dict.fromkeys(AXES, 1))
+    for role, size in roles:
+        degrees[role] *= size
+    fields: dict[str, object] = {**degrees, "order": _order([role for role, _ in roles])}
+    experts = [size for use, size in zip(uses, plan.layout_mesh.shape, strict=True) if use.experts]
+    fields["ep"] = _product(experts)
+    fields |= _storage(plan, [role for role, _ in roles if role != "pp"])
+    fields |= _splits_of_sequence(plan, uses, [role for role, _ in roles if role != "pp"])
+    fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
+    if plan.schedule != "none":
+        fields["schedule"] = plan.schedule
+        fields["virtual_stages"] = plan.stages // degrees["pp"]
+        fields["stage_cut"] = _stage_cut(plan)
+    try:
+        return Strategy(**fields)  # type: ignore[arg-type]
+    except StrategyError:
+        return None
+
+
+def same_decisions(plan: Plan, other: Plan) -> bool:
+    """Whether two plans of one graph decide the same about everything that ranks do."""
+    return _decisions(plan) == _decisions(other)
+
+
+def _decisions(plan: Plan) -> object:
+    stored = {p.name: (p.layout.placements, p.regathered) for p in plan.parameters}
+    computed = {op.name: (op.tiling, bool(op.segment)) for op in plan.ops}
+    pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
+    return plan.mesh.shape, pipeline, stored, computed
+
+
+def _of_name(plan: Plan) -> Strategy | None:
+    """The strategy whose text is the plan's name."""
+    try:
+        found = Strategy.parse(plan.name)
+    except StrategyError:
+        return None
+    fits = found.devices == plan.devices and found.micro_batches == plan.micro_batches
+    return found if fits else None
+
+
+def _roles(plan: Plan, uses: Sequence[AxisUse]) -> list[tuple[str, int]]:
+    """The mesh axes, outer to inner, each with its role among the fields of a strategy."""
+    inside = iter(uses)
+    found = []
+    for name, size in plan.mesh.axes:
+        staged = plan.schedule != "none" and name == "pp"
+        role = "pp" if staged else next(inside).main_role
+        if size > 1:
+            found.append((_dense(role), size))
+    return found
+
+
+def _dense(role: str) -> str:
+    return "dp_shard" if role == "ep" else role
+
+
+def _product(sizes: Sequence[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def _order(roles: Sequence[str]) -> tuple[str, ...]:
+    """The axes in the plan's order; those without an axis where they are by default."""
+    named = list(dict.fromkeys(roles))
+    if named == [axis for axis in AXES if axis in named]:
+        return AXES
+    left = iter(named)
+    return tuple(next(left) if axis in named else axis for axis in AXES)
+
+
+def _storage(plan: Plan, roles: Sequence[str]) -> Mapping[str, object]:
+    """`zero` and `reshard_after_forward`."""
+    axes = [n for n, role in enumerate(roles) if role in ("dp_shard", "cp")]
+    sizes = [n for n, (_, size) in enumerate(plan.layout_mesh.axes) if size > 1]
+    sharded = regathered = whole = 0
+    for parameter in plan.parameters:
+        placements = [parameter.layout.placements[sizes[axis]] for axis in axes]
+        if any(isinstance(one, Shard) for one in placements):
+            sharded += parameter.bytes
+            regathered += parameter.bytes * parameter.regathered
+        else:
+            whole += parameter.bytes
+    if not axes:
+        return {}
+    if sharded <= whole:
+        return {"zero": 0}
+    again = 2 * regathered > sharded
+    default = plan.schedule == "none"
+    return {} if again == default else {"reshard_after_forward": again}
+
+
+def _splits_of_sequence(
+    plan: Plan, uses: Sequence[AxisUse], roles: Sequence[str]
+) -> Mapping[str, object]:
+    """`sequence_parallel` and `cp_style`."""
+    sizes = [n for n, (_, size) in enumerate(plan.layout_mesh.axes) if size > 1]
+    found: dict[str, object] = {}
+    tensor = [sizes[n] for n, role in enumerate(roles) if role == "tp"]
+    if tensor and not any(uses[axis].sequence for axis in tensor):
+        found["sequence_parallel"] = False
+    styles = Counter[str]()
+    for axis in (sizes[n] for n, role in enumerate(roles) if role == "cp"):
+        for op in plan.ops:
+            if "attention" not in op.target:
+                continue
+            if dimension_of(op, axis) == "features":
+                styles["ulysses"] += 1
+            else:
+                ring = "(ring)" in op.splits[axis]
+                styles["ring-zigzag" if ring else "all-gather"] += 1
+    if styles:
+        found["cp_style"] = styles.most_common(1)[0][0]
+    return found
+
+
+def _layers(plan: Plan) -> dict[str, list[int]]:
+    """Operators of the modules that are numbered outermost, by their path."""
+    found: dict[str, list[int]] = {}
+    for number, op in enumerate(plan.ops):
+        match = _LAYER.match(op.source.module)
+        if match is not None:
+            found.setdefault(match[0], []).append(number)
+    return found
+
+
+def _recompute(plan: Plan) -> Recompute:
+    """The recomputed layers, as the nearest word."""
+    again = [
+        2 * sum(plan.ops[i].segment > 0 for i in numbers) > len(numbers)
+        for numbers in _layers(plan).values()
+    ]
+    count = sum(again)
+    if not count:
+        return NONE
+    if all(again):
+        return FULL
+    for step in range(2, len(again) + 1):
+        if again == [(n + 1) % step == 0 for n in range(len(again))]:
+            return Recompute("every", step)
+    if plan.schedule == "none" and again == sorted(again, reverse=True):
+        return Recompute("first", count)
+    step = max(1, round(len(again) / count))
+    return Recompute("every", step) if step > 1 else FULL
+
+
+def _stage_cut(plan: Plan) -> tuple[int, ...] | None:
+    """Layers of each stage; None where a stage does not begin with a layer."""
+    place = {op.name: number for number, op in enumerate(plan.ops)}
+    starts = [numbers[0] for numbers in _layers(plan).values()]
+    cuts = [place[name] for name in plan.cuts]
+    if not set(cuts) <= set(starts):
+        return None
+    numbers = [0, *(starts.index(cut) for cut in cuts), len(starts)]
+    return tuple(after - before for before, after in itertools.pairwise(numbers))
