@@ -155,11 +155,13 @@ def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        number = mesh.names.index(move.axis) if move.axis in mesh.names else 0
-        axis = links(machine, mesh)[number]
-        total += collective_seconds(
-            move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
-        )
+        if move.axis in mesh.names:
+            axis = links(machine, mesh)[mesh.names.index(move.axis)]
+            total += collective_seconds(
+                move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
+            )
+        else:  # a micro-batch is cut out
+            total += copy_seconds(float(2 * _bytes(after, part)), 1, machine.device)
         shape = after
     return total
 
