@@ -31,9 +31,9 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
-from shardwright.simulate.time.steady_state import Played
+from shardwright.program.step.unrolled import Played
 from shardwright.simulate.time.step_program import END, Player, StepPrices
-from shardwright.simulate.time.timeline import Schedule
+from shardwright.simulate.time.timeline import TaskSchedule
 
 _TIMED = Forward, Backward, Transfer, Send, Recv, Wait
 _HALF = 0.5  # gradients of inputs and of weights compute about as much
@@ -97,7 +97,7 @@ class _Pipeline:
         names: Sequence[str],
         lost: Sequence[Lost],
     ) -> None:
-        self.made = Schedule()
+        self.made = TaskSchedule()
         self.done: dict[tuple[str, int], int] = {}  # what groups do together -> its task
         self.links = Links()
         self.players = [
