@@ -352,7 +352,7 @@ class MeshLoop:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count, staged=staged)
+        space, short = factory.space(machine, mesh, optimizer, count)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:

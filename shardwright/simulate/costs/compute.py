@@ -76,11 +76,13 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
-        flop = _ATTENTION_FORWARD * _flop(work, sizes)
+        flop = _ATTENTION_FORWARD * contraction_flop(work, sizes)
         moved = read + written + _scores(work, sizes)
         return (KernelWork(work.kind, work.dtype, flop, moved),)
     shape = _product_shape(work, sizes)
-    return (KernelWork(work.kind, work.dtype, _flop(work, sizes), read + written, shape),)
+    return (
+        KernelWork(work.kind, work.dtype, contraction_flop(work, sizes), read + written, shape),
+    )
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -132,7 +134,7 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         touched = given + made + _bytes(saved, sizes)
         kind = work.kind if work.again else OperatorClass.MEMORY
         return (KernelWork(kind, work.dtype, nothing, touched),)
-    flop = _flop(work, sizes)
+    flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         return (KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved),)
@@ -189,7 +191,8 @@ def _as_one(work: Workload, sizes: Ints) -> Bools:
     return found
 
 
-def _flop(work: Workload, sizes: Ints) -> Ints:
+def contraction_flop(work: Workload, sizes: Ints) -> Ints:
+    """Operations of one pass over a contraction's factors of local `sizes` (factors, K): (K,)."""
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
     flop = 2 * work.repeats * product_of(sizes, work.work)
@@ -211,7 +214,7 @@ def _scores(work: Workload, sizes: Ints) -> Ints:
     """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
     if work.passed < 0:
         return np.zeros(sizes.shape[1], np.int64)
-    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
     found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
     return found
 

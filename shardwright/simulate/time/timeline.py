@@ -17,7 +17,7 @@ from shardwright.ir.timeline import Task, Timeline, Track
 
 
 @final
-class Schedule:
+class TaskSchedule:
     """Tasks that are scheduled one after the other, each as early as it may start."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def schedule(tasks: Iterable[Task]) -> Timeline:
     >>> schedule(tasks).starts
     (0.0, 2.0, 2.0)
     """
-    found = Schedule()
+    found = TaskSchedule()
     for task in tasks:
         found.add(task)
     return found.timeline
