@@ -59,7 +59,7 @@ def peaks_on(machine: str) -> Comparison | None:
 
 
 def time_interval(seconds: float, machine: str) -> str:
-    """What held-out measurements say of a predicted time, as "90 %: 1.2 s to 1.5 s, by ...".
+    """The interval of a predicted time by held-out measurements: "90 %: 1.2 s to 1.5 s, by ...".
 
     Empty for a machine that is no preset of a GPU.
     """
@@ -73,7 +73,7 @@ def time_interval(seconds: float, machine: str) -> str:
 
 
 def times_text(machine: str) -> str:
-    """How step times predicted on these devices compare with measurements, as a sentence."""
+    """A sentence that compares predicted step times on these devices with measurements."""
     found = times_on(machine)
     if found is None:
         return f"step times: no comparable measurement of {_kind(machine)}"

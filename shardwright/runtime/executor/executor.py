@@ -38,8 +38,8 @@ from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
-from shardwright.runtime.executor.variants import chosen_by
 from shardwright.runtime.graph_modules.fx import Special, region_module
+from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
 
 Values = dict[str, torch.Tensor | None]
 
