@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
@@ -10,6 +11,7 @@ from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
+from shardwright.planner.plans.folded_costs import FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.program.plan_decoder import read_plan
@@ -32,7 +34,7 @@ class Refinement:
         tracer: OpTracer,
         analysis: Analysis | None = None,
     ) -> None:
-        self.graph, self._given = graph, analysis
+        self.graph, self._given, self._machine = graph, analysis, machine
         self._alone_bytes = machine.backend_spec.alone_bytes
         self._times = TimeRefinement(graph, machine)
         self._memories = MemoryRefinement(machine, optimizer, tracer)
@@ -52,10 +54,16 @@ class Refinement:
     def ranked(self, plan: Plan) -> Plan:
         """`plan` as candidates are compared: with the time of its step if its batch is whole.
 
-        Lowering others takes too long for every candidate.
+        That of equal layers follows from few of them. Lowering others takes too long for every
+        candidate.
         """
-        whole = plan.pipeline is None and plan.micro_batches == 1
-        return self.timed(plan) if whole else plan
+        if plan.pipeline is not None or plan.micro_batches > 1:
+            return plan
+        seconds = self._folded.seconds(plan, read_plan(plan, self.graph, self._analysis))
+        if seconds is None:
+            return self.timed(plan)
+        least = min(plan.lower_bound_seconds, seconds)
+        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
 
     def timed(self, plan: Plan) -> Plan:
         """`plan` with the time of its step."""
@@ -69,6 +77,10 @@ class Refinement:
             found = self._memories.settled(self.timed(plan), self._lowering(plan))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
+
+    @cached_property
+    def _folded(self) -> FoldedCosts:
+        return FoldedCosts(self.graph, self._analysis, self._machine)
 
     def _lowering(self, plan: Plan) -> PlanLowering:
         """The programs of a plan; those of the last one are kept."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
-from shardwright.simulate.costs.compute import reached_at
+from shardwright.simulate.costs.kernels import reached_at
 from shardwright.simulate.costs.workload import Floats, Ints
 
 

@@ -54,11 +54,11 @@ class Trainer:
 
 def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
     """The peak memory of `rank` in a step after the first of the lowered plan."""
-    return _Step(lowering, rank, trainer, book).memory()
+    return StepSimulation(lowering, rank, trainer, book).memory()
 
 
-class _Step:
-    """A step while it is walked through."""
+class StepSimulation:
+    """A step of a rank while its memory is simulated."""
 
     def __init__(self, lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> None:
         self.lowering, self.rank, self.trainer, self.book = lowering, rank, trainer, book
@@ -72,6 +72,7 @@ class _Step:
         self.keys = 0  # bytes of the positions of random numbers
 
     def memory(self) -> Memory:
+        """The most that the rank holds at once."""
         program = self.lowering.program(self.rank)
         tiles = self.played(program)
         self.heap.where, self.heap.module = "the optimizer's update", None
@@ -189,8 +190,13 @@ class _Step:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def played(self, program: StepProgram) -> dict[str, int]:
-        """Run the program; the bytes of the tiles to be updated, by parameter."""
+    def played(
+        self, program: StepProgram, watch: Callable[[], None] | None = None
+    ) -> dict[str, int]:
+        """Run the program; the bytes of the tiles to be updated, by parameter.
+
+        Before it and after each instruction `watch` is called.
+        """
         given = self.leaves(program.leaves)
         batch, parts = self.inputs(program)
         given |= batch
@@ -203,7 +209,7 @@ class _Step:
             strides = contiguous_strides(load.shape)
             given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
         host = Host(self.graph, self.heap, self.book, self.trainer.rank)
-        kept = StepMemory(program, given, host).play()
+        kept = StepMemory(program, given, host).play(watch)
         self.forget(given)
         for block in parts:
             self.heap.drop(block)
@@ -223,5 +229,10 @@ class _Step:
         """Count the positions that random numbers depend on, which the module holds."""
         for one in (one for instructions in programs for one in flattened(instructions)):
             if isinstance(one, Dropout | Uniform):
-                lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
-                self.keys += _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0
+                self.keys += random_key_bytes(one)
+
+
+def random_key_bytes(one: Dropout | Uniform) -> int:
+    """Bytes of the positions that an operator's random numbers depend on."""
+    lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
+    return _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0

@@ -84,10 +84,16 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self) -> dict[str, View]:
-        """Run everything; the gradients that are there in the end, by leaf."""
+    def play(self, watch: Callable[[], None] | None = None) -> dict[str, View]:
+        """Run everything; the gradients that are there in the end, by leaf.
+
+        Before it and after each instruction `watch` is called.
+        """
+        watch = watch or _unwatched
+        watch()
         for one in self.program.instructions:
             self.instruction(one)
+            watch()
         for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
             self.drop(name)
         return {
@@ -396,6 +402,10 @@ class StepMemory:
         found = [_whole(self.heap.own(buffer), part) for part in parts]
         self.heap.drop(buffer)
         return found
+
+
+def _unwatched() -> None:
+    """What `StepMemory.play` calls if nobody watches."""
 
 
 def _whole(block: Block, part: Part) -> View:

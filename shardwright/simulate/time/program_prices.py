@@ -78,12 +78,34 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
 
 
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
-    """Seconds of every operator in one micro-batch.
+    """Seconds of every operator of `graph`, which may be a part of the plan's, in one micro-batch.
 
     Cuts of tiles that need no communication belong to the operator that reads them.
     """
-    inner: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
-    local: defaultdict[tuple[str, bool], float] = defaultdict(float)
+    inner, local = seconds_of_transfers(plan, graph)
+    each = plan.micro_batches
+    return {
+        op.name: OpSeconds(
+            op.forward_seconds / each + local.get((op.name, False), 0.0),
+            op.backward_seconds / each + local.get((op.name, True), 0.0),
+            op.source.module,
+            tuple(inner.get((op.name, False), ())),
+            tuple(inner.get((op.name, True), ())),
+        )
+        for op in plan.ops
+        if op.name in graph.op
+    }
+
+
+_ByPass = tuple[str, bool]  # an operator, and whether it is its backward pass
+
+
+def seconds_of_transfers(
+    plan: Plan, graph: Graph
+) -> tuple[dict[_ByPass, list[tuple[str, float]]], dict[_ByPass, float]]:
+    """What is moved inside of operators, as `OpSeconds.inner`, and seconds of local moves."""
+    inner: defaultdict[_ByPass, list[tuple[str, float]]] = defaultdict(list)
+    local: defaultdict[_ByPass, float] = defaultdict(float)
     for t in plan.transfers:
         key = t.consumer, t.phase is Phase.BACKWARD
         if _is_inner(t, graph):
@@ -92,17 +114,7 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
                 inner[key].append((axis, t.seconds / t.times))
         elif all(one.split(" ")[0] in _LOCAL for one in t.collectives):
             local[key] += t.seconds / t.times
-    each = plan.micro_batches
-    return {
-        op.name: OpSeconds(
-            op.forward_seconds / each + local[op.name, False],
-            op.backward_seconds / each + local[op.name, True],
-            op.source.module,
-            tuple(inner[op.name, False]),
-            tuple(inner[op.name, True]),
-        )
-        for op in plan.ops
-    }
+    return inner, local
 
 
 def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
@@ -136,14 +148,20 @@ def _packing(part: Part, handled: int, machine: Machine) -> float:
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer."""
+    """Seconds of the moves without communication that come before a transfer.
+
+    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    """
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        axis = links(machine, mesh)[mesh.names.index(move.axis)]
-        total += collective_seconds(
-            move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
-        )
+        if move.axis in mesh.names:
+            axis = links(machine, mesh)[mesh.names.index(move.axis)]
+            total += collective_seconds(
+                move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
+            )
+        else:  # a micro-batch is cut out
+            total += copy_seconds(float(2 * _bytes(after, part)), 1, machine.device)
         shape = after
     return total
 

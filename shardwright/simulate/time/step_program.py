@@ -13,7 +13,7 @@ longer as ranks are apart when it is waited for, less what they computed since i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,7 +30,9 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
-from shardwright.simulate.time.steady_state import Played, played
+from shardwright.program.step.sections import Sections
+from shardwright.program.step.unrolled import Played, in_order, unrolled
+from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule
 
 # Seconds of computing since ranks were together, and of these since what is waited for was started
@@ -117,14 +119,19 @@ class Sent(NamedTuple):
 
 
 def simulated(
-    program: StepProgram, prices: StepPrices, ranks: int, micro_batches: int = 1
+    program: StepProgram | Sections, prices: StepPrices, ranks: int, micro_batches: int = 1
 ) -> Timeline:
     """The timeline of a step of `program`, on each of `ranks`.
 
-    A program of three micro-batches stands for one of `micro_batches` (`steady_state.played`).
+    A program of few micro-batches stands for one of `micro_batches` (`steady_state.played`), and
+    one in sections for that of the whole graph.
     """
-    order = played(program, micro_batches)
-    kinds = purposes(program)
+    if isinstance(program, Sections):
+        order, program = unrolled(program), program.program
+    else:
+        order = in_order(program)
+    lowered = max((number for _, number, _ in program.inputs), default=0) + 1
+    order, kinds = played(order, lowered, micro_batches), purposes(program)
     given = kinds, prices, f"each of {ranks} ranks"
     first = Player(*given, TaskSchedule(), {})
     first.play(order)
@@ -158,7 +165,7 @@ class Player:
         self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
         self._runs: dict[str, Run] = {}  # by the name of the call
         self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
-        self._sent: dict[int, Sent] = {}  # by the number of the transfer
+        self._sent: dict[Hashable, Sent] = {}  # by the number of the transfer
         self._waits: list[int] = []  # tasks that the next run waits for
         self._last = -1  # the last task that computes
         self._phase = "forward"
@@ -230,7 +237,7 @@ class Player:
             [(f"gradient in {name}", *sent) for name, op in known for sent in op.inner_backward],
         )
 
-    def _start(self, one: Transfer, number: int, *, awaited: bool) -> None:
+    def _start(self, one: Transfer, number: Hashable, *, awaited: bool) -> None:
         """Start a transfer; operators run beside it unless it is `awaited` at once."""
         seconds = self._priced.get(id(one))
         if seconds is None:
