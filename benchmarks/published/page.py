@@ -81,7 +81,10 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
     yield "## Held out, source by source"
     yield (
         "Step times of rows whose features are kept, predicted with figures that were fitted to the"
-        " other sources, and with those that were fitted to all. Sources marked * are in no fit: "
+        " other sources, and with those that were fitted to all. Here kernels and transfers are"
+        " added up over arrays (`benchmarks/published/evaluate.py`) and not played as a step"
+        " program, which hides less of HSDP's sums: further down the same rows are slower. Sources"
+        " marked * are in no fit: "
         f"{NOT_FITTED_BECAUSE}. Rows with compilation, fp8 or `zero=1` are not among them, and"
         " those that recompute by operators count half of the products again."
     )

@@ -7,6 +7,7 @@ import shardwright as sw
 from shardwright.ir.graph import LeafKind
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
@@ -37,7 +38,7 @@ CASES = (
 
 
 def subject():
-    """A Llama of four layers and a batch of eight, in float64."""
+    """A Llama of four layers and a batch of sixteen, in float64."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -45,7 +46,7 @@ def subject():
         vocab_size=40, max_position_embeddings=32, num_hidden_layers=4, hidden_size=16,
         intermediate_size=24, num_attention_heads=2, num_key_value_heads=2,
     )  # fmt: skip
-    ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(40, (16, 6), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids, "labels": ids.clone()}
     return models.double(models.OwnLoss(LlamaForCausalLM(config)), batch)
 
@@ -71,12 +72,13 @@ def _trained(plans):
         mesh = plan.mesh
         if mesh not in meshes:
             meshes[mesh] = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-        module = build(
-            captured, analysis, read_plan(plan, graph, analysis), device_mesh=meshes[mesh],
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            persistent=frozenset(), device=torch.device("cpu"), seed=3,
-        )  # fmt: skip
+        options = ModuleOptions(
+            dict(model.named_parameters(remove_duplicate=False)),
+            dict(model.named_buffers(remove_duplicate=False)),
+            seed=3,
+        )
+        decisions = read_plan(plan, graph, analysis)
+        module = build(captured, analysis, decisions, options, meshes[mesh])
         errors = [error(loss.detach(), module.forward_backward(batch))]
         for name, parameter in module.named_parameters():
             errors.append(error(expected[name], whole(parameter.grad)))

@@ -81,8 +81,12 @@ class DirectStep:
     def _forward(self, one: Forward, values: dict[str, torch.Tensor], state: torch.Tensor) -> None:
         regions = self.regions
         regions.running = one
-        with torch.set_grad_enabled(one.saves):
-            found = regions.parts[one.region](*[values[name] for name in one.inputs], state)
+        given = [values[name] for name in one.inputs]
+        if one.saves:
+            found = regions.parts[one.region](*given, state)
+        else:
+            with torch.no_grad():
+                found = regions.parts[one.region](*given, state)
         wanted = regions.forms[one.region].differentiable
         for name, x, differentiable in zip(one.outputs, found, wanted, strict=True):
             values[name] = x if differentiable or not x.requires_grad else x.detach()

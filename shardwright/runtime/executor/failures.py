@@ -54,7 +54,7 @@ class Failure:
         return not isinstance(one, Transfer | Send | Recv | Wait)
 
     def drained(self) -> StepProgram:
-        """What the rank has run, and then waits for what is in flight."""
+        """The part of the program that was run, and then a wait for each transfer in flight."""
         waits = (Wait(handle, ()) for handle in self.in_flight)
         return replace(
             self.program, instructions=(*self.program.instructions[: self.position], *waits)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Arg, Graph, Leaf, LeafKind, Op, Source, Symbol, to_json
+from shardwright.ir.graph import Arg, Graph, Leaf, LeafKind, Op, Source, Symbol
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
+from shardwright.plan_io.graph_text import graph_to_json
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
@@ -161,7 +162,7 @@ def verify(
     batch = {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}
     graph = comparable(to_float64(captured.graph))
     payload: dict[str, Any] = {
-        "graph": to_json(graph),
+        "graph": graph_to_json(graph),
         "plan": plan_to_json(plan),
         "fingerprint": graph.fingerprint,
         "output_keys": list(captured.output_keys),

@@ -22,32 +22,34 @@ def _bytes(payload: Sequence[Payload]) -> int:
     return max(1, sum(-(-size // _ALIGN) * _ALIGN for size in sizes))
 
 
-def sending(heap: Allocator, one: Send, values: Mapping[str, View]) -> Callable[[], list[View]]:
+def sending(
+    allocator: Allocator, one: Send, values: Mapping[str, View]
+) -> Callable[[], list[View]]:
     """Start to send; one value is sent from where it lies, several are copied together."""
     view = values.get(one.payload[0].value) if len(one.payload) == 1 else None
     if view is not None and view.contiguous:
-        buffer = heap.own(view.block)
+        buffer = allocator.own(view.block)
     else:
-        buffer = heap.new(_bytes(one.payload), Use.COMMUNICATION)
+        buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
 
     def sent() -> list[View]:
-        heap.drop(buffer)
+        allocator.drop(buffer)
         return []
 
     return sent
 
 
-def receiving(heap: Allocator, one: Recv) -> Callable[[], list[View]]:
+def receiving(allocator: Allocator, one: Recv) -> Callable[[], list[View]]:
     """Start to receive; the values share the message's buffer."""
-    buffer = heap.new(_bytes(one.payload), Use.COMMUNICATION)
+    buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
 
     def results() -> list[View]:
-        heap.becomes(buffer, Use.WORKSPACE)
+        allocator.becomes(buffer, Use.WORKSPACE)
         found = [
-            View(heap.own(buffer), p.shape, contiguous_strides(p.shape), p.dtype, grad=True)
+            View(allocator.own(buffer), p.shape, contiguous_strides(p.shape), p.dtype, grad=True)
             for p in one.payload
         ]
-        heap.drop(buffer)
+        allocator.drop(buffer)
         return found
 
     return results

@@ -72,7 +72,7 @@ class Tape(ABC):
         self.part = Gradients.ALL
         self.from_inputs: set[str] = set()
         self.from_weights: set[str] = set()
-        self._held: list[Block] = []
+        self._until_weights: list[Block] = []
         self._arrived: list[Block] = []  # gradients that are there until then, too
         self._reading: tuple[str, ...] = ()
 
@@ -122,11 +122,11 @@ class Tape(ABC):
             node.run()
         if part is not Gradients.INPUTS:
             self.nodes = []
-            for block in self._held:
+            for block in self._until_weights:
                 self.allocator.unsave(block)
             for block in self._arrived:
                 self.allocator.drop(block)
-            self._held, self._arrived = [], []
+            self._until_weights, self._arrived = [], []
 
     def hold(self, gradients: Sequence[View | None]) -> None:
         """Keep gradients until the second part of the backward pass has run."""
@@ -137,7 +137,7 @@ class Tape(ABC):
         if self.part is Gradients.ALL:
             self.allocator.unsave(block)
         else:
-            self._held.append(block)
+            self._until_weights.append(block)
 
     def label(self, op: Op) -> str:
         where = op.source.module

@@ -38,17 +38,17 @@ class StageWork(NamedTuple):
 
 
 def async_timeline(plan: Plan) -> Timeline:
-    """When every stage of `plan` does what."""
+    """The timeline of all stages of `plan`."""
     return schedule(_Passes(plan).tasks())
 
 
 def mini_batches(plan: Plan) -> int:
-    """How many mini-batches the timeline of an asynchronous `plan` shows; 1 of any other."""
+    """The number of mini-batches in the timeline of an asynchronous `plan`; 1 of any other."""
     return _MINI_BATCHES * plan.stages if plan.is_asynchronous else 1
 
 
 def works_of(plan: Plan) -> list[StageWork]:
-    """What each stage takes, by the plan's operators, transfers and parameters."""
+    """Seconds of each stage, from the plan's operators, transfers and parameters."""
     number = {op.name: i for i, op in enumerate(plan.ops)}
     cuts = [number[name] for name in plan.cuts]
     stage = [sum(cut <= i for cut in cuts) for i in range(len(plan.ops))]
@@ -89,7 +89,7 @@ class _Passes:
         while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
             stage, needed = self._next(every, places, ends)
             one = every[stage][places[stage]]
-            after = [] if needed is None else [self._brought(made, one, needed, ends[needed])]
+            after = [] if needed is None else [self._received(made, one, needed, ends[needed])]
             made.append(self._pass(one, after))
             ends[one] = len(made) - 1
             places[stage] += 1
@@ -116,7 +116,7 @@ class _Passes:
         other = one.stage - 1 if one.kind is Kind.FORWARD else one.stage + 1
         return one._replace(stage=other) if 0 <= other < self.plan.stages else None
 
-    def _brought(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
+    def _received(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
         """The task that brings a pass what it needs, on the receiving group's link."""
         cut = min(one.stage, needed.stage)
         forward = one.kind is Kind.FORWARD

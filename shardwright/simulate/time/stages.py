@@ -50,7 +50,7 @@ class _Part(NamedTuple):
 
 
 class Links:
-    """What groups do together: each when all that take part have started it.
+    """Tasks that groups do together: each runs when all that take part have started it.
 
     Of the parts that a group takes on a channel the nth belongs to the nth of the others.
     """
@@ -73,7 +73,7 @@ class Links:
 def simulated_stages(
     programs: Sequence[StepProgram], prices: Sequence[StepPrices], names: Sequence[str]
 ) -> Timeline:
-    """When everything of a step runs, on each group of a pipeline.
+    """The timeline of a step, on each group of a pipeline.
 
     `programs` are those of a rank of each group, with prices and names of the groups. Raises
     `PipelineError` where groups wait for each other.
@@ -143,7 +143,7 @@ class _Group(Player):
 
     @property
     def now(self) -> float:
-        """When the next instruction can start."""
+        """The time at which the next instruction can start."""
         return max((self.made.ends[task] for task in self._behind), default=0.0)
 
     def steps(self) -> Iterator[bool]:

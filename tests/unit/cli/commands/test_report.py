@@ -41,6 +41,7 @@ def test_a_run_and_a_trace_are_shown(files, tmp_path, shardwright_command):
     run.write_text(json.dumps(seen))
     event = {"name": "mm", "ph": "X", "ts": 0, "dur": 1, "pid": 0, "tid": 0}
     trace.write_text(json.dumps([event]))
+    save_plan(plans.timed(plans.simple()), files[0])
     asked = ("report", files[0], "-o", out, "--measured", run, "--trace", trace)
     assert shardwright_command(*asked).exit_code == 0
     text = out.read_text()
