@@ -43,7 +43,7 @@ def _family(known: Flavor) -> str:
 
 
 def _decoder(kind: str, known: Flavor) -> Fields:
-    """Fields that the configs of all decoders have."""
+    """The fields that all decoders have."""
     model = known.model
     return {
         "model_type": kind,

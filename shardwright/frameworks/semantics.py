@@ -1,4 +1,4 @@
-"""What a changed strategy changes in the numbers that training gives."""
+"""Differences between strategies in the numbers that training gives."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def audit_text(config: TrainingConfig, *, whole: bool) -> list[str]:
 
 
 def _counted(config: TrainingConfig) -> str:
-    """How many keys were read and not used, and the names of those that have no known reason."""
+    """Counts of keys that were read and not used, and the names of those without a reason."""
     unknown = [key for key in config.unused if not key.why]
     text = f"{len(config.used)} read, {len(config.unused)} not used"
     if unknown:

@@ -25,7 +25,10 @@ def test_the_page_shows_each_example(file):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_audits_that_are_explained_are_what_is_printed(monkeypatch, number):
-    """`UPDATE_GOLDEN=1` writes what is printed into the page."""
+    """Words exactly, figures of prices only in kind: each change of a cost would move them.
+
+    `UPDATE_GOLDEN=1` writes what is printed into the page.
+    """
     monkeypatch.chdir(ROOT)
     page = (PAGES / "audit.md").read_text()
     shown = list(re.finditer(r"<!-- output: (.*?) -->\n\n```text\n(.*?)```", page, re.S))
@@ -37,4 +40,9 @@ def test_the_audits_that_are_explained_are_what_is_printed(monkeypatch, number):
         start, end = shown[number].span(2)
         (PAGES / "audit.md").write_text(page[:start] + done.stdout + page[end:])
     else:
-        assert done.stdout == shown[number][2]
+        same = _without_figures if "--machine" in shown[number][1] else str
+        assert same(done.stdout) == same(shown[number][2])
+
+
+def _without_figures(text):
+    return re.sub(r"[\d.,]+", "#", re.sub(r" +", " ", text))

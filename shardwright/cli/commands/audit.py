@@ -123,7 +123,7 @@ def _check(file: _File, machine: Machine | None) -> None:
 def _read(
     config: str, given: Mapping[str, Any], machine: Machine | None
 ) -> tuple[TrainingConfig, auditing.Model | None]:
-    """The values of the file and the options."""
+    """The config of the file and the options, and the model of `--model`."""
     devices = machine.devices if machine is not None else given["devices"]
     found = read_file(config, framework=given["framework"], devices=devices)
     model = auditing.model_named(given["model"]) if given["model"] is not None else None

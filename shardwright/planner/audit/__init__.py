@@ -1,1 +1,1 @@
-"""What a strategy costs, what single changes of it would buy, and the best strategies beside it."""
+"""Prices of a strategy and of single changes of it, and the best strategies beside it."""

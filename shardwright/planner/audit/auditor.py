@@ -83,7 +83,7 @@ class Auditor:
 
     @property
     def limits(self) -> ModelLimits:
-        """What of the model limits degrees."""
+        """Sizes of the model that limit degrees."""
         return self._expansion.limits
 
     @paused()

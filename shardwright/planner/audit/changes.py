@@ -92,7 +92,7 @@ def _moved(strategy: Strategy, name: str, wanted: int) -> dict[str, Any] | None:
 
 
 def _pipeline(strategy: Strategy, wanted: int) -> dict[str, Any]:
-    """What a pipeline of another number of groups needs: its own cut, and micro-batches."""
+    """Fields that a pipeline of another number of groups needs: its own cut, and micro-batches."""
     if wanted == 1:
         return {"schedule": "1F1B", "virtual_stages": 1, "stage_cut": None}
     changes: dict[str, Any] = {"stage_cut": None}

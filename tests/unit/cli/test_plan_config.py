@@ -52,6 +52,5 @@ def test_what_a_framework_cannot_say_is_offered_with_its_price(captured):
 
 
 def test_formats_of_modules_say_the_plan_or_refuse(captured):
-    message = "--for split-spec: not expressible, because the plan has one"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="split-spec: not expressible, because"):
         offered(captured, "dp_shard=8", "split-spec")
