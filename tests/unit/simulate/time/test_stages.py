@@ -210,3 +210,11 @@ def test_ranks_of_a_group_wait_for_the_slowest():
         [SENT, (*RECEIVED, FORWARD, *collective("dp", "sum"))], late=lambda since, _: (since, 0.0)
     )
     assert late.seconds == 1 + 2 + 1 + 2
+
+
+@pytest.mark.parametrize("part, total", [(1.0, 2.5), (0.75, 2.25), (0.0, 2.0)])
+def test_a_collective_behind_a_message_waits_for_what_they_share(part, total):
+    """The message goes from 0 to 1, the sum is started at 0.5."""
+    receiver = (RECEIVED[0], FORWARD, *collective("dp", "sum"), FORWARD, RECEIVED[1])
+    ops, shared = {"a": OpSeconds(0.5, 1.0)}, {"contention": lambda _one, _other: part}
+    assert seconds([SENT, receiver], ops, **shared).seconds == pytest.approx(total)
