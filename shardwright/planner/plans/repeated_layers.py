@@ -173,7 +173,7 @@ def _pattern(segments: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gaps(marks: _Marks, width: int) -> Iterator[_Gap]:
-    """Where copies are left out: runs of equal layers, each with enough on both sides."""
+    """Copies that are left out: of runs of equal layers, each with enough on both sides."""
     numbers, begin = marks.numbers, 0
     kept = _LAYERS * width
     while begin < len(numbers):
