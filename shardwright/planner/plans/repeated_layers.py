@@ -173,7 +173,7 @@ def _pattern(segments: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gaps(marks: _Marks, width: int) -> Iterator[_Gap]:
-    """Copies that are left out: of runs of equal layers, each with enough on both sides."""
+    """Runs of equal layers, whose middle copies are left out."""
     numbers, begin = marks.numbers, 0
     kept = _LAYERS * width
     while begin < len(numbers):

@@ -46,7 +46,7 @@ class NotPeriodicError(ValueError):
 
 
 class Layer(NamedTuple):
-    """Which layer an operator or a leaf belongs to.
+    """The layer that an operator or a leaf belongs to.
 
     Layers of `gap` have numbers: from 0 on behind the gap, from -1 down before it. `position`
     tells the operators and leaves of one layer apart.
@@ -143,7 +143,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
 
 @dataclass
 class _Track:
-    """Where a pass over the layers of a gap begins to run each of them."""
+    """The places where a pass over the layers of a gap begins to run each of them."""
 
     gap: int
     at: dict[int, int]  # by the layer's number
@@ -251,7 +251,7 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
     returned = set(program.returned)
 
     def signature(name: str, section: Section) -> tuple[object, ...]:
-        """Where a name is mentioned, relative to the layer of a section."""
+        """The places of a name, relative to the layer of a section."""
         if name in layer_of:
             layer = layer_of[name]
             return layer.gap, layer.number - section.layer, layer.position
