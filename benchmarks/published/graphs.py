@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import shardwright as sw
+from benchmarks.published.modules import Gpt, Llama
 from benchmarks.published.row import Row
 from shardwright.ir.graph import Graph
 
@@ -44,6 +44,7 @@ class Shape:
     batch: int
     mixed: bool
     fused: bool
+    dropout: float
 
     @classmethod
     def of(cls, row: Row) -> Shape:
@@ -67,7 +68,8 @@ class Shape:
             row.sequence,
             row.global_batch,
             not row.precision.startswith("pure-"),
-            row.attention == "fused",
+            row.attention != "unfused",
+            row.dropout,
         )
 
 
@@ -88,7 +90,7 @@ def graph_of(shape: Shape, folder: Path = FOLDER) -> Graph:
 
 def _name(shape: Shape) -> str:
     """Names a shape and the code that captures: with other code graphs are captured anew."""
-    code = code_digest((*_CAPTURE,), (Path(__file__),))
+    code = code_digest((*_CAPTURE,), (Path(__file__), Path(__file__).with_name("modules.py")))
     return hashlib.sha256(repr((code, astuple(shape))).encode()).hexdigest()[:24]
 
 
@@ -112,45 +114,29 @@ def _captured(shape: Shape) -> Graph:
 
 
 def _gpt(shape: Shape) -> nn.Module:
-    module: nn.Module = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=shape.layers,
-            n_embd=shape.hidden,
-            n_head=shape.heads,
-            n_inner=shape.ffn,
-            n_positions=shape.sequence,
-            vocab_size=shape.vocab,
-            tie_word_embeddings=shape.tied,
-            attn_implementation=_attention(shape),
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            use_cache=False,
-        )
+    return Gpt(
+        shape.layers,
+        shape.hidden,
+        shape.heads,
+        shape.ffn,
+        shape.vocab,
+        shape.sequence,
+        tied=shape.tied,
+        fused=shape.fused,
+        dropout=shape.dropout,
     )
-    return module
 
 
 def _llama(shape: Shape) -> nn.Module:
-    module: nn.Module = LlamaForCausalLM(
-        LlamaConfig(
-            num_hidden_layers=shape.layers,
-            hidden_size=shape.hidden,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            intermediate_size=shape.ffn,
-            max_position_embeddings=shape.sequence,
-            vocab_size=shape.vocab,
-            tie_word_embeddings=shape.tied,
-            attn_implementation=_attention(shape),
-            use_cache=False,
-        )
+    return Llama(
+        shape.layers,
+        shape.hidden,
+        shape.heads,
+        shape.kv_heads,
+        shape.ffn,
+        shape.vocab,
+        tied=shape.tied,
     )
-    return module
-
-
-def _attention(shape: Shape) -> str:
-    return "sdpa" if shape.fused else "eager"
 
 
 _FAMILIES = {"gpt": _gpt, "llama": _llama}

@@ -66,7 +66,9 @@ class Row:
         reduce: dtype in which gradients are reduced.
         recompute: one of `RECOMPUTE`.
         compiled: torch.compile.
-        attention: "fused", or "unfused" where the scores are stored.
+        attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
+            are stored.
+        dropout: probability, of embeddings, residuals and unfused attention.
         optimizer: its name and how it is implemented.
         async_tp: whether collectives of `tp` overlap matrix products.
         gpu: key of the machine's device.
@@ -119,6 +121,7 @@ class Row:
     recompute: str = "unstated"
     compiled: bool = False
     attention: str = "fused"
+    dropout: float = 0.0
     optimizer: str = "adamw"
     async_tp: bool = False
     gpu: str = ""

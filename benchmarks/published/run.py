@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from multiprocessing import get_context
@@ -24,7 +25,9 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.tracing.op_memory.footprints import Footprints
 
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
@@ -76,9 +79,14 @@ def _has_memory(row: Row) -> bool:
 
 
 def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
+    graph = graph_of(shape)
     if simulated:
-        return sw.price(graph_of(shape), machine, strategy)
-    return _expansion(shape, machine).expanded(strategy).plan(0.0, ())
+        return sw.price(graph, machine, strategy)
+    expansion = _expansion(shape, machine)
+    analysis = expansion.sources.analysis
+    plan = expansion.expanded(strategy).plan(0.0, ())
+    tracer = Footprints(on_cpu=False)
+    return Refinement(graph, machine, expansion.optimizer, tracer, analysis).timed(plan)
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
@@ -107,8 +115,9 @@ def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
     if workers == 1 or len(rows) < workers:
         yield from map(predict, rows)
         return
-    with get_context("spawn").Pool(workers, _one_thread) as pool:
-        yield from pool.imap(predict, rows, chunksize=16)
+    # Not a `Pool`, whose workers may have no children: some rules are found in one.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _one_thread) as pool:
+        yield from pool.map(predict, rows, chunksize=4)
 
 
 def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:
@@ -121,7 +130,10 @@ def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Predicti
 def code() -> str:
     """A hash of everything that predictions depend on, but the rows."""
     here = Path(__file__).parent
-    return code_digest(("**/*.py",), (here / "graphs.py", here / "setups.py", here / "run.py"))
+    packages = ("ir", "machine", "planner", "program", "rules", "simulate", "solve", "tracing")
+    patterns = tuple(f"{package}/**/*.py" for package in packages)
+    files = ("graphs.py", "modules.py", "setups.py", "run.py")
+    return code_digest(patterns, tuple(here / name for name in files))
 
 
 def _digest(row: Row) -> str:

@@ -7,13 +7,17 @@ from dataclasses import replace
 from benchmarks.published.graphs import UnpriceableError
 from benchmarks.published.row import Row
 from shardwright.ir.strategy.recompute import Recompute
-from shardwright.ir.strategy.strategy import Strategy
-from shardwright.machine.model import Level, Machine, MachineError
+from shardwright.ir.strategy.strategy import Strategy, divisors
+from shardwright.machine.gpus import GPUS
+from shardwright.machine.model import Level, Machine
 from shardwright.machine.presets import preset
 
 # Kinds of rows that have another name than their preset.
-_PRESETS = {"A100-80": "A100"}
-_PRESET_GBIT = {"A100": 1600, "A100-40": 1600, "H100": 3200, "H200": 3200}  # of a host, as presets
+PRESETS = {"A100-80": "A100"}
+OVERLAP = 0.8  # part of gathers of parameters and of their gradients that FSDP's prefetch hides
+# FLOP/s of the first FlashAttention, forward and backward, without what a causal mask leaves out:
+# 25 to 40 % of an A100's peak (arXiv 2307.08691, section 1); it uses nothing that newer GPUs add.
+FLASH_1 = 85e12
 _FP8 = {"fp8-rowwise": "rowwise", "fp8-tensorwise": "tensorwise", "fp8-delayed": "delayed"}
 _FP8 |= {"fp8-mx": "mxfp8"}
 _RECOMPUTE = {
@@ -27,24 +31,33 @@ _RECOMPUTE = {
 
 
 def machine_of(row: Row) -> Machine:
-    """The preset of a row's hosts, with the network that the row states.
+    """The preset of a row's hosts, with the network and the attention that the row states.
 
-    Raises `UnpriceableError` for a GPU or a number of GPUs that no preset has.
+    Communication of parameters overlaps where data parallel ranks shard them, as FSDP does; no
+    source states it of others.
+
+    Raises `UnpriceableError` for a GPU that no preset has.
     """
-    kind = _PRESETS.get(row.gpu, row.gpu)
-    each = min(row.gpus, row.gpus_per_node)
-    if row.gpus % each:
-        raise UnpriceableError(f"{row.gpus} GPUs are no whole hosts of {each}")
-    text = f"{row.gpus // each}x{each}x{kind}" if row.gpus > each else f"{each}x{kind}"
-    try:
-        machine = preset(text)
-    except MachineError:
-        raise UnpriceableError(f"no preset has the GPU {row.gpu}") from None
+    kind = PRESETS.get(row.gpu, row.gpu)
+    gpu = next((gpu for gpu in GPUS if gpu.kind == kind), None)
+    if gpu is None:
+        raise UnpriceableError(f"no preset has the GPU {row.gpu}")
+    most = max(row.gpus_per_node, gpu.host_gpus)  # a rack joins several nodes
+    each = max(count for count in divisors(row.gpus) if count <= most)
+    hosts = f"{row.gpus // each}x" if row.gpus > each else ""
+    machine = preset(f"{hosts}{each}x{kind}")
+    device = machine.device
+    if row.attention == "flash-1":
+        figure = FLASH_1 / device.peak_flop_per_s("bfloat16")
+        efficiency = replace(device.efficiency, attention=figure)
+        machine = replace(machine, device=replace(device, efficiency=efficiency))
+    if row.zero >= 2:
+        machine = replace(machine, overlap=OVERLAP)
     if len(machine.levels) == 1 or not row.network_gbit:
         return machine
-    scale = row.network_gbit / _PRESET_GBIT[kind]
+    stated, usual = row.network_gbit / row.gpus_per_node, gpu.network_gbit / gpu.host_gpus
     *inner, network = machine.levels
-    return replace(machine, levels=(*inner, _scaled(network, scale)))
+    return replace(machine, levels=(*inner, _scaled(network, stated / usual)))
 
 
 def _scaled(level: Level, by: float) -> Level:

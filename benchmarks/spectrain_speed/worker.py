@@ -19,6 +19,7 @@ from benchmarks.spectrain_speed.models import made
 from shardwright.ir.pipeline import AXIS
 from shardwright.program.decisions import everything_whole
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.runtime.pipeline.stage import Stages, capture_stages
 from shardwright.runtime.weight_versions import weights_named
@@ -80,11 +81,8 @@ def flushing(stages: Stages, model: nn.Module, batch: Batch) -> Way:
         stages.captured,
         stages.analysis,
         decisions,
-        weights=dict(model.named_parameters()),
-        buffers={},
-        persistent=frozenset(),
-        device_mesh=init_device_mesh("cpu", (count, 1), mesh_dim_names=(AXIS, "dp")),
-        device=CPU,
+        ModuleOptions(dict(model.named_parameters()), {}),
+        init_device_mesh("cpu", (count, 1), mesh_dim_names=(AXIS, "dp")),
     )
     optimizer = optimizer_of(module.parameters())
 

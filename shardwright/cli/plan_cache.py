@@ -19,7 +19,7 @@ _VERSION = 2  # version 1 stored parameters in layouts that are rejected now
 
 
 def cache_key(
-    captured: planning.Captured, machine: Machine, options: PlanOptions, timing_seconds: float
+    captured: planning.CapturedTarget, machine: Machine, options: PlanOptions, timing_seconds: float
 ) -> str:
     """The key of a search: a digest of graph, optimizer, machine, options, timing seconds."""
     limit = limit_on(machine, options.memory_limit)

@@ -48,7 +48,7 @@ def time_shares(options: PlanOptions, searches: int) -> Iterator[PlanOptions]:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedTarget:
     """The serial graph of a target, and further inputs of a search."""
 
     job: Job
@@ -71,47 +71,59 @@ def capture(
     numerics: Mapping[str, str] = MappingProxyType({}),
     machine: Machine | None = None,
     memory_limit: int | str | None = None,
-) -> Captured:
+) -> CapturedTarget:
     """Load TARGET and capture its model, on the meta device if it can be built there.
 
     `numerics` override those of the job. With `machine`, weights that its devices cannot hold
     within `memory_limit` are rejected before the capture.
     """
     with working(f"capturing {target.text}"):
-        from shardwright import api
-        from shardwright.tracing.arguments import weight_bytes
-        from shardwright.tracing.export.opaque import WeightsNeededError
-        from shardwright.train.targets.target import (
-            build_model,
-            half_precision,
-            load_job,
-            optimizer_name,
-        )
+        from shardwright.train.targets.target import half_precision, load_job
 
         job = load_job(target.text, target.batch, target.seq, target.settings)
         named = half_precision(target.text) if "precision" not in numerics else None
-        args, kwargs = job.call()
-        chosen = {**asdict(job.numerics), **numerics}
-        start = time.perf_counter()
-        model = build_model(job, meta=True)
-        name = optimizer if optimizer is not None else optimizer_name(job, model)
-        if machine is not None:
-            check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
-        try:
-            graph = api.capture(model, args, kwargs, **chosen)
-        except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
-            graph = api.capture(build_model(job), args, kwargs, **chosen)
-        seconds = time.perf_counter() - start
+        captured = capture_job(
+            job, optimizer, numerics=numerics, machine=machine, memory_limit=memory_limit
+        )
     if named is not None:
         words = (
             f"note: {target.text} names {named}; this is about training in float32, as the model is"
             " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
         )
         click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
-    return Captured(job, graph, name, seconds)
+    return captured
 
 
-def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[Captured, Plan]:
+def capture_job(
+    job: Job,
+    optimizer: str | None = None,
+    *,
+    numerics: Mapping[str, str] = MappingProxyType({}),
+    machine: Machine | None = None,
+    memory_limit: int | str | None = None,
+) -> CapturedTarget:
+    """Capture the model of a job; arguments are those of `capture`."""
+    from shardwright import api
+    from shardwright.tracing.arguments import weight_bytes
+    from shardwright.tracing.export.opaque import WeightsNeededError
+    from shardwright.train.targets.target import build_model, optimizer_name
+
+    args, kwargs = job.call()
+    chosen = {**asdict(job.numerics), **numerics}
+    start = time.perf_counter()
+    model = build_model(job, meta=True)
+    name = optimizer if optimizer is not None else optimizer_name(job, model)
+    if machine is not None:
+        check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
+    try:
+        graph = api.capture(model, args, kwargs, **chosen)
+    except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
+        graph = api.capture(build_model(job), args, kwargs, **chosen)
+    seconds = time.perf_counter() - start
+    return CapturedTarget(job, graph, name, seconds)
+
+
+def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[CapturedTarget, Plan]:
     """TARGET captured with the plan's numerics, and the plan, checked against it."""
     numerics = asdict(load_plan(given.plan).numerics)
     captured = capture(given.target, numerics=numerics)
@@ -143,7 +155,7 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
 
 
 def _measurement_age(machine: Machine, measured: Measured) -> str:
-    """When the figures of this host were measured, doubts about them, and how to renew them."""
+    """Notes on the figures of this host: their age, doubts about them, and how to renew them."""
     tuned = " --tune-host" if measured.tuned_host else ""
     renew = f"`shardwright profile --devices {machine.devices}{tuned}`"
     if doubts := measured.doubts:
@@ -172,7 +184,7 @@ def check(machines: Sequence[Machine], options: PlanOptions, batch: int | None =
         raise last
 
 
-def search(captured: Captured, machine: Machine, options: PlanOptions = DEFAULTS) -> Frontier:
+def search(captured: CapturedTarget, machine: Machine, options: PlanOptions = DEFAULTS) -> Frontier:
     """The frontier of one graph on one machine, with the optimizer of the target."""
     options = replace(options, optimizer=captured.optimizer)
     with working(f"searching plans for {machine}") as progress:
@@ -182,7 +194,7 @@ def search(captured: Captured, machine: Machine, options: PlanOptions = DEFAULTS
 
 
 def frontiers(
-    captured: Captured, machines: Sequence[Machine], options: PlanOptions
+    captured: CapturedTarget, machines: Sequence[Machine], options: PlanOptions
 ) -> tuple[list[tuple[Machine, Frontier]], dict[int, str]]:
     """The frontier of each machine, and by device count why constraints leave some without plans.
 
@@ -201,7 +213,7 @@ def frontiers(
 
 
 def choose(
-    captured: Captured,
+    captured: CapturedTarget,
     machine: Machine,
     objective: str,
     options: PlanOptions,
@@ -225,7 +237,9 @@ def choose(
     return chosen(machine)
 
 
-def _choose(captured: Captured, machine: Machine, objective: str, options: PlanOptions) -> Choice:
+def _choose(
+    captured: CapturedTarget, machine: Machine, objective: str, options: PlanOptions
+) -> Choice:
     if objective == "memory":  # more micro-batches are tried while they save memory
         every = replace(options, micro_batches=options.micro_batches or ALL)
         frontier = search(captured, machine, every)
@@ -239,7 +253,7 @@ def _preferred(frontier: Frontier, options: PlanOptions) -> Choice:
     return Choice(found.plan, frontier, found)
 
 
-def _on_fewest_devices(captured: Captured, machine: Machine, options: PlanOptions) -> Choice:
+def _on_fewest_devices(captured: CapturedTarget, machine: Machine, options: PlanOptions) -> Choice:
     limit = limit_on(machine, options.memory_limit)
     parts = list(smaller_machines(machine))
     enough = [p for p in parts if limit is None or captured.state_bytes <= limit * p.devices]
@@ -273,7 +287,7 @@ def smaller_machines(machine: Machine) -> Iterator[Machine]:
             yield machine.with_devices(devices)
 
 
-def plan_in_file(file: str, captured: Captured, devices: int | None) -> Plan:
+def plan_in_file(file: str, captured: CapturedTarget, devices: int | None) -> Plan:
     """The plan in `file`, checked against this graph and number of devices."""
     plan = load_plan(file)
     if devices is not None and plan.devices != devices:

@@ -95,7 +95,7 @@ _LAUNCH = (  # passed on under the same names
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How ranks are started, the file of a `trace`, and whether to verify after training."""
+    """The launch of the ranks, the file of a `trace`, and whether to verify after training."""
 
     launch: LaunchOptions
     trace: str | None

@@ -29,7 +29,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one step computes.
+    """The samples, tokens and micro-batches of one step.
 
     Attributes:
         samples: sequences of the global batch; None: the file does not say.
@@ -51,12 +51,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHints:
-    """What a config says of its model; None where it says nothing.
+    """Sizes of the model that a config states; None where it states nothing.
 
     Attributes:
         name: as the framework calls it, as "llama3 8B" or a path.
         layers, hidden, ffn, heads, key_value_heads, vocabulary: sizes.
         experts, experts_per_token, expert_ffn: of a mixture of experts.
+        head_dim: features of an attention head; None: `hidden` over `heads`.
+        feed_forward: "swiglu", "gelu" or "squared-relu".
+        tied: whether embedding and output share their weights.
     """
 
     name: str | None = None
@@ -69,11 +72,14 @@ class ModelHints:
     experts: int | None = None
     experts_per_token: int | None = None
     expert_ffn: int | None = None
+    head_dim: int | None = None
+    feed_forward: str | None = None
+    tied: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
-    """What changes the numbers that training gives.
+    """Settings that change the numbers that training gives.
 
     Attributes:
         gradient_sync: gradients are reduced after "every" or after the "last" micro-batch.
@@ -90,7 +96,7 @@ class Semantics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """What a framework's config says.
+    """The contents of a framework's config.
 
     Attributes:
         framework: its name, as "torchtitan".
@@ -120,7 +126,7 @@ class TrainingConfig:
 
     @property
     def limits(self) -> ModelLimits:
-        """What of model and batch limits degrees."""
+        """Sizes of model and batch that limit degrees of parallelism."""
         return ModelLimits(
             batch=self.batch.samples,
             sequence=self.batch.sequence,

@@ -54,7 +54,7 @@ class Settings:
             self._all.append(other)
 
     def spelled(self, name: str) -> str | None:
-        """How the file spells a key; None where it does not have it."""
+        """The file's spelling of a key; None if it does not have the key."""
         entry = self._entries.get(name)
         return entry.key if entry is not None else None
 

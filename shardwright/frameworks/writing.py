@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -20,7 +20,7 @@ from shardwright.frameworks.readers import torchtitan as titan
 from shardwright.frameworks.reading import no_companion, read_document
 from shardwright.frameworks.registry import FRAMEWORKS
 from shardwright.frameworks.writers import deepspeed, hugging_face, megatron, torchtitan
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.ir.strategy.strategy import Strategy
 
 Keys = dict[str, Any]
@@ -34,28 +34,32 @@ class Written:
         text: of the file.
         strategy: what the file says; the wanted one where `reasons` is empty.
         reasons: what the framework cannot express of the wanted strategy, one sentence each.
+        config: the file as it is read again.
     """
 
     text: str
     strategy: Strategy
     reasons: tuple[str, ...]
+    config: TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How one framework's config is written.
+    """Functions that write one framework's config.
 
     Attributes:
         nearest: of a strategy, the nearest that can be expressed, and the reasons.
         settings: the keys that say an expressible strategy.
         text: of a new file with these keys.
         reads_as: the name under which `read_text` reads it.
+        derived: keys that follow from others where they are not given.
     """
 
-    nearest: Callable[[Strategy, Facts], tuple[Strategy, list[str]]]
-    settings: Callable[[Strategy, Facts], Keys]
-    text: Callable[[Keys, Strategy, Facts], str]
+    nearest: Callable[[Strategy, ConfigFacts], tuple[Strategy, list[str]]]
+    settings: Callable[[Strategy, ConfigFacts], Keys]
+    text: Callable[[Keys, Strategy, ConfigFacts], str]
     reads_as: str
+    derived: tuple[str, ...] = ()
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+def _toml(keys: Keys, _strategy: Strategy, facts: ConfigFacts) -> str:
     family, _, size = (facts.model or "").partition(" ")
     if size:
         keys = {"model.name": family, "model.flavor": size, **keys}
@@ -83,24 +87,25 @@ def _toml(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
     return "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
 
 
-def _yaml(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+def _yaml(keys: Keys, _strategy: Strategy, _facts: ConfigFacts) -> str:
     return str(yaml.safe_dump(nested(keys), sort_keys=False))
 
 
-def _json(keys: Keys, _strategy: Strategy, _facts: Facts) -> str:
+def _json(keys: Keys, _strategy: Strategy, _facts: ConfigFacts) -> str:
     return json.dumps(nested(keys), indent=2) + "\n"
 
 
-def _titan(dialect: str, text: Callable[[Keys, Strategy, Facts], str]) -> Writer:
+def _titan(dialect: str, text: Callable[[Keys, Strategy, ConfigFacts], str]) -> Writer:
     return Writer(
         lambda strategy, facts: torchtitan.nearest(strategy, facts, dialect),
         lambda strategy, facts: torchtitan.settings(strategy, facts, dialect),
         text,
         "torchtitan",
+        ("training.global_batch_size", "training.num_tokens_per_train_step"),
     )
 
 
-def _function(keys: Keys, _strategy: Strategy, facts: Facts) -> str:
+def _function(keys: Keys, _strategy: Strategy, facts: ConfigFacts) -> str:
     return torchtitan.function_text(keys, facts)
 
 
@@ -113,12 +118,14 @@ WRITERS: Mapping[str, Writer] = {
         megatron.settings,
         lambda keys, strategy, _facts: megatron.script_text(keys, strategy),
         "megatron",
+        ("global-batch-size",),
     ),
     "megatron-bridge": Writer(
         lambda strategy, facts: megatron.nearest(strategy, facts, bridge=True),
         megatron.bridge_settings,
         _yaml,
         "megatron-bridge",
+        ("train.global_batch_size",),
     ),
     "accelerate": Writer(
         hugging_face.nearest_accelerate, hugging_face.accelerate_settings, _yaml, "accelerate"
@@ -135,7 +142,7 @@ _DIALECTS = {
 }
 
 
-def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
+def write_config(framework: str, strategy: Strategy, facts: ConfigFacts) -> Written:
     """A new config of a framework that trains as `strategy` does, or as nearly as it can.
 
     Args:
@@ -151,8 +158,8 @@ def write_config(framework: str, strategy: Strategy, facts: Facts) -> Written:
     writer = WRITERS[framework]
     near, reasons = writer.nearest(strategy, facts)
     text = writer.text(writer.settings(near, facts), near, facts)
-    _read_back(parse_document(framework, text), writer, near, facts)
-    return Written(text, near, tuple(reasons))
+    config = _read_back(parse_document(framework, text), writer, near, facts)
+    return Written(text, near, tuple(reasons), config)
 
 
 def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -> Written:
@@ -161,17 +168,14 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
     What changes the results of training beside the strategy is among the reasons. Otherwise as
     `write_config`.
     """
-    facts = Facts(
+    facts = ConfigFacts(
         batch=config.batch,
         model=config.model.name,
         layers=config.model.layers,
         clip=config.semantics.clip,
     )
     written = write_config(framework, strategy, facts)
-    writer = WRITERS[framework]
-    document = parse_document(framework, written.text)
-    again = _read_back(document, writer, written.strategy, facts)
-    reasons = list(written.reasons)
+    reasons, again = list(written.reasons), written.config
     before, after = config.semantics, again.semantics
     if before.loss_mean != after.loss_mean:
         reasons.append(
@@ -182,7 +186,7 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
         reasons.append(f"results may change: gradients are clipped at {shown}, not {before.clip}")
     if again.batch.samples is None and config.batch.samples is not None:
         reasons.append(f"the batch of {config.batch.samples} sequences stands in its script")
-    return Written(written.text, written.strategy, tuple(reasons))
+    return replace(written, reasons=tuple(reasons))
 
 
 def edit_config(
@@ -210,7 +214,7 @@ def edit_config(
             f" {', '.join(WRITERS)}"
         )
     writer = WRITERS[name]
-    facts = Facts(
+    facts = ConfigFacts(
         batch=batch or config.batch,
         model=config.model.name,
         layers=config.model.layers,
@@ -227,19 +231,33 @@ def edit_config(
         if isinstance(value, Code) and document.form != "python":
             raise FrameworkError(f"{document.name}: {key} is an object of Python; write a new file")
     anchor = next((spelled(key) for key in after if spelled(key) in document.entries), None)
+    derived = {
+        spelled(key): after[key]
+        for key in writer.derived
+        if key in after and spelled(key) not in document.entries
+    }
     new = edited(document, changes, anchor)
-    _read_back(new, writer, near, facts)
-    return Written(new.text, near, tuple(reasons))
+    if changes and derived and not _says(new, writer, near, facts):
+        new = edited(document, {**changes, **derived}, anchor)
+    return Written(new.text, near, tuple(reasons), _read_back(new, writer, near, facts))
 
 
-def _keys(writer: Writer, config: TrainingConfig, facts: Facts) -> Keys:
+def _says(document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts) -> bool:
+    try:
+        _read_back(document, writer, wanted, facts)
+    except FrameworkError:
+        return False
+    return True
+
+
+def _keys(writer: Writer, config: TrainingConfig, facts: ConfigFacts) -> Keys:
     """The keys that say what the file says now."""
     now, _ = writer.nearest(config.strategy, facts)
     return writer.settings(now, facts)
 
 
 def _spelling(document: Document, framework: str) -> Callable[[str], str]:
-    """How a file spells the key of a framework: as it stands there, or as its other keys do."""
+    """A file's spelling of a framework's key: as it stands there, or as its other keys do."""
     known = FRAMEWORKS[framework].settings(document)
     flags = framework == "megatron" and document.form == "yaml"
     inside = any(key.startswith("MODEL_ARGS.") for key in document.entries)
@@ -248,9 +266,9 @@ def _spelling(document: Document, framework: str) -> Callable[[str], str]:
 
 
 def _read_back(
-    document: Document, writer: Writer, wanted: Strategy, facts: Facts
+    document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts
 ) -> TrainingConfig:
-    """What a written file says.
+    """The config that a written file contains.
 
     Raises `FrameworkError` unless strategy, batch and clipping are what was wanted, as far as the
     framework's files say them.

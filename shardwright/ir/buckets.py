@@ -1,6 +1,6 @@
 """Sizes of communication buckets: gradients that are summed, sharded parameters that are gathered.
 
-Lowering, the simulated timeline and the cost tables all use these functions.
+The passes of step programs and the cost tables use these functions.
 """
 
 from __future__ import annotations
@@ -71,26 +71,4 @@ def gather_buckets(copies: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
             filled, last = 0, kind
         found[-1].append(number)
         filled += size
-    return found
-
-
-def gather_messages(copies: Iterable[tuple[int, bool]], alone_bytes: int | None) -> list[list[int]]:
-    """The messages of one bucket: lists of indices into `copies`, pairs of (bytes, contiguous).
-
-    A copy is contiguous if the concatenation of all ranks' tiles is the copy. Copies that share a
-    message are copied out of it; one of `alone_bytes` takes longer to copy than to send alone
-    (`BackendSpec`).
-
-    >>> gather_messages([(2**20, True), (8, True), (2**21, True), (8, False)], alone_bytes=2**20)
-    [[0], [1, 3], [2]]
-    """
-    found: list[list[int]] = []
-    together: list[int] = []
-    for number, (size, as_sent) in enumerate(copies):
-        if alone_bytes is not None and as_sent and size >= alone_bytes:
-            found.append([number])
-            continue
-        if not together:
-            found.append(together)
-        together.append(number)
     return found

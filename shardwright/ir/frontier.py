@@ -110,6 +110,11 @@ class Plans(Sequence[Plan]):
             self._written[index] = self._write(index)
         return self._written[index]
 
+    @property
+    def written(self) -> Sequence[tuple[int, Plan]]:
+        """The plans that were built, by index."""
+        return tuple(self._written.items())
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
@@ -164,7 +169,7 @@ class Frontier:
         """
         limit = self.limit(memory_limit)
         if limit is None:
-            return self.with_excess_note(self.settled(self.plans[0]))
+            return self.with_excess_note(self._fastest_of_all())
         if (plan := self._fastest_fitting(limit)) is not None:
             return self.with_excess_note(plan)
         raise self._infeasible(limit, memory_limit)
@@ -208,6 +213,10 @@ class Frontier:
         )
         return replace(plan, notes=(note, *plan.notes))
 
+    def _fastest_of_all(self) -> Plan:
+        """The fastest plan, whatever memory it needs."""
+        return self.plans[0]
+
     def _fastest_fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan that is found to fit."""
         fitting = (i for i, (_, peak) in enumerate(self.costs) if peak <= limit)
@@ -218,12 +227,27 @@ class Frontier:
         """Number of plans that are about as fast as the fastest, within 2 %."""
         return sum(seconds <= _AS_GOOD * self.costs[0][0] for seconds, _ in self.costs)
 
+    def place_of(self, plan: Plan) -> int | None:
+        """The index of the listed plan that was settled to `plan`; None if it is not listed."""
+        for index, known in self._written():
+            if known.ops is plan.ops:
+                return index
+        own = plan.step_seconds, plan.added_seconds
+        for index, (seconds, _) in enumerate(self.costs):
+            if any(math.isclose(seconds, one, rel_tol=1e-9) for one in own):
+                return index
+        return None
+
+    def _written(self) -> Sequence[tuple[int, Plan]]:
+        """The plans that were looked at, by index."""
+        if isinstance(self.plans, Plans):
+            return self.plans.written
+        return tuple(enumerate(self.plans))
+
     def with_rivals(self, plan: Plan) -> Plan:
         """`plan`, one of these, with `rivals`: the costs of the others and of the baselines."""
-        devices = plan.devices
-        # Its own are listed as they were before it was settled.
-        own = plan.step_seconds if plan.timeline is None else plan.added_seconds
-        costs = [c for c in self.costs if not math.isclose(c[0], own, rel_tol=1e-9)]
+        devices, own = plan.devices, self.place_of(plan)
+        costs = [cost for index, cost in enumerate(self.costs) if index != own]
         others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
         known = tuple(
             Rival(b.name, b.devices, b.step_seconds, b.peak_bytes)
@@ -253,21 +277,19 @@ class Frontier:
         return True
 
     def settled(self, plan: Plan) -> Plan:
-        """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
-
-        Of a plan in micro-batches the time of a step is simulated too.
+        """Simulate time and memory of a step of a plan, from the programs of its ranks.
 
         Args:
             plan: one of these plans, or of the baselines.
 
         Returns:
-            The same plan with the `peak_bytes` and `memory` that it needs, and in micro-batches
-            with the `step_seconds` and `timeline` of its step program.
+            The same plan with the `step_seconds` and `timeline` of its step program, and the
+            `peak_bytes` and `memory` that the worst rank needs.
         """
         return plan
 
     def all_settled(self, most: int = MOST_SETTLED) -> Frontier:
-        """The frontier of simulated memory.
+        """The frontier of simulated time and memory.
 
         Simulation takes a quarter of a second to a second for a plan of a large model.
 

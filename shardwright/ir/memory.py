@@ -88,7 +88,7 @@ class Memory:
         return Bytes(sum(self.parts().values()))
 
     def parts(self) -> dict[str, Bytes]:
-        """What adds up to the peak, by name."""
+        """The parts that add up to the peak, by name."""
         return {name: getattr(self, name) for name in PARTS}
 
 

@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ForwardMemory:
     """Storages are numbered: those of the operands, then those made here, of `made` bytes.
 
     `results` have a storage, a shape, strides and a dtype each, None where there is no tensor;
@@ -39,7 +39,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class BackwardMemory:
     """`events` are pairs (storage, bytes): born with so many, or dropped, where it is -1.
 
     Storages are numbered on: after those of the forward pass the results'
@@ -51,14 +51,14 @@ class Backward:
 
 
 class CallMemory(Protocol):
-    """What one call does to memory, and all that are equal to it."""
+    """The memory of one operator call, and of all calls equal to it."""
 
     @property
-    def forward(self) -> Forward | None:
-        """What it does forward; None if that cannot be traced."""
+    def forward(self) -> ForwardMemory | None:
+        """Memory of the forward pass; None if it cannot be traced."""
 
-    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
-        """What it does when its results' gradients come with such strides, or not at all (None)."""
+    def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
+        """Memory of the backward pass, for these strides (or None) of the results' gradients."""
 
 
 class OpTracer(Protocol):

@@ -35,7 +35,7 @@ class Pipeline:
 
     @property
     def weights(self) -> str | None:
-        """Which weights the passes of a continuous pipeline use; None if the pipeline flushes."""
+        """The weight versions of a continuous pipeline's passes; None if the pipeline flushes."""
         return schedule_named(self.schedule).weights
 
     @property
@@ -69,5 +69,5 @@ def stage_mesh(mesh: Mesh) -> Mesh:
 
 
 def groups_of(mesh: Mesh) -> int:
-    """How many groups of devices take part in a pipeline on `mesh`; 1 without one."""
+    """The number of groups of devices in a pipeline on `mesh`; 1 without one."""
     return dict(mesh.axes).get(AXIS, 1)

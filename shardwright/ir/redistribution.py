@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Collective(Enum):
     """The operation of one step on the devices of its mesh axis; the first three move no data.
 
-    A new kind has its change of placement in `KINDS`, and an entry in each `ByCollective`: its
+    A new kind has its change of placement in `KINDS`, and an entry in each `ByKind`: its
     price (`simulate/costs`), its memory (`simulate/memory`) and how it is run (`runtime/comm`).
     """
 
@@ -75,15 +75,28 @@ KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
 
 
 class Exchange(Enum):
-    """Point-to-point messages inside of one operator; its pieces travel, no layout changes."""
+    """Communication that changes no layout: messages between two ranks, and rows to experts.
+
+    As a collective, a new kind has an entry in each `ByKind`: its price, its memory.
+    """
 
     SWAP = "swap"  # parts of a sequence go to the ranks that compute with them (zigzag), and back
-    RING = "ring"  # blocks of keys and values go round (ring attention)
+    RING = "ring"  # one block of keys and values goes to the next rank (ring attention)
+    ROWS = "rows"  # rows go to the ranks that hold their experts, and results back (all_to_all)
+    MESSAGE = "message"  # values go from one pipeline stage to the next
+
+    @property
+    def gradient(self) -> Exchange:
+        """The kind that takes gradients back: the same in the other direction."""
+        return self
 
 
-def communication_named(word: str) -> Collective | Exchange:
+CommKind = Collective | Exchange
+
+
+def communication_named(word: str) -> CommKind:
     """The kind of this name in plans; raises `ValueError` if it is not known."""
-    if word in {kind.value for kind in Exchange}:
+    if word in {kind.value for kind in (Exchange.SWAP, Exchange.RING)}:
         return Exchange(word)
     return Collective(word)
 
@@ -100,32 +113,32 @@ ORDER = {kind: position for position, kind in enumerate(KINDS.values())}
 
 
 @final
-class ByCollective(Generic[T]):
-    """What one layer knows of each kind of collective: its price, its memory, how it is run.
+class ByKind(Generic[T]):
+    """A table over kinds of communication: one layer's prices, memory, or functions to run.
 
     Raises `ValueError` where one of `kinds` is missing or another one is there, and for a kind that
-    is looked up and not known: "... is no collective `that`".
+    is looked up and not known: "... is no communication `that`".
     """
 
     def __init__(
         self,
         that: str,
-        entries: Mapping[Collective, T],
-        kinds: Iterable[Collective] = tuple(Collective),
+        entries: Mapping[CommKind, T],
+        kinds: Iterable[CommKind] = (*Collective, *Exchange),
     ) -> None:
         if wrong := set(kinds) ^ entries.keys():
             names = ", ".join(sorted(kind.value for kind in wrong))
-            raise ValueError(f"of collectives {that}, {names} is missing or must not be there")
+            raise ValueError(f"of communication {that}, {names} is missing or must not be there")
         self._that, self._entries = that, dict(entries)
 
-    def __getitem__(self, kind: Collective) -> T:
+    def __getitem__(self, kind: CommKind) -> T:
         if kind not in self._entries:
-            raise ValueError(f"{kind} is no collective {self._that}")
+            raise ValueError(f"{kind} is no communication {self._that}")
         return self._entries[kind]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlacementChange:
     """One change of placement along the mesh axis at index `axis`."""
 
     axis: int
@@ -138,7 +151,7 @@ class Step:
 
 
 @cache
-def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
+def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
     """Steps that turn a tensor laid out as `src` into `dst`; empty when they are equal.
 
     Where two axes shard the same atom the outer one cuts first, so its
@@ -154,7 +167,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
     if src.mesh != dst.mesh:
         raise ValueError(f"cannot redistribute from mesh {src.mesh} to mesh {dst.mesh}")
     now, want = list(src.placements), list(dst.placements)
-    steps: list[Step] = []
+    steps: list[PlacementChange] = []
     while now != want:
         pending = [axis for axis in range(len(now)) if now[axis] != want[axis]]
         free = [axis for axis in pending if not _blockers(now, want, axis)]
@@ -165,7 +178,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[Step, ...]:
             involved = {*pending, *(b for a in pending for b in _blockers(now, want, a))}
             axis = max(a for a in involved if isinstance(now[a], Shard))
             target = REPLICATE
-        steps.append(Step(axis, now[axis], target))
+        steps.append(PlacementChange(axis, now[axis], target))
         now[axis] = target
     return tuple(steps)
 

@@ -14,7 +14,7 @@ from shardwright.ir.layout import Seconds
 
 
 class Stream(enum.StrEnum):
-    """What a track does."""
+    """The work of a track."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -59,11 +59,11 @@ class Timeline:
         return Seconds(max((start + task.seconds for task, start in spans), default=0.0))
 
     def busy(self, track: Track) -> Seconds:
-        """How long a track is at work."""
+        """Seconds that a track is busy."""
         return Seconds(sum(end - start for start, end in self._spans(track)))
 
     def alone(self, track: Track, *other: Track) -> Seconds:
-        """How long `track` is at work while none of the others is."""
+        """Seconds that `track` is busy while none of the others is."""
         mine, others = self._spans(track), _joined(sorted(self._spans(*other)))
         covered, at = 0.0, 0
         for start, end in mine:

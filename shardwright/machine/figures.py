@@ -19,6 +19,7 @@ _FIGURES = (
 )
 _OF_DEVICE = (
     *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
+    "issue",
 )
 
 
@@ -45,11 +46,6 @@ def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
     data["name"] = f"{machine.name} with {said}"
     data["provenance"] = f"{machine.provenance}; changed: {said}".removeprefix("; ")
     return machine_of_table(data)
-
-
-def figures_of(machine: Machine) -> tuple[str, ...]:
-    """The names of the figures of `machine` that `changed` accepts."""
-    return tuple(_places(tomllib.loads(to_toml(machine))))
 
 
 def parse_figures(text: str) -> dict[str, object]:

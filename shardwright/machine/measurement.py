@@ -11,7 +11,7 @@ ERROR = 0.75  # median relative error of a class; on idle hosts classes stay bel
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """When and how well a machine was measured.
+    """Date and quality of the measurement of a machine.
 
     Attributes:
         at: when the measurement ended.

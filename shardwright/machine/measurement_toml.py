@@ -36,7 +36,7 @@ def _assumed_lines(measured: Measured) -> list[str]:
 
 
 def read_measured(data: Mapping[str, Any]) -> Measured:
-    """What `measured_lines` wrote; raises `MachineError` for anything else."""
+    """Reads what `measured_lines` wrote; raises `MachineError` for anything else."""
     for key in data:
         if key not in _KEYS:
             raise MachineError(

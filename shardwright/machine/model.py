@@ -133,6 +133,11 @@ class Device:
             one; None: a launch for both.
         context_bytes: what the driver and its libraries take of the memory.
         channel_block: convolutions pad channels to multiples of it (oneDNN: 16 with AVX-512).
+        issue_seconds: what the host needs to issue a kernel, while the device computes those issued
+            before; 0 where the host itself computes.
+        units: multiprocessors, among which a matrix product is cut into tiles; 0: its efficiency
+            does not depend on its shape.
+        product_depth: steps along the depth of a tile that its start and its end take as long as.
         timings: of single operators at the sizes that plans have; not part of machine files
             (`profile/timing_cache.py`).
     """
@@ -148,6 +153,9 @@ class Device:
     packing_seconds: Seconds | None = None
     context_bytes: Bytes = NO_MEMORY
     channel_block: int = PLAIN_BLOCK
+    issue_seconds: Seconds = NO_TIME
+    units: int = 0
+    product_depth: int = 0
     timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
@@ -162,6 +170,9 @@ class Device:
         _require_not_negative("parameter", self.parameter_seconds, "20us")
         _require_not_negative("packing", self.packing_seconds or 0.0, "20us")
         _require_not_negative("context", self.context_bytes, "1GB")
+        _require_not_negative("issue", self.issue_seconds, "10us")
+        _require_not_negative("units", self.units, "108")
+        _require_not_negative("product_depth", self.product_depth, "128")
         if self.channel_block < 1:
             raise MachineError(
                 f"channel_block is {self.channel_block}; give at least 1: 16 with AVX-512, else 8"
@@ -205,6 +216,9 @@ class Device:
             packing_seconds=_longer(self.packing_seconds, other.packing_seconds),
             context_bytes=context,
             channel_block=max(self.channel_block, other.channel_block),
+            issue_seconds=max(self.issue_seconds, other.issue_seconds),
+            units=max(self.units, other.units),
+            product_depth=max(self.product_depth, other.product_depth),
         )
 
 
@@ -324,15 +338,15 @@ class Machine:
 
     @property
     def settles(self) -> bool:
-        """Whether finished plans are timed by a simulated timeline: measured, or with overlap.
+        """Whether plans are ranked by their simulated steps: measured, or with overlap.
 
-        Presets have no overlap, so the time of a plan is exactly the sum of its costs.
+        Presets have no overlap, so the time of a step is about the sum of its costs.
         """
         return self.measured is not None or self.most_overlap > 0
 
     @property
     def backend_spec(self) -> BackendSpec:
-        """What the backend does natively."""
+        """The facts of the machine's backend."""
         return BACKENDS[self.backend]
 
     def with_devices(self, devices: int) -> Machine:

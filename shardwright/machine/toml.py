@@ -65,6 +65,7 @@ def to_toml(machine: Machine) -> str:
         *_update_text(device),
         *_packing_text(device),
         *_block_text(device),
+        *_host_text(device),
         "",
         "[device.compute] # dense",
         *(f'{dtype} = "{quantity(figure, COMPUTE)}"' for dtype, figure in device.flop_per_s),
@@ -143,6 +144,19 @@ def _block_text(device: Device) -> list[str]:
     if device.channel_block == PLAIN_BLOCK:
         return []
     return [f"channel_block = {device.channel_block} # convolutions pad channels to multiples"]
+
+
+def _host_text(device: Device) -> list[str]:
+    lines = []
+    if device.issue_seconds:
+        issue = quantity(device.issue_seconds, DURATION)
+        lines.append(f'issue = "{issue}" # of the host, to issue a kernel ahead of the device')
+    if device.units:
+        lines.append(f"units = {device.units} # multiprocessors, which share tiles of a product")
+    if device.product_depth:
+        depth = f"product_depth = {device.product_depth}"
+        lines.append(f"{depth} # of a tile, that its start and end take as long as")
+    return lines
 
 
 def _efficiency_text(name: str, part: float | Curve) -> str:
@@ -245,7 +259,10 @@ def _reached(where: str, value: Any) -> float:
 
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
-    optional = ("efficiency", "dispatch", "parameter", "packing", "context", "channel_block")
+    optional = (
+        *("efficiency", "dispatch", "parameter", "packing", "context", "channel_block"),
+        *("issue", "units", "product_depth"),
+    )
     _check_keys("device", data, needed, optional=optional)
     compute = _is("device.compute", data["compute"], dict)
     return Device(
@@ -263,6 +280,9 @@ def _device(data: dict[str, Any]) -> Device:
         packing_seconds=_duration("packing", data),
         context_bytes=parse_memory("device.context", data.get("context", "0B")),
         channel_block=_is("device.channel_block", data.get("channel_block", PLAIN_BLOCK), int),
+        issue_seconds=parse_time("device.issue", data.get("issue", "0s")),
+        units=_is("device.units", data.get("units", 0), int),
+        product_depth=_is("device.product_depth", data.get("product_depth", 0), int),
     )
 
 

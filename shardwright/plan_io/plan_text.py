@@ -23,10 +23,10 @@ from shardwright.ir.plan import (
     PlanError,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
     RemarkKind,
     Rival,
-    Transfer,
 )
 from shardwright.ir.redistribution import communication_named
 from shardwright.plan_io.checks import at_least_one as _at_least_one
@@ -252,15 +252,15 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
     )
 
 
-def _transfer_row(transfer: Transfer) -> list[Any]:
+def _transfer_row(transfer: PlannedTransfer) -> list[Any]:
     ends = [transfer.value, transfer.consumer, transfer.phase.value]
     times = [transfer.times] if transfer.times > 1 else []
     return [*ends, ", ".join(transfer.collectives), transfer.bytes, transfer.seconds, *times]
 
 
-def _transfer(row: list[Any]) -> Transfer:
+def _transfer(row: list[Any]) -> PlannedTransfer:
     value, consumer, phase, names, size, seconds, *times = row
-    return Transfer(
+    return PlannedTransfer(
         _is(value, str),
         _is(consumer, str),
         Phase(phase),
@@ -278,7 +278,7 @@ def _step(text: str) -> str:
 
 
 def _reads(name: str, row: list[Any]) -> tuple[str, ...]:
-    """What the operator reads, from the row that should be its own."""
+    """The values that the operator reads, from the row that should be its own."""
     if row[:1] != [name]:
         raise ValueError(f"reads of {row[:1]} where those of {name!r} are needed")
     return tuple(_is(value, str) for value in row[1:])

@@ -16,6 +16,7 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.pipeline import groups_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
@@ -29,6 +30,7 @@ from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden,
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
@@ -40,7 +42,7 @@ RESOLUTION = 1e-3  # plans that differ by less in time and in memory count as on
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
-_GAIN = 1e-2  # a smaller gain in time or memory does not justify more pipelines
+GAIN = 1e-2  # a smaller gain in time or memory does not justify more searches
 _WEIGHTS_PER_PIPE = 24  # stages choose from a dozen points
 _PRICED_PER_MESH = 1_000_000
 _SUMS_PER_MESH = 500_000
@@ -65,6 +67,7 @@ class Candidate:
     broken: tuple[Constraint, ...] = ()
     staged: Staged | None = None
     memory: Callable[[], Memory] | None = None  # of pipelines
+    again: bool = False  # whether a second search found it (`bottlenecks.py`)
 
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
@@ -72,8 +75,14 @@ class Candidate:
 
     @property
     def least(self) -> int:
-        """A lower bound of its bytes: state and batch, or the whole peak of a pipeline."""
-        return self.peak if self.staged else self.writer.lasting_bytes(self.point.choice)
+        """A lower bound of its bytes: state and batch, of a pipeline that of a mean group."""
+        lasting = self.writer.lasting_bytes(self.point.choice)
+        if self.staged is None:
+            return lasting
+        if schedule_named(self.staged.schedule).asynchronous:  # which is not simulated
+            return self.peak
+        fixed = fixed_bytes(self.writer.graph)
+        return fixed + (lasting - fixed) // groups_of(self.staged.mesh)
 
     def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
         """The plan, with `bound` seconds as lower bound of all plans within its memory."""
@@ -83,6 +92,7 @@ class Candidate:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
         seconds = Seconds(self.point.time)  # of the pipeline, without overlap
+        asynchronous = schedule_named(self.staged.schedule).asynchronous  # it has no step program
         return replace(
             found,
             step_seconds=seconds,
@@ -94,8 +104,17 @@ class Candidate:
             schedule=self.staged.schedule,
             receive_seconds=self.staged.receive_seconds,
             cuts=names,
-            memory=None if self.memory is None else self.memory(),
+            memory=self.memory() if self.memory is not None and asynchronous else None,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Searched:
+    """The search of one mesh, with the notes of its plans; bounds are of additive seconds."""
+
+    writer: PlanBuilder
+    bound: Callable[[float], float]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +154,7 @@ class MeshLoop:
     found: list[Candidate] = field(default_factory=list)
     known: list[Candidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
@@ -186,17 +206,34 @@ class MeshLoop:
         worth = _may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
-        new = [
-            Candidate(point, peak, writer, "searched", (*self.notes, *narrowed, *notes))
-            for point, peak in zip(points, writer.peaks(points), strict=True)
-        ]
-        self.found += new
+        one = Searched(writer, bound, (*self.notes, *narrowed))
+        self.searched.append(one)
+        new = self._add(one, points, notes)
         if points:
             fastest = min(Seconds(point.time) for point in points)
             self.fastest[mesh] = min(fastest, self.fastest.get(mesh, fastest))
         if compare:
             self.known += _baselines(writer)
         return any(_is_new(c.cost, costs) for c in new)
+
+    def run_again(self, one: Searched, space: Space, seconds: float) -> None:
+        """Search `space`, a part of the one of `one`; its bound says nothing about all plans."""
+        costs = [c.cost for c in (*self.found, *self.known)]
+        worth = _may_improve(costs, one.writer.least_overhead)
+        points, _, notes = _frontier(space, self.options.exact, seconds, worth)
+        self._add(one, points, notes, again=True)
+
+    def _add(
+        self, one: Searched, points: list[Point], notes: tuple[str, ...], *, again: bool = False
+    ) -> list[Candidate]:
+        """Add the candidates of these points of a search."""
+        writer, every = one.writer, (*one.notes, *notes)
+        new = [
+            Candidate(point, peak, writer, "searched", every, again=again)
+            for point, peak in zip(points, writer.peaks(points), strict=True)
+        ]
+        self.found += new
+        return new
 
     def pipe(
         self,
@@ -261,7 +298,7 @@ class MeshLoop:
             self._groups[mesh, count] = group
         most = self.machine.device.memory_bytes
         seconds = min((c.point.time * max(1.0, c.peak / most) for c in new), default=math.inf)
-        return Gain(sum(_is_new(c.cost, costs, _GAIN) for c in new), seconds)
+        return Gain(sum(_is_new(c.cost, costs, GAIN) for c in new), seconds)
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
         """Add the even pipeline of `groups`, each data parallel on `mesh`, as a baseline."""
@@ -326,7 +363,7 @@ class MeshLoop:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count, staged=staged)
+        space, short = factory.space(machine, mesh, optimizer, count)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:

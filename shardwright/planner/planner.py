@@ -17,18 +17,18 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph, search_scope
+from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
+from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
-from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
@@ -167,6 +167,9 @@ def _search_meshes(
         except ConstraintError as e:
             if first:
                 loop.refuse(e)
+    limit = limit_on(loop.machine, loop.options.memory_limit)
+    if limit is not None:
+        search_below(loop, Bytes(limit), end - time.perf_counter())
 
 
 def _part(notify: Progress, begin: float, end: float) -> Progress:
@@ -193,17 +196,18 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
     shown = _first_of_each(loop.known)
     plans, baselines = _plans(kept, write), _plans(shown, write)
     factory = loop.factory
-    given, analysis = (factory.graph, loop.machine), factory.analysis
-    refinement = Refinement(
-        TimeRefinement(*given, analysis), MemoryRefinement(*given, optimizer, tracer, analysis)
-    )
+    refinement = Refinement(factory.graph, loop.machine, optimizer, tracer, factory.analysis)
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
+
+        def timed(candidate: Candidate) -> Plan:
+            return refinement.ranked(write(candidate))
+
         kept = list({id(c): c for c in (*kept, *permitted)}.values())
-        costs, written = settled(kept, write)
+        costs, written = settled(kept, timed)
         thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
         kept = [candidate for candidate, _ in thinned]
         plans = _settled(thinned, written)
-        costs, written = settled(shown, write)
+        costs, written = settled(shown, timed)
         baselines = _settled(list(zip(shown, costs, strict=True)), written)
     return SearchedFrontier(
         plans,

@@ -26,6 +26,7 @@ from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import feasible, layouts_under, tiling_text
 from shardwright.simulate.time.stragglers import skewed, stretch
@@ -69,7 +70,8 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
     costed = writer.plan(point, peak, found.bound(peak), plan.name, plan.notes)
-    return found.settled(TimeRefinement(graph, machine, analysis).refined(costed))
+    lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
+    return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
 
 
 def _segments(plan: Plan, graph: Graph) -> tuple[range, ...] | None:

@@ -18,8 +18,13 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.profile.timing import Stopwatch
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
-from shardwright.runtime.executor.transfers import Tiles, gather_buffer, gathered, scatter_buffer
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.executor.transfers import (
+    TileSplit,
+    gather_buffer,
+    gathered,
+    scatter_buffer,
+)
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
 _ALL = 2**22  # elements of parameters that are updated in turn: more than fit into caches
@@ -65,7 +70,7 @@ def _updated(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
 class _NoProgram:
     """A call that computes nothing: gradients of parameters are there."""
 
-    def __init__(self, places: Sequence[Placed], tiles: Sequence[torch.Tensor]) -> None:
+    def __init__(self, places: Sequence[DTensorSpec], tiles: Sequence[torch.Tensor]) -> None:
         self.places, self.tiles = places, tiles
 
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -86,7 +91,7 @@ class _NoProgram:
 def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
     """A function that loads all parameters into a program and reduces empty gradients."""
     stored = [nn.Parameter(parameter.detach()) for parameter in parameters]
-    places = [Placed(parameter) for parameter in stored if isinstance(parameter, DTensor)]
+    places = [DTensorSpec(parameter) for parameter in stored if isinstance(parameter, DTensor)]
 
     def run() -> None:
         with torch.no_grad():
@@ -102,7 +107,7 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
 
 def _packed(mesh: DeviceMesh) -> Callable[[], object]:
     """A function that packs tiny sharded parameters, unpacks copies, and packs gradients."""
-    parts = [Tiles((mesh.size(), _ROW), 0, mesh.size()) for _ in range(_COUNT)]
+    parts = [TileSplit((mesh.size(), _ROW), 0, mesh.size()) for _ in range(_COUNT)]
     tiles = [torch.randn((1, _ROW), device=mesh.device_type) for _ in parts]
 
     def run() -> None:

@@ -13,7 +13,7 @@ from shardwright.rules.rule import Tiling
 
 @dataclass(frozen=True)
 class Decisions:
-    """How a graph is computed on `mesh`.
+    """The decisions of a plan: tilings, storage, micro-batches and recomputation on `mesh`.
 
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
     that are `regathered` are not kept for the backward pass. Operators that

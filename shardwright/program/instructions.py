@@ -198,7 +198,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
+class RecomputedSegment:
     """Instructions of which nothing is kept for the backward pass: there they run again.
 
     `takes` are the values that come in, and are kept, `gives` those that others need.
@@ -223,7 +223,7 @@ Instruction = (
     | SharedAttention
     | RunModule
     | Load
-    | Recompute
+    | RecomputedSegment
 )
 
 CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention, RunModule)  # of operators
@@ -256,7 +256,7 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
         return (instruction.value,)
     if isinstance(instruction, Load):
         return (instruction.leaf,)
-    if isinstance(instruction, Recompute):
+    if isinstance(instruction, RecomputedSegment):
         return instruction.takes
     return instruction.op.operands
 
@@ -267,7 +267,7 @@ def writes(instruction: Instruction) -> tuple[str, ...]:
         return instruction.op.outputs
     if isinstance(instruction, Redistribute | Load):
         return (instruction.result,)
-    if isinstance(instruction, Recompute):
+    if isinstance(instruction, RecomputedSegment):
         return instruction.gives
     return instruction.op.outputs
 
@@ -278,7 +278,7 @@ def flat(atoms: Atoms) -> Shape:
 
 
 def flat_dim(atoms: Atoms, placement: Placement) -> int:
-    """Which dimension of the atoms' shape a placement shards, -1 if none."""
+    """The dimension of the atoms' shape that a placement shards, -1 if none."""
     if not isinstance(placement, Shard):
         return -1
     return sum(len(sizes) for sizes in atoms[: placement.dim]) + placement.atom

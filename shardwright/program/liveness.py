@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @final
 class Liveness:
-    """Where each value that can cross a cut is born and last read, as operator indices.
+    """Birth and last reader, as operator indices, of each value that can cross a cut.
 
     With `copies` every stage has the parameters that it reads; else what their one stage has of
     them is handed on.
@@ -62,7 +62,7 @@ class Liveness:
         found = {}
         for value in graph.values:
             name = value.name
-            if name in self.free or self.held(name):
+            if name in self.free or self.is_copied(name):
                 continue
             maker = graph.producer.get(name)
             if maker is not None:
@@ -74,7 +74,7 @@ class Liveness:
             found[name] = (born, end if name in graph.outputs else last)
         return found
 
-    def held(self, name: str) -> bool:
+    def is_copied(self, name: str) -> bool:
         """Whether it is a parameter of which every stage that reads it has a copy."""
         leaf = self.leaf.get(name)
         parameter = leaf is not None and leaf.kind is LeafKind.PARAMETER

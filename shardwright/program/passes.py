@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, VerifyError
-from shardwright.program.instructions import Compute, Instruction, Program, Recompute
+from shardwright.program.instructions import Compute, Instruction, Program, RecomputedSegment
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.mixed_precision import with_casts
 from shardwright.program.lower.rank_program import verify
@@ -21,7 +21,7 @@ STAGE_PASSES: tuple[Pass, ...] = (in_place, with_casts)
 
 
 def stage_program(program: Program, graph: Graph) -> Program:
-    """What runs of the program of a pipeline stage."""
+    """The part of a pipeline stage's program that runs."""
     return _after(STAGE_PASSES, program, graph)
 
 
@@ -40,7 +40,7 @@ def without_regathers(program: Program) -> Program:
     """`program` that keeps all copies of parameters for the backward pass."""
 
     def keeping(one: Instruction) -> Instruction:
-        if isinstance(one, Recompute):
+        if isinstance(one, RecomputedSegment):
             return replace(one, instructions=tuple(map(keeping, one.instructions)))
         return replace(one, regathers=()) if isinstance(one, Compute) else one
 

@@ -14,7 +14,7 @@ from shardwright.rules.placements import parse_tiling
 
 
 def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
-    """What the plan decides of `graph`; raises `PlanError` if it is another's."""
+    """The decisions of a plan for `graph`; raises `PlanError` if the plan is of another graph."""
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"

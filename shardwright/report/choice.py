@@ -10,7 +10,8 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from shardwright.ir.frontier import Frontier
-from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
+from shardwright.report.accuracy import time_interval, verdict
 from shardwright.report.summary import shares_nothing
 from shardwright.report.text.module_rows import module_tree
 from shardwright.report.units import milliseconds, size
@@ -49,16 +50,20 @@ class PeakParts(NamedTuple):
 
 
 def fit(plan: Plan, memory_limit: int | None) -> str:
-    """A sentence: the number of devices, the step time, and whether the plan fits.
+    """A sentence: whether the plan fits, and with what margin, its devices, step time and peak.
+
+    On GPUs with the interval that held-out measurements give the time (`accuracy.py`).
 
     `memory_limit` is in bytes per rank; None is no limit.
     """
     devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
-    needs = f"{milliseconds(plan.step_seconds)} a step, {size(plan.peak_bytes)} per device"
+    interval = time_interval(plan.step_seconds, plan.machine)
+    step = f"{milliseconds(plan.step_seconds)} a step" + f" ({interval})" * bool(interval)
+    needs = f"{step}, {size(plan.peak_bytes)} per device"
     same = "; every device computes all of it, so one would be as fast" * shares_nothing(plan)
     if memory_limit is None:
         return f"on {devices}: {needs}{same}"
-    fits = "fits" if plan.peak_bytes <= memory_limit else "does not fit"
+    fits = verdict(plan.peak_bytes, memory_limit, plan.machine)
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
@@ -105,15 +110,18 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
     count = f"of {len(frontier)} plans on the frontier" if len(frontier) > 1 else "plan there is"
     if objective == "memory":
         text = f"the smallest {count}"
-        slower = milliseconds(chosen.step_seconds - frontier.costs[0][0])
-        return f"{text}, {slower} slower than the fastest" if len(frontier) > 1 else text
+        if len(frontier) == 1:
+            return text
+        fastest = frontier.settled(frontier[0])
+        slower = milliseconds(max(0.0, chosen.step_seconds - fastest.step_seconds))
+        return f"{text}, {slower} slower than the fastest"
     devices = (
         f"on the fewest devices that fit, {chosen.devices}: " if objective == "devices" else ""
     )
     if limit is None:
         return f"{devices}the fastest {count}; no memory limit was given"
-    faster = sum(seconds < chosen.step_seconds for seconds, _ in frontier.costs)
-    if all(seconds != chosen.step_seconds for seconds, _ in frontier.costs):
+    faster = frontier.place_of(chosen)
+    if faster is None:
         text = f"{devices}the fastest plan found that fits {size(limit)} per rank"
         return f"{text}; it is not on the frontier, as faster plans add up to less, but need more"
     text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
@@ -183,7 +191,7 @@ _OF = {
 }
 
 
-def _name(transfer: Transfer, modules: dict[str, str], parameters: set[str]) -> str:
+def _name(transfer: PlannedTransfer, modules: dict[str, str], parameters: set[str]) -> str:
     if transfer.value in parameters:
         what = _folded(transfer.value)
     else:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from shardwright.ir import timeline
-from shardwright.report.page import Timeline
+from shardwright.report.page import StepBars
 
 SIMULATED = "simulated, "  # prefix of the names of simulated processes
 _SHOWN = 4_000  # the most events shown on a page
@@ -16,7 +16,7 @@ class TraceError(ValueError):
     """The file is no Chrome trace, or has no events."""
 
 
-def read_trace(text: str, label: str) -> Timeline:
+def read_trace(text: str, label: str) -> StepBars:
     """The complete events of the measured processes in a trace, the longest if there are many.
 
     Raises `TraceError` for a text that is not in the Trace Event Format.
@@ -41,10 +41,10 @@ def read_trace(text: str, label: str) -> Timeline:
         raise TraceError(f"{label} is not a Chrome trace ({e!r})") from e
     if not found:
         raise TraceError(f"{label} has no complete events, so there is nothing to show")
-    return Timeline(label + _left_out(len(bars)), rows, found)
+    return StepBars(label + _left_out(len(bars)), rows, found)
 
 
-def simulated(found: timeline.Timeline) -> Timeline:
+def simulated(found: timeline.Timeline) -> StepBars:
     """The bars of a simulated step, the longest if there are many."""
     tracks = list(dict.fromkeys(task.track for task in found.tasks))
     both = [
@@ -66,7 +66,7 @@ def simulated(found: timeline.Timeline) -> Timeline:
     )
     label = "as simulated" + _left_out(len(both))
     rows = tuple(f"{track.ranks}, {track.stream.value}" for track in tracks)
-    return Timeline(label, rows, events)
+    return StepBars(label, rows, events)
 
 
 def _left_out(count: int) -> str:

@@ -16,12 +16,12 @@ from shardwright.ir.plan import Plan
 from shardwright.report.choice import PeakParts, StepParts
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import head, splits
-from shardwright.report.text.module_rows import Costs, Module, Node, fold, module_tree
+from shardwright.report.text.module_rows import Costs, Module, ModuleRow, fold, module_tree
 from shardwright.report.text.module_transfers import ModuleTransfer, TransferReader
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class StepBars:
     """A step as bars: (row, name, kind, start, duration, what it belongs to), in microseconds."""
 
     label: str
@@ -38,7 +38,7 @@ class Shown:
 
     label: str
     plan: Plan
-    step: Timeline | None = None
+    step: StepBars | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def page(
     title: str,
     memory_limit: int | None = None,
     measured: Sequence[MeasuredRun] = (),
-    timeline: Timeline | None = None,
+    timeline: StepBars | None = None,
     chosen: int = 0,
 ) -> str:
     """The whole page as text.
@@ -141,13 +141,13 @@ def _plan(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _bars(timeline: Timeline | None) -> dict[str, Any] | None:
+def _bars(timeline: StepBars | None) -> dict[str, Any] | None:
     if timeline is None:
         return None
     return {"label": timeline.label, "rows": timeline.rows, "events": timeline.events}
 
 
-def _tree(plan: Plan) -> Node[_Row]:
+def _tree(plan: Plan) -> ModuleRow[_Row]:
     moves = TransferReader(plan)
 
     def describe(path: str, module: Module) -> _Row:
@@ -157,7 +157,7 @@ def _tree(plan: Plan) -> Node[_Row]:
     return fold(module_tree(plan), describe)
 
 
-def _node(node: Node[_Row]) -> dict[str, Any]:
+def _node(node: ModuleRow[_Row]) -> dict[str, Any]:
     row = node.content
     return {
         "name": node.name,

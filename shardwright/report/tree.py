@@ -13,7 +13,7 @@ from rich.text import Text
 
 from shardwright.ir.plan import Plan
 from shardwright.report.text.explain import HEADINGS, LEGEND, Described, head, tree
-from shardwright.report.text.module_rows import Node
+from shardwright.report.text.module_rows import ModuleRow
 
 AXIS_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 
@@ -39,8 +39,8 @@ def plan_tree(plan: Plan) -> RenderableType:
 
 
 def _guided(
-    node: Node[Described], guide: str, below: str, indent: str
-) -> Iterator[tuple[str, str, Node[Described]]]:
+    node: ModuleRow[Described], guide: str, below: str, indent: str
+) -> Iterator[tuple[str, str, ModuleRow[Described]]]:
     """Every node with the tree's lines to its left and to the left of its details."""
     yield guide, below + ("│ " if node.children else ""), node
     for child in node.children:

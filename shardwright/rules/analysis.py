@@ -10,7 +10,7 @@ from shardwright.ir.layout import Atoms
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, NotationError, elementwise, parse
 from shardwright.rules.operators import reductions, table
-from shardwright.rules.rule import FactorKind, Rule
+from shardwright.rules.rule import Rule
 from shardwright.rules.unify import Dim, refine_rule, unify
 
 NO_ELEMENTS = "a tensor without elements cannot be split"
@@ -161,8 +161,3 @@ def _atom_ids(values: Mapping[str, Sequence[list[Dim]]]) -> dict[Dim, int]:
             for atom in dim:
                 atom_ids.setdefault(atom, len(atom_ids))
     return atom_ids
-
-
-def splittable(rule: Rule) -> tuple[str, ...]:
-    """Names of the factors that may be split."""
-    return tuple(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)

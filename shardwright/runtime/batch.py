@@ -26,7 +26,7 @@ Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long
 
 @dataclass
 class InputPart:
-    """What a rank takes of the input `key`: the tiles at `coordinates`, one per micro-batch.
+    """A rank's part of the input `key`: the tiles at `coordinates`, one per micro-batch.
 
     Where micro-batches take different tiles, `layout` shards the input along
     the first axis of its mesh and the part is the tiles one after the other;
@@ -94,7 +94,7 @@ class InputPart:
 def input_parts(
     graph: Graph, analysis: Analysis, layouts: Mapping[str, Layout], at: tuple[tuple[int, ...], ...]
 ) -> dict[str, InputPart]:
-    """What a rank takes of each input, by path: the tiles at the coordinates `at`."""
+    """A rank's part of each input, by path: the tiles at the coordinates `at`."""
     leaves: tuple[Leaf, ...] = graph.leaves_of(LeafKind.INPUT)
     return {
         leaf.keys[0]: InputPart(leaf.keys[0], analysis.atoms[leaf.name], layouts[leaf.name], at)
@@ -103,7 +103,7 @@ def input_parts(
 
 
 def stage_inputs(staged: StagedGraph, index: int, rank: int) -> dict[str, InputPart]:
-    """What the device at place `rank` of a group reads of the batch for a stage."""
+    """The part of the batch that the device at place `rank` of a group reads for a stage."""
     graph, decisions, micro = staged.parts[index].graph, staged.decisions, staged.micro
     layouts = micro_inputs(graph, staged.analysis, micro, decisions.mesh, decisions.tilings)
     at = tuple((i, *decisions.mesh.coordinate(rank)) for i in range(micro.count))
@@ -152,9 +152,9 @@ def _cuts(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> tuple[Cu
     found = []
     for d, sizes in enumerate(atoms):
         for a, size in enumerate(sizes):
-            held = atom_range(size, (d, a), layout, coordinate)
-            if len(held) < size:
-                found.append((sum(map(len, atoms[:d])) + a, held.start, len(held)))
+            local = atom_range(size, (d, a), layout, coordinate)
+            if len(local) < size:
+                found.append((sum(map(len, atoms[:d])) + a, local.start, len(local)))
     return tuple(found)
 
 

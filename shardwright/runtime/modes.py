@@ -28,8 +28,8 @@ Flags = tuple[bool, ...]  # `training` of every module
 
 
 @dataclass(frozen=True)
-class Running:
-    """What runs in a mode: `module`, or the module that was planned; dropout in it only if `draws`.
+class ModeModule:
+    """The module of a mode: `module`, or the one that was planned; dropout in it only if `draws`.
 
     `error` is why the mode cannot run.
     """
@@ -64,7 +64,7 @@ class Modes:
         self.modules = list(self.structure.modules())
         self.pairs: list[tuple[nn.Module, nn.Module]] = []  # of the parallel module, of the model
         self.now = self.flags()
-        self.known: dict[Flags, Running] = {self.now: Running()}
+        self.known: dict[Flags, ModeModule] = {self.now: ModeModule()}
         # These cannot be captured without weights and constants in their memory.
         if planned.opaque or planned.constants or not self.is_copy:
             self._capture_now(owner, model)
@@ -76,22 +76,22 @@ class Modes:
         """Let sub-modules of `owner` that hold parameters be switched, too."""
         theirs = dict(self.structure.named_modules())
         named = owner.named_modules()
-        self.pairs = [(held, theirs[name]) for name, held in named if name and name in theirs]
+        self.pairs = [(ours, theirs[name]) for name, ours in named if name and name in theirs]
         self._show(owner)
 
     def switch(self, owner: nn.Module, mode: bool) -> None:
-        """As the model's own `train(mode)` does, which it may define itself."""
+        """Switch the mode as the model's own `train(mode)` does, which it may define itself."""
         self.structure.train(mode)
         self._show(owner)
         self.now = self.flags()
 
-    def running(self, owner: nn.Module) -> Running:
-        """What runs in the mode that the module is in; raises `PlanError` where nothing can."""
+    def running(self, owner: nn.Module) -> ModeModule:
+        """The module of the current mode; raises `PlanError` if none can run in it."""
         switched = [
-            (held, theirs) for held, theirs in self.pairs if held.training != theirs.training
+            (ours, theirs) for ours, theirs in self.pairs if ours.training != theirs.training
         ]
-        for held, theirs in switched:  # outer ones first, which take the inner ones along
-            theirs.train(held.training)
+        for ours, theirs in switched:  # outer ones first, which take the inner ones along
+            theirs.train(ours.training)
         if switched:
             self.now = self.flags()
         if self.now not in self.known:
@@ -103,13 +103,13 @@ class Modes:
 
     def _show(self, owner: nn.Module) -> None:
         owner.training = self.structure.training
-        for held, theirs in self.pairs:
-            held.training = theirs.training
+        for ours, theirs in self.pairs:
+            ours.training = theirs.training
 
-    def _found(self, owner: nn.Module, model: nn.Module) -> Running:
+    def _found(self, owner: nn.Module, model: nn.Module) -> ModeModule:
         mode = "training" if model.training else "evaluation"
         if not self.is_copy and model is self.structure:
-            return Running(
+            return ModeModule(
                 error=f"{mode} with sub-modules in modes of their own needs a copy of the model's"
                 " structure, and it cannot be copied; switch the model before parallelize"
             )
@@ -118,12 +118,12 @@ class Modes:
             with torch.inference_mode(False), torch.enable_grad():
                 captured = self.capture(model)
                 if _is_same(self.planned, captured):
-                    return Running()
+                    return ModeModule()
                 if _is_same_without_dropout(self.planned, captured):
-                    return Running(draws=False)
-                return Running(self.make(captured, owner))
+                    return ModeModule(draws=False)
+                return ModeModule(self.make(captured, owner))
         except (CaptureError, PipelineError, PlanError) as e:
-            return Running(error=f"the model cannot run in {mode} mode under this plan: {e}")
+            return ModeModule(error=f"the model cannot run in {mode} mode under this plan: {e}")
 
     def _capture_now(self, owner: nn.Module, model: nn.Module) -> None:
         """Capture what `eval()` and `train()` will need while the model has its weights."""
@@ -139,7 +139,7 @@ class Modes:
 
 
 def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Captured]:
-    """What captures the call that `graph` is of again, with the loss or all that is returned."""
+    """A function that captures the call of `graph` again, with the loss or all that is returned."""
     tensors = ((leaf.keys[0], graph.tensor[leaf.name]) for leaf in graph.leaves_of(LeafKind.INPUT))
     inputs = [InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors]
     args, kwargs = example_call(inputs, graph.constants)

@@ -37,6 +37,7 @@ from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
 from shardwright.runtime.parameters.state_dicts import check_on_load
@@ -107,29 +108,17 @@ def parallelize(
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
     else:
-        options: dict[str, Any] = {
-            "device_mesh": _device_mesh(plan.mesh, device),
-            "device": device,
-            "seed": seed,
-        }
-        found = build(
-            captured,
-            analysis,
-            decisions,
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            persistent=frozenset(model.state_dict()),
-            training=model.training,
-            **options,
-        )
+        device_mesh = _device_mesh(plan.mesh, device)
+        options = ModuleOptions.of(model, device, seed)
+        found = build(captured, analysis, decisions, options, device_mesh)
         spare = _spare_buffers(found, model, captured)
 
         def in_another_mode(other: Captured, owner: Any) -> nn.Module:
             changed = plan_for_graph(plan, other.graph, args, kwargs)
             rules = analyze(other.graph)
             decided = read_plan(changed, other.graph, rules)
-            empty: dict[str, Any] = {"weights": {}, "buffers": spare, "persistent": frozenset()}
-            return build(other, rules, decided, shares=owner, **empty, **options)
+            shared = ModuleOptions({}, spare, device, seed=seed)
+            return build(other, rules, decided, shared, device_mesh, owner)
 
         capture = recapture(captured.graph, outputs)
         found._sw_set_modes(Modes(found, model, captured, capture, in_another_mode))
@@ -156,8 +145,8 @@ def _spare_buffers(
     built: ParallelModule | PipelineModule, model: nn.Module, captured: Captured
 ) -> dict[str, torch.Tensor]:
     """Copies of the buffers that the captured graph does not read and `built` does not keep."""
-    held = {key for leaf in captured.graph.leaves for key in leaf.keys}
-    unread = {name: b for name, b in model.named_buffers() if name not in held}
+    read = {key for leaf in captured.graph.leaves for key in leaf.keys}
+    unread = {name: b for name, b in model.named_buffers() if name not in read}
     if isinstance(built, ParallelModule):
         built._sw_holds.keep(unread, frozenset(model.state_dict()))
         return {}
@@ -191,16 +180,16 @@ def build(
     captured: Captured,
     analysis: Analysis,
     decisions: Decisions,
-    *,
+    options: ModuleOptions,
     device_mesh: DeviceMesh | None,
-    **options: Any,
+    shares: Any = None,
 ) -> ParallelModule | PipelineModule:
-    """The module of what was decided; options are those of either class."""
+    """The module of what was decided; it `shares` the parameters of another one, if given."""
     if decisions.pipeline is None:
-        return ParallelModule(captured, analysis, decisions, device_mesh=device_mesh, **options)
+        return ParallelModule(captured, analysis, decisions, options, device_mesh, shares)
     if device_mesh is None:
         raise PlanError("a plan with pipeline stages needs a process group; start with torchrun")
-    return PipelineModule(captured, analysis, decisions, device_mesh=device_mesh, **options)
+    return PipelineModule(captured, analysis, decisions, options, device_mesh, shares)
 
 
 def _asynchronous(
@@ -259,17 +248,12 @@ class ParallelModule(TrainModule):
         captured: Captured,
         analysis: Analysis,
         decisions: Decisions,
-        *,
-        weights: Mapping[str, torch.Tensor],
-        buffers: Mapping[str, torch.Tensor],
-        persistent: frozenset[str],
+        options: ModuleOptions,
         device_mesh: DeviceMesh | None,
-        device: torch.device,
-        seed: int = 0,
-        training: bool = True,
         shares: ParallelModule | None = None,
     ) -> None:
         super().__init__()
+        device, training = options.device, options.training
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
@@ -315,11 +299,11 @@ class ParallelModule(TrainModule):
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:
             self._sw_holds.adopt(shares._sw_holds)
-        self._sw_holds.take(graph, weights, buffers, persistent)
+        self._sw_holds.take(graph, options)
         check_on_load(self, tuple)
         # Generators are seeded on the host, which would wait for a state on the device.
         state = random_state(
-            seed, 0, torch.device("cpu") if graph.numerics.rng == "fast" else device
+            options.seed, 0, torch.device("cpu") if graph.numerics.rng == "fast" else device
         )
         self.register_buffer("_sw_random", state, persistent=False)
         self.train(training)
@@ -340,7 +324,8 @@ class ParallelModule(TrainModule):
         """
         running = self._sw_running()
         found = running._sw_run(args, kwargs)
-        self._sw_random = running.get_buffer("_sw_random")
+        if running is not self:
+            self._sw_random = running.get_buffer("_sw_random")
         return found
 
     def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.ir import layout as layouts
-from shardwright.ir.graph import Graph, Leaf, LeafKind
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import is_natural, local_atoms, shape_of
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.plan import PlanError
@@ -20,6 +20,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import flat
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.batch import cut
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -52,14 +53,9 @@ class ParameterStore:
         self.master_weights = master_weights(captured.graph)
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
-    def take(
-        self,
-        graph: Graph,
-        weights: Mapping[str, torch.Tensor],
-        buffers: Mapping[str, torch.Tensor],
-        persistent: frozenset[str],
-    ) -> None:
+    def take(self, graph: Graph, options: ModuleOptions) -> None:
         """Register all that `graph` needs and that is not there yet."""
+        weights, buffers, persistent = options.weights, options.buffers, options.persistent
         for leaf in graph.leaves:
             first = leaf.keys[0]
             if leaf.name in self.places or leaf.name in self.constants:
@@ -102,10 +98,11 @@ class ParameterStore:
             container.register_buffer(last, value, persistent=name in persistent)
             self.places[name] = container, last
 
-    def held(self, leaf: str) -> torch.Tensor:
+    def tensor(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
         container, name = self.places[leaf]
-        found: torch.Tensor = getattr(container, name)
+        parameter = container._parameters.get(name)
+        found: torch.Tensor = getattr(container, name) if parameter is None else parameter
         return found
 
     def elsewhere(self) -> set[str]:
@@ -121,29 +118,25 @@ class ParameterStore:
     ) -> list[torch.Tensor]:
         """The tensors of all leaves of `graph`, in order: `inputs` by path, `given` by name."""
         updated = {buffer for buffer, _ in graph.updates}
-        return [self._leaf(leaf, inputs, given or {}, updated) for leaf in graph.leaves]
-
-    def _leaf(
-        self,
-        leaf: Leaf,
-        inputs: Mapping[str, torch.Tensor],
-        given: Mapping[str, torch.Tensor],
-        updated: set[str],
-    ) -> torch.Tensor:
-        if leaf.name in given:
-            return given[leaf.name]
-        if leaf.kind is LeafKind.INPUT:
-            return inputs[leaf.keys[0]]
-        if leaf.kind is LeafKind.CONSTANT:
-            return self.constants[leaf.name]
-        held = self.held(leaf.name)
-        # Autograd may keep what it read of a buffer that is updated in place below.
-        return held.clone() if leaf.name in updated else held
+        known, found = given or {}, []
+        for leaf in graph.leaves:
+            name = leaf.name
+            if name in known:
+                found.append(known[name])
+            elif name in self.places:
+                tensor = self.tensor(name)
+                # Autograd may keep what it read of a buffer that is updated in place below.
+                found.append(tensor.clone() if name in updated else tensor)
+            elif leaf.kind is LeafKind.INPUT:
+                found.append(inputs[leaf.keys[0]])
+            else:
+                found.append(self.constants[name])
+        return found
 
     def update(self, graph: Graph, values: Sequence[torch.Tensor]) -> None:
         """Write the new contents of the buffers that `graph` updates."""
         for (buffer, _), value in zip(graph.updates, values, strict=True):
-            self.held(buffer).copy_(value)
+            self.tensor(buffer).copy_(value)
 
     def _unread(self, graph: Graph, name: str) -> None:
         """Something in the place of a parameter that is on another stage and that nothing reads."""

@@ -75,18 +75,18 @@ def plan_for_graph(
     """
     analysis, mesh = analyze(graph), plan.layout_mesh
     known = _matched(graph.ops, plan.ops)
-    lies: dict[str, Layout] = {}  # values that operators make
+    stored: dict[str, Layout] = {}  # values that operators make
     ops = []
     for op in graph.ops:
         rule = analysis.rules[op.name]
         if (namesake := known.get(op.name)) is None:
-            found = _planned(op, _agreeing(op, rule, lies, mesh), mesh)
+            found = _planned(op, _agreeing(op, rule, stored, mesh), mesh)
         else:
             segment = namesake.segment if recomputed else 0
             found = replace(namesake, name=op.name, segment=segment)
         found = _feasible(found, rule, mesh)
         results = layouts_under(rule, parse_tiling(rule, found.tiling), mesh).results
-        lies.update(zip(op.outputs, results, strict=True))
+        stored.update(zip(op.outputs, results, strict=True))
         ops.append(replace(found, layout=results[0]))
     here = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
     parameters = tuple(
@@ -212,7 +212,7 @@ def _matched(ops: Iterable[Op], planned: Iterable[PlannedOp]) -> dict[str, Plann
     }
 
 
-def _agreeing(op: Op, rule: Rule, lies: Mapping[str, Layout], mesh: Mesh) -> tuple[str, ...]:
+def _agreeing(op: Op, rule: Rule, stored: Mapping[str, Layout], mesh: Mesh) -> tuple[str, ...]:
     """On each axis the tiling for which most elements of what `op` reads need not move."""
     sizes = {}
     for name, dims in zip(op.operands, rule.operands, strict=True):
@@ -227,7 +227,7 @@ def _agreeing(op: Op, rule: Rule, lies: Mapping[str, Layout], mesh: Mesh) -> tup
             return sum(
                 sizes[name]
                 for name, placement in wanted
-                if name in lies and lies[name].placements[axis] == placement
+                if name in stored and stored[name].placements[axis] == placement
             )
 
         return max(rule.choices(), key=stays)  # of equals the first, which splits nothing

@@ -109,7 +109,7 @@ class ShapeVariants:
         return loss
 
     def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
-        """Which operator first makes NaN or infinity of `batch` in this random state."""
+        """The operator that first makes NaN or infinity of `batch` in this random state."""
         module = self.module_for(batch)
         assert isinstance(module, ParallelModule | PipelineModule), "what `_steps` makes"
         return origin(module, batch, state)
@@ -151,7 +151,7 @@ class ShapeVariants:
         return self.module_for(batch).local_batch(batch)
 
     def skews(self) -> list[Skew]:
-        """How unevenly rows were routed to experts."""
+        """The imbalance of the rows routed to experts."""
         return skews(list(self._modules.values()))
 
     def train(self, mode: bool = True) -> ShapeVariants:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
+from shardwright.runtime.executor.executor import Regions
+from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.compiled import compiled
 from shardwright.runtime.modes import Modes
@@ -27,6 +29,7 @@ class LastingModule(nn.Module):
 
     _sw_updates: tuple[str, ...]
     _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+    _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with parameters and buffers of its own, on the same process groups.
@@ -40,7 +43,7 @@ class LastingModule(nn.Module):
         return twin
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
-        """What the next step needs of buffers: those of the state dict and those that steps write.
+        """The buffers that the next step needs: those of the state dict and those that steps write.
 
         A buffer with several names is there under its first one.
         """
@@ -55,8 +58,11 @@ class LastingModule(nn.Module):
     def _sw_advance(self) -> None:
         """Go on to the numbers of the next step."""
         state = self.get_buffer("_sw_random")
-        # Not in place: what autograd keeps of this step may still read the old one.
-        self._sw_random = state + state.new_tensor([0, 1])
+        if self._sw_next is None or self._sw_next.device != state.device:
+            self._sw_next = state.new_tensor([0, 1])
+        # Not in place: what autograd keeps of this step may still read the old one. The registered
+        # buffer is replaced without the checks of `Module.__setattr__`, which take 10 us.
+        self._buffers["_sw_random"] = state + self._sw_next
 
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""
@@ -101,7 +107,7 @@ class TrainModule(LastingModule, ABC):
         return self
 
     def _sw_running(self) -> Self:
-        """What runs in this mode, made ready: this module, or that of the mode's graph.
+        """The module that runs in this mode, made ready: this one, or that of the mode's graph.
 
         Raises `PlanError` if the model cannot run in this mode under the plan.
         """
@@ -150,6 +156,22 @@ class TrainModule(LastingModule, ABC):
         optimizer.step()
         return loss
 
+    def recover(self) -> None:
+        """Make the module usable again after an error in the middle of a step.
+
+        Call it on every rank, once all have seen an error. A module that communicates refuses
+        further steps until then: another rank may still be in the failed one. Gradients that the
+        step has set are left; set them to None.
+
+        Raises:
+            StepFailedError: the ranks failed in different places, on every rank.
+        """
+        every = [one for one in self.modules() if isinstance(one, Regions)]
+        if dist.is_initialized():
+            agree(next((one.failure for one in every if one.failure is not None), None))
+        for one in every:
+            one.failure = None
+
     @property
     @abstractmethod
     def graph(self) -> Graph:
@@ -160,7 +182,7 @@ class TrainModule(LastingModule, ABC):
         """This rank's part of a global batch, for loaders that read only their own."""
 
     def programs(self) -> list[fx.GraphModule]:
-        """What this rank runs, as graphs; those within others too."""
+        """The graphs that this rank runs; those within others too."""
         return [module for module in self.modules() if isinstance(module, fx.GraphModule)]
 
     def compile_programs(self) -> None:

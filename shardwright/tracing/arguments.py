@@ -66,6 +66,8 @@ class CallForm:
     names: dict[str, str] = field(init=False)  # of these, as in the signature
     _planned: dict[str, Any] = field(init=False)  # value of each argument that was given
     _signature: inspect.Signature = field(init=False)
+    # The arguments by name, where each is a tensor: a call that gives all by name is checked fast.
+    _tensors: dict[str, _Planned] = field(init=False)
 
     def __post_init__(self) -> None:
         leaves: dict[str, Any] = dict(self.graph.constants)
@@ -84,6 +86,8 @@ class CallForm:
             self._planned = _given(_ANY, args, kwargs)
         every = (pair for name, value in self._planned.items() for pair in _leaves(name, value))
         self.names = {one.key: path for path, one in every if isinstance(one, _Planned)}
+        plain = all(isinstance(one, _Planned) for one in self._planned.values())
+        self._tensors = dict(self._planned) if plain else {}
 
     def inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
@@ -93,6 +97,11 @@ class CallForm:
         Raises `BatchError` for an argument that differs in more than values of tensors, or that
         is on another device than `device`.
         """
+        if not args and self._tensors and kwargs.keys() == self._tensors.keys():
+            return {
+                one.key: _tensor(name, kwargs[name], one, device)
+                for name, one in self._tensors.items()
+            }
         try:
             given = _given(self._signature, args, kwargs)
         except TypeError as e:

@@ -28,7 +28,7 @@ _WITHOUT_REENTRANT = "_checkpoint_without_reentrant_generator"
 NOTE = "torch.utils.checkpoint is left out: which values are recomputed is the choice of the plan"
 
 
-class Checkpoints:
+class CheckpointedFunctions:
     """The checkpointed functions seen while a model was captured."""
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class Checkpoints:
         )
 
 
-_now: ContextVar[Checkpoints | None] = ContextVar("checkpoints", default=None)
+_now: ContextVar[CheckpointedFunctions | None] = ContextVar("checkpoints", default=None)
 _patches = Patches()
 
 
 @contextmanager
-def checkpointing_disabled() -> Iterator[Checkpoints]:
+def checkpointing_disabled() -> Iterator[CheckpointedFunctions]:
     """A context, for this thread only, in which checkpointed functions are called directly."""
-    found = Checkpoints()
+    found = CheckpointedFunctions()
     token = _now.set(found)
     try:
         with _patches.applied(_patch):

@@ -19,7 +19,7 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.plan_transfer import Shapes
 from shardwright.runtime.sharded_ops.experts import Skew, skews
-from shardwright.train.checkpoint.state import Run
+from shardwright.train.checkpoint.state import TrainingState
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.job import Job
 from shardwright.train.step import NonFiniteLossError, StepResult
@@ -91,7 +91,7 @@ class AsyncLoop:
         self.lag = module.pipeline.lag  # steps after which this stage knows a loss
         self.under_way: deque[int] = deque()
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
+    def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; return the one that this stage has finished, if any."""
         (batch,) = batches
         number = run.step + 1
@@ -115,7 +115,7 @@ class AsyncLoop:
         run.step = number
         return [] if len(self.under_way) <= self.lag else [self._finished(loss)]
 
-    def drain(self, run: Run) -> list[StepResult]:
+    def drain(self, run: TrainingState) -> list[StepResult]:
         """Finish all steps in flight."""
         losses = self.module.pipeline.drain(
             run.optimizer,

@@ -7,7 +7,6 @@ that loading one never runs code.
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from math import prod
 from typing import Any
@@ -73,11 +72,6 @@ def from_json(value: Any) -> Any:
     except (KeyError, TypeError, ValueError) as e:
         raise ValueFormatError(f"a damaged value of kind {value[_KIND]!r}: {e}") from e
     raise ValueFormatError(f"a value of unknown kind {value[_KIND]!r}")
-
-
-def dump(value: Any) -> str:
-    """`value` as one JSON text."""
-    return json.dumps(to_json(value))
 
 
 def _texts(value: dict[Any, Any]) -> list[bool]:

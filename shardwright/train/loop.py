@@ -21,7 +21,7 @@ from torch import nn
 
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import PeriodicSaver
-from shardwright.train.checkpoint.state import Run, Steppable, Trainable
+from shardwright.train.checkpoint.state import Steppable, Trainable, TrainingState
 from shardwright.train.coordination.consensus import Consensus
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.data.samples import Samples, rows_of
@@ -81,7 +81,7 @@ class EvaluationRecord:
         return f"step {self.step:>5}  evaluation loss {self.evaluation:.4f}"
 
 
-def start(module: Trainable, job: Job) -> Run:
+def start(module: Trainable, job: Job) -> TrainingState:
     """Make a run of the job before its first step.
 
     Args:
@@ -93,10 +93,10 @@ def start(module: Trainable, job: Job) -> Run:
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
     optimizer = job.optimizer(list(module.parameters()) or idle)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
-    return Run(module, optimizer, job.batches(), schedule)
+    return TrainingState(module, optimizer, job.batches(), schedule)
 
 
-def read_own_samples(run: Run, job: Job) -> None:
+def read_own_samples(run: TrainingState, job: Job) -> None:
     """Let each rank read only the samples of a Dataset that its part of a batch needs.
 
     This is off where `Job.tokens` weighs global batches, or where the shape of a part equals that
@@ -112,7 +112,7 @@ def read_own_samples(run: Run, job: Job) -> None:
 
 
 def train(
-    run: Run,
+    run: TrainingState,
     job: Job,
     device: torch.device,
     report: Callable[[StepRecord | EvaluationRecord], None],
@@ -190,7 +190,7 @@ def train(
 
 
 def _metered(
-    step: Steps, run: Run, batches: Sequence[Batch], device: torch.device
+    step: Steps, run: TrainingState, batches: Sequence[Batch], device: torch.device
 ) -> tuple[list[StepResult], int]:
     """A step and its peak bytes of tensors on this rank."""
     run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins

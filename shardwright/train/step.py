@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from shardwright.runtime.parameters.clipping import Clipping, scale
-from shardwright.train.checkpoint.state import Run, Steppable
+from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.data.batch import Batch, JobError
 
 _IGNORED = -100  # the label that torch's losses leave out by default
@@ -39,10 +39,10 @@ class Steps(Protocol):
     def is_synchronous(self) -> bool:
         """Whether a step is complete when it returns."""
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
+    def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; those that are finished."""
 
-    def drain(self, run: Run) -> list[StepResult]:
+    def drain(self, run: TrainingState) -> list[StepResult]:
         """Finish all steps in flight."""
 
 
@@ -86,7 +86,7 @@ class Stepper:
             return cls(module, tokens=tokens)
         return cls(module, Clipping(dict(module.named_parameters())), clip_norm, tokens)
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
+    def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
         """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
         run.optimizer.zero_grad(set_to_none=True)
         loss = accumulate(self.module, batches, weights(batches, self.tokens), run.step + 1)
@@ -102,7 +102,7 @@ class Stepper:
         run.step += 1
         return [StepResult(loss, norm, run.step)]
 
-    def drain(self, run: Run) -> list[StepResult]:
+    def drain(self, run: TrainingState) -> list[StepResult]:
         """Does nothing: steps are complete when they return."""
         return []
 

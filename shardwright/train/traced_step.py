@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.runtime.parameters.peak_memory import quiet
-from shardwright.train.checkpoint.state import Run
+from shardwright.train.checkpoint.state import TrainingState
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.step import StepResult, Steps
 
@@ -36,7 +36,7 @@ class Traced:
         self.lag, self.is_synchronous = steps.lag, steps.is_synchronous
         self.begun = 0
 
-    def __call__(self, run: Run, batches: Sequence[Batch]) -> list[StepResult]:
+    def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
         """Begin a step; those that are finished."""
         self.begun += 1
         if self.begun != NTH:
@@ -52,6 +52,6 @@ class Traced:
         profiler.export_chrome_trace(str(self.file))
         return done
 
-    def drain(self, run: Run) -> list[StepResult]:
+    def drain(self, run: TrainingState) -> list[StepResult]:
         """Finish all steps in flight."""
         return self.steps.drain(run)

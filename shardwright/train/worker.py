@@ -40,7 +40,7 @@ from shardwright.train.checkpoint.export import (
 )
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import PeriodicSaver
-from shardwright.train.checkpoint.state import Run, Steppable
+from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.coordination.consensus import Consensus, check_same_setup
 from shardwright.train.coordination.rendezvous import join, launcher_store
 from shardwright.train.coordination.watchdog import Watchdog, timeout_of
@@ -188,7 +188,9 @@ def _module(
     return module, AsyncLoop(module, job), 4 * plan.stages
 
 
-def _resumed(run: Run, plan: Plan, steps: int, options: argparse.Namespace) -> PeriodicSaver:
+def _resumed(
+    run: TrainingState, plan: Plan, steps: int, options: argparse.Namespace
+) -> PeriodicSaver:
     """Restore the latest checkpoint if there is one, and return how to save the run."""
     checkpoints = Checkpoints(options.checkpoint, plan, options.keep)
     saved, wrong = checkpoints.resume(run)

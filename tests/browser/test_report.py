@@ -7,8 +7,7 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.report.chrome import simulated
-from shardwright.report.page import MeasuredRun, Shown, Timeline, page
-from shardwright.simulate.time.step import timeline
+from shardwright.report.page import MeasuredRun, Shown, StepBars, page
 from tests.harness import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"
@@ -23,7 +22,7 @@ def shown():
     with_rivals = plans.frontier().with_rivals(plans.frontier()[0])
     baseline = plans.simple("data parallel", 90, 320, comm_ms=15)
     return [
-        Shown(ODD, first, simulated(timeline(first))),
+        Shown(ODD, first, simulated(plans.timed(first).timeline)),
         Shown("second", second),
         Shown("third", replace(with_rivals, mesh=Mesh.parse("dp=2"))),
         Shown("base", baseline),
@@ -41,7 +40,7 @@ def text():
             MeasuredRun("run", 0.1, 0.125, 150 * plans.MIB, 200 * plans.MIB),
             MeasuredRun("other", 0.1, 0.1),
         ],
-        Timeline("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
+        StepBars("trace.json", ("rank 0 compute", "rank 0 comm"), bars),
     )
 
 

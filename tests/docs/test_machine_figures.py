@@ -4,9 +4,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from shardwright.machine.figures import figures_of, parse_figures
+import pytest
+
+from shardwright.machine.figures import changed, parse_figures
 from shardwright.machine.files import with_figures
-from shardwright.machine.model import Efficiency
+from shardwright.machine.model import Efficiency, MachineError
 from shardwright.machine.presets import preset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "machines.md").read_text()
@@ -24,10 +26,13 @@ def test_the_table_has_every_figure_and_its_examples_are_taken():
         names = [name.replace(word, w) for w in words[word]] if word else [name]
         found += names
         for each in names:
-            changed = with_figures(machine, **parse_figures(f"{each}={example}"))
-            assert changed != machine
-            assert changed.name == f"2x8xH100 with {each}={example}"
-    assert sorted(found) == sorted(figures_of(machine))
+            other = with_figures(machine, **parse_figures(f"{each}={example}"))
+            assert other != machine
+            assert other.name == f"2x8xH100 with {each}={example}"
+    with pytest.raises(MachineError, match="there are ") as refused:
+        changed(machine, {"": 0.0})
+    _, _, listed = str(refused.value).partition("there are ")
+    assert sorted(found) == sorted(listed.split(", "))
 
 
 def test_the_row_of_efficiencies_names_every_kind():

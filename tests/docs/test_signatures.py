@@ -10,9 +10,6 @@ WIDER = {
     "api.py:plan": "the public contract",
     "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
     "tracing/export/lookup.py:embedding_bags": "the signature of an operator",
-    "program/lower/micro_batches.py:lower_part": "the step program replaces it",
-    "runtime/parallel.py:ParallelModule.__init__": "the step program replaces it",
-    "runtime/pipeline/runner.py:PipelineModule.__init__": "takes what ParallelModule takes",
 }
 
 

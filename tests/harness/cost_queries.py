@@ -1,10 +1,16 @@
-"""A cost model that is asked about single tilings and layouts, in words instead of codes."""
+"""Cost tables that are asked about single tilings and layouts, in words instead of codes."""
 
 import numpy as np
 
 from shardwright.planner.communication.resharding import Table
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.model import CostModel
+from shardwright.simulate.costs.collectives import priced_steps
+
+
+def redistribution_seconds(atoms, item_bytes, src, dst, machine):
+    """Seconds of the whole way from `src` to `dst`; nothing when they are equal."""
+    return sum(seconds for _, _, seconds in priced_steps(atoms, item_bytes, src, dst, machine))
 
 
 class Asking:
@@ -54,5 +60,8 @@ class Asking:
         return [self.model.layout(n, code) for n, code in zip(op.operands, codes, strict=True)]
 
     def transient_bytes(self, tilings):
-        chosen = {op.name: self.columns(op, [tilings[op.name]])[0] for op in self.graph.ops}
-        return self.model.transient_bytes(chosen)
+        """Bytes of the largest workspace among all operators."""
+        return max(
+            self.model.workspace(op)[self.columns(op, [tilings[op.name]])[0]]
+            for op in self.graph.ops
+        )

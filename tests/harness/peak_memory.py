@@ -4,8 +4,9 @@ import torch
 
 from shardwright.machine.backends import BACKENDS
 from shardwright.profile.measure import channel_block_here
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 from shardwright.tracing.op_memory.footprints import Footprints
@@ -17,7 +18,8 @@ def predicted(graph, analysis, decisions, rank=0, optimizer="adamw", states=2):
     # Compared with what this host takes, whatever its processor is.
     host = RankModel(BACKENDS["gloo"], channel_block_here())
     trainer = Trainer(states, lambda tiles: update_bytes(optimizer, tiles), host)
-    return step_memory(graph, analysis, decisions, rank, trainer, Footprints(on_cpu=True))
+    lowering = PlanLowering(graph, analysis, decisions, host.backend.alone_bytes)
+    return step_memory(lowering, rank, trainer, Footprints(on_cpu=True))
 
 
 def counted(module, batch, optimizer=torch.optim.AdamW, steps=1):

@@ -15,8 +15,9 @@ from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
-from shardwright.runtime.verify.graph_to_float64 import to_float64
+from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
 from tests.harness.ranks import whole
@@ -129,12 +130,8 @@ class Subject:
             self.captured,
             self.analysis,
             decisions,
-            weights=self.weights,
-            buffers=self.buffers,
-            persistent=frozenset(),
-            device_mesh=device_mesh,
-            device=CPU,
-            seed=3,
+            ModuleOptions(self.weights, self.buffers, seed=3),
+            device_mesh,
         )
 
     def serial(self, count):

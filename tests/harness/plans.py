@@ -11,10 +11,12 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
     RemarkKind,
-    Transfer,
 )
+from shardwright.ir.timeline import Stream, Task, Track
+from shardwright.simulate.time.timeline import schedule
 
 MS, MIB = 1e-3, 2**20
 WORDS = {"-": "-", "m": "batch", "n": "features", "k": "features (sum)"}
@@ -47,7 +49,7 @@ def parameter(name, lies, mib=4, ms=0.5, mesh=MESH):
 
 def moved(value, consumer, direction, collectives, mib, ms):
     collectives = tuple(collectives.split(", "))
-    return Transfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
+    return PlannedTransfer(value, consumer, Phase(direction), collectives, int(mib * MIB), ms * MS)
 
 
 def block(i, odd=False):
@@ -172,3 +174,27 @@ def on_devices(plan, devices):
 def fastest_by_sums(frontier, limit):
     """The fastest plan whose memory, as it adds up, is within `limit`: what bounds are about."""
     return next(plan for plan in frontier if plan.peak_bytes <= limit)
+
+
+def timed(plan):
+    """The plan with a timeline in which everything comes after what is before it."""
+    ranks = f"each of {plan.devices} ranks"
+    here, net = Track(ranks, Stream.COMPUTE), Track(ranks, Stream.COMMUNICATION)
+    made = []
+
+    def add(name, track, seconds, kind, where):
+        made.append(Task(name, track, seconds, (len(made) - 1,) if made else (), kind, where))
+
+    def sent(consumer):
+        for one in (t for t in plan.transfers if t.consumer == consumer):
+            add(f"{one.collectives[0]}: {one.value}", net, one.seconds, one.phase.value, consumer)
+
+    for one in plan.ops:
+        where = one.source.module
+        sent(one.name)
+        name = f"{where}: {one.target.split('.')[1]}"
+        add(name, here, one.forward_seconds, "forward", where)
+        add(name, here, one.backward_seconds, "backward", where)
+    sent("")
+    add("update", here, sum(one.seconds for one in plan.parameters), "update", "")
+    return replace(plan, timeline=schedule(made))

@@ -43,7 +43,7 @@ class Meeting:
         return found
 
     def peers(self, rank, axis):
-        """What an axis is to `HeldExperts`; gradients find their way back by autograd alone."""
+        """What an axis is to `LocalExperts`; gradients find their way back by autograd alone."""
         return Along(self, rank, self.mesh.names.index(axis))
 
     def line(self, rank, axis):

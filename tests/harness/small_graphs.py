@@ -109,3 +109,8 @@ def toy_machine(devices=2, backend="nccl", bandwidth=16.0, latency=1.0, hosts=1)
     if hosts > 1:
         levels.append(Level("network", hosts, bandwidth / 8, Seconds(10 * latency)))
     return Machine("toy", device, tuple(levels), "made up", backend, Seconds(2.0))
+
+
+def splittable(rule):
+    """Names of the factors of `rule` that may be split."""
+    return tuple(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)

@@ -10,7 +10,6 @@ from shardwright.api import search_with as search
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.timeline import Stream
 from shardwright.machine.presets import preset
-from shardwright.simulate.time.step import timeline
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(3)
@@ -51,11 +50,12 @@ def test_more_devices_never_raise_the_memory_of_the_smallest_plan():
 
 @pytest.mark.parametrize("machine", ["1xH100", "1xcpu"])
 def test_one_device_takes_the_serial_sum_and_sends_nothing(machine):
-    (plan, *_) = search(GRAPH, preset(machine), PlanOptions.of(recompute=False))
+    front = search(GRAPH, preset(machine), PlanOptions.of(recompute=False))
+    plan = front.settled(front[0])
     assert plan.transfers == ()
     serial = sum(op.seconds for op in plan.ops) + sum(p.seconds for p in plan.parameters)
     assert plan.step_seconds == pytest.approx(serial, rel=1e-12)
     assert plan.lower_bound_seconds == pytest.approx(serial, rel=1e-12)
-    found = timeline(plan)
+    found = plan.timeline
     assert found.seconds == pytest.approx(serial, rel=1e-12)
     assert {task.track.stream for task in found.tasks} == {Stream.COMPUTE}

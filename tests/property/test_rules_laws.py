@@ -24,7 +24,7 @@ from shardwright.rules.rule import FactorKind, JointSplit, Route
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, random_state
-from shardwright.runtime.sharded_ops.experts import HeldExperts
+from shardwright.runtime.sharded_ops.experts import LocalExperts
 from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
 from tests.harness.operator_calls import CALLS
@@ -189,7 +189,7 @@ def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
     how = instruction.routing
     if how is not None:
         peers = [meeting.peers(rank, axis) for axis, _ in how.hops]
-        experts = HeldExperts(how, peers, CPU)
+        experts = LocalExperts(how, peers, CPU)
         results = [experts(*(to_torch(arg, values, CPU) for arg in instruction.op.args))]
     else:
         results = call_op(instruction.op, values, CPU)

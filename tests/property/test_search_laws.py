@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.solve.elimination.eliminate import exact_frontier
-from shardwright.solve.elimination.ldp import chain_frontier
 from shardwright.solve.elimination.problem import Edge, Node, Problem, price
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import sweep
+from tests.harness.chain_frontier import chain_frontier
 from tests.harness.generators import SHAPES, as_lists, layered_problem, problems, random_problem
 from tests.harness.oracles import (
     INF,

@@ -9,7 +9,7 @@ from shardwright.solve.algebra.minplus import Objectives, extreme_objectives
 from shardwright.solve.elimination.problem import Edge, Node, Problem
 from shardwright.solve.elimination.solver import make_solver
 from shardwright.solve.folding.bound_pruning import pruned_by_bounds
-from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.folded import Folded, FoldedChain
 from shardwright.solve.folding.shared_inputs import SharedInputBounds, shared_inputs_of
 from tests.harness.generators import as_lists
 from tests.harness.oracles import enumerate_problem
@@ -30,7 +30,7 @@ def decoder(seed, *, count=2, scale=1):
     nodes = [Node(f"n{i}", *table(size)) for i, size in enumerate(sizes)]
     pairs = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (5, 2), (6, 3), (6, 4), (0, 5)]
     edges = tuple(Edge(t, h, *table(sizes[t], sizes[h], most=8)) for t, h in pairs)
-    run = Run(nodes=(2, 3), entry=1, exit=3, count=count, after=frozenset({4}))
+    run = FoldedChain(nodes=(2, 3), entry=1, exit=3, count=count, after=frozenset({4}))
     return Folded(Problem(tuple(nodes), edges), (run,))
 
 

@@ -21,10 +21,14 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.plan import PlanError
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.placements import tilings
-from shardwright.runtime.async_pipeline.runner import AsyncPipeline, PipelineError, async_pipeline
+from shardwright.runtime.async_pipeline.runner import (
+    AsyncPipeline,
+    async_pipeline,
+)
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed

@@ -15,7 +15,7 @@ from shardwright.ir.buckets import gradient_buckets
 from shardwright.ir.redistribution import Collective
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.step.passes import bucket
-from shardwright.runtime.parameters.dtensor_spec import Placed
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec
 from tests.harness.ranks import run_ranks, whole
 
 WORDS, WIDTH = 11, 6
@@ -161,7 +161,7 @@ def _new_values(serial, module):
 
 
 def _other_precision(serial, module):
-    known = Placed(module.get_parameter("first"))
+    known = DTensorSpec(module.get_parameter("first"))
     loss_of(module, ids()).backward()  # where they lie is known before
     module.zero_grad()
     for one in (serial, module):

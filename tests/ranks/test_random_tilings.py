@@ -10,7 +10,6 @@ import functools
 import random
 
 import pytest
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
@@ -19,8 +18,9 @@ from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify.graph_to_float64 import to_float64
+from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
 from tests.harness.ranks import run_ranks, whole
@@ -121,12 +121,8 @@ class Widened:
             self.captured,
             self.analysis,
             Decisions(mesh, chosen, storage, frozenset(regathered), segments or {}, micro_batches),
-            weights=self.weights,
-            buffers=self.buffers,
-            persistent=frozenset(),
-            device_mesh=device_mesh,
-            device=torch.device("cpu"),
-            seed=3,
+            ModuleOptions(self.weights, self.buffers, seed=3),
+            device_mesh,
         )
 
     def run(self, module):

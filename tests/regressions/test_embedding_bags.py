@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.rules.analysis import splittable
 from tests.harness.graph_comparison import compared
+from tests.harness.small_graphs import splittable
 from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardwright.rules.analysis import analyze, splittable
+from shardwright.rules.analysis import analyze
+from tests.harness.small_graphs import splittable
 from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 

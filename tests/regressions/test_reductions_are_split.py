@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.rules.analysis import splittable
 from shardwright.rules.micro_batches import MicroBatchError, micro_batches
 from tests.harness.graph_comparison import compared
+from tests.harness.small_graphs import splittable
 from tests.harness.uneven_tiles import check_on_two_ranks
 from tests.zoo.subject import Subject
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.rules.analysis import analyze, splittable
+from shardwright.rules.analysis import analyze
 from shardwright.rules.arguments import localize
 from shardwright.tracing.call import CaptureError
 from tests.harness.graph_comparison import compared
 from tests.harness.operator_calls import call, f
+from tests.harness.small_graphs import splittable
 
 
 class Applied(nn.Module):

@@ -31,11 +31,11 @@ def test_a_schedule_that_is_not_known_is_an_error():
 
 def test_a_collective_that_is_not_known_is_an_error():
     group = SimpleNamespace(get_group=lambda: None)
-    with pytest.raises(ValueError, match="no collective"):
+    with pytest.raises(ValueError, match="no communication"):
         collected(torch.ones(2), SimpleNamespace(collective="broadcast"), group)
     machine = preset("2xcpu")
     link = links(machine, Mesh.parse("dp=2"))[0]
-    with pytest.raises(ValueError, match="no collective"):
+    with pytest.raises(ValueError, match="no communication"):
         step_price("broadcast", link, machine)
 
 

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify.graph_to_float64 import to_float64
+from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import with_rules
 from tests.zoo import ZOO
@@ -50,13 +51,8 @@ class Subject:
             self.captured,
             self.analysis,
             Decisions(mesh, chosen, storage),
-            weights=self.weights,
-            buffers=self.buffers,
-            persistent=frozenset(),
-            device_mesh=device_mesh,
-            device=torch.device("cpu"),
-            seed=3,
-            training=self.training,
+            ModuleOptions(self.weights, self.buffers, seed=3, training=self.training),
+            device_mesh,
         )
 
     def run(self, module, step=None):

@@ -52,6 +52,7 @@ def rows(snapshot: Snapshot) -> Iterator[Row]:
             precision=_PRECISION[cells["Precision"]],
             reduce="bf16" if cells["MP Mode"] == "PURE" else "fp32",
             recompute="full" if cells["Activation Checkpointing"] == "True" else "none",
+            attention="flash-1",
             optimizer="adamw-loop",
             gpu=gpu,
             gpus=gpus,

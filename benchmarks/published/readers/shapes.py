@@ -7,6 +7,12 @@ from typing import Any
 GPT2_VOCAB = 50257
 
 
+def padded(vocab: int, tp: int) -> int:
+    """The rows of Megatron's embedding: a multiple of 128 on each tensor parallel rank."""
+    multiple = 128 * tp
+    return -(-vocab // multiple) * multiple
+
+
 def megatron(layers: int, hidden: int, heads: int, vocab: int) -> dict[str, Any]:
     """A GPT of Megatron: MLP of four times the width, learned positions, tied head."""
     return _shape("gpt", layers, hidden, heads, heads, 4 * hidden, vocab, tied=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from benchmarks.published.readers.shapes import GPT2_VOCAB, megatron
+from benchmarks.published.readers.shapes import GPT2_VOCAB, megatron, padded
 from benchmarks.published.readers.snapshot import Snapshot
 from benchmarks.published.row import Row
 
@@ -25,24 +25,26 @@ def _of(text: str, path: str, commit: str) -> Iterator[Row]:
         cells = {name.removeprefix("# ").strip(): value for name, value in line.items()}
         hidden, heads = int(cells["hidden size"]), int(cells["attention heads"])
         layers, milliseconds = int(cells["layers"]), float(cells["iteration time (ms)"])
+        tp = int(cells["tensor parallelism"])
         yield Row(
             source="vtrain",
             path=path,
             commit=commit,
             line=number,
             model=f"GPT {layers}x{hidden}",
-            **megatron(layers, hidden, heads, GPT2_VOCAB),
+            **megatron(layers, hidden, heads, padded(GPT2_VOCAB, tp)),
             sequence=int(cells["sequence length"]),
             global_batch=int(cells["global batch"]),
             micro_batch=int(cells["micro batch"]),
             dp_replicate=int(cells["data parallelism"]),
-            tp=int(cells["tensor parallelism"]),
+            tp=tp,
             pp=int(cells["pipeline parallelism"]),
             schedule="1F1B" if int(cells["pipeline parallelism"]) > 1 else "",
             precision="fp16",
             reduce="fp16",
             recompute="full",
             attention="unfused",
+            dropout=0.1,
             optimizer="adamw-fused",
             gpu="A100-80",
             gpus=int(cells["GPUs"]),

@@ -105,7 +105,7 @@ def command(
     sys.exit(NOT_IN_ORDER if checked is not None and checked.error else 0)
 
 
-def _lowering(captured: planning.Captured, passes: str) -> Callable[[Plan, int], StepProgram]:
+def _lowering(captured: planning.CapturedTarget, passes: str) -> Callable[[Plan, int], StepProgram]:
     """The function that lowers a plan of the captured graph for a rank."""
     from shardwright.program.plan_decoder import read_plan
     from shardwright.program.step.lower.rank_steps import step_program

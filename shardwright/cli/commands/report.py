@@ -22,7 +22,7 @@ from shardwright.machine.model import MachineError
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.chrome import read_trace, simulated
-from shardwright.report.page import MeasuredRun, Shown, Timeline, page
+from shardwright.report.page import MeasuredRun, Shown, StepBars, page
 
 PAGES = (".html", ".htm")  # suffixes of HTML files
 _TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kilobytes
@@ -100,7 +100,7 @@ def write_page(
     return len(text.encode())
 
 
-def _step(plan: Plan) -> Timeline | None:
+def _step(plan: Plan) -> StepBars | None:
     """The bars of the plan's simulated step; None for a plan that has none."""
     try:
         return simulated(simulated_step(plan))
@@ -115,7 +115,7 @@ def _memory_of(machine: str) -> int | None:
     return None
 
 
-def _timeline(file: str) -> Timeline:
+def _timeline(file: str) -> StepBars:
     try:
         return read_trace(Path(file).read_text(), Path(file).name)
     except (OSError, UnicodeDecodeError) as e:

@@ -89,7 +89,7 @@ def _captured(
     machine: MachineOptions,
     wanted: PlanOptions,
     numerics: Mapping[str, str],
-) -> planning.Captured:
+) -> planning.CapturedTarget:
     """The captured target, after the options are checked against the machine.
 
     This host is measured only after the target was loaded; a preset has the given number of
@@ -107,7 +107,7 @@ def _captured(
 
 
 def _planned(
-    captured: planning.Captured,
+    captured: planning.CapturedTarget,
     devices: int,
     machine: MachineOptions,
     wanted: PlanOptions,

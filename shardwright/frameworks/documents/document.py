@@ -81,7 +81,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Syntax:
     """One syntax of files.
 
     Attributes:

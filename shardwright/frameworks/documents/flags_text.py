@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.frameworks.documents.document import (
     Document,
     Entry,
-    Form,
+    Syntax,
     line_end,
     line_of,
     not_editable,
@@ -229,4 +229,4 @@ def changed(document: Document, key: str, value: Any, near: str | None) -> str:
     return put(text, (end, end), f" {added}")
 
 
-FLAGS = Form("flags", parse, changed)
+FLAGS = Syntax("flags", parse, changed)

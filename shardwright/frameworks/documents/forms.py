@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.frameworks.documents.document import Document, Form
+from shardwright.frameworks.documents.document import Document, Syntax
 from shardwright.frameworks.documents.flags_text import FLAGS
 from shardwright.frameworks.documents.json_text import JSON
 from shardwright.frameworks.documents.python_text import PYTHON, Code
@@ -14,7 +14,7 @@ from shardwright.frameworks.documents.toml_text import TOML
 from shardwright.frameworks.documents.yaml_text import YAML
 from shardwright.frameworks.errors import FrameworkError
 
-FORMS: Mapping[str, Form] = {form.name: form for form in (JSON, YAML, TOML, FLAGS, PYTHON)}
+FORMS: Mapping[str, Syntax] = {form.name: form for form in (JSON, YAML, TOML, FLAGS, PYTHON)}
 _HEADER = re.compile(r"^\[\[?[\w.\"' -]+\]\]?\s*(#.*)?$", re.MULTILINE)
 _PYTHON = re.compile(r"^(def \w+\(|from [\w.]+ import |import \w)", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s|[\"'(])--[A-Za-z][\w.-]*(?![\w.-]*\s*:\s)", re.MULTILINE)

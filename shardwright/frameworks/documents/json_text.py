@@ -11,7 +11,7 @@ from shardwright.frameworks.documents.document import (
     DEEPEST,
     Document,
     Entry,
-    Form,
+    Syntax,
     line_of,
     not_editable,
     put,
@@ -98,7 +98,7 @@ def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
 
 
 def _deepest(text: str, path: list[str]) -> tuple[int, list[str]]:
-    """Where the innermost existing section of a path begins, and the sections that are missing."""
+    """The start of the innermost existing section of a path, and the sections that are missing."""
     start = _skip(text, 0)
     for depth, section in enumerate(path):
         inside = _object_in(text, start, section)
@@ -142,4 +142,4 @@ def _inserted(text: str, start: int, key: str, value: Any) -> str:
     return put(text, (last, last), f",{lead}{member}")
 
 
-JSON = Form("json", parse, changed)
+JSON = Syntax("json", parse, changed)

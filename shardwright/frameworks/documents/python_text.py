@@ -17,7 +17,7 @@ from shardwright.frameworks.documents.document import (
     DEEPEST,
     Document,
     Entry,
-    Form,
+    Syntax,
     line_end,
     not_editable,
     put,
@@ -103,7 +103,7 @@ class _Places:
         return self.starts[line - 1] + characters
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Where a node stands."""
+        """The span of a node in the text."""
         start = self.of(node.lineno, node.col_offset)
         return start, self.of(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
@@ -192,4 +192,4 @@ class Code:
     value: Any
 
 
-PYTHON = Form("python", parse, changed)
+PYTHON = Syntax("python", parse, changed)

@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.frameworks.documents.document import (
     Document,
     Entry,
-    Form,
+    Syntax,
     line_end,
     line_of,
     not_editable,
@@ -156,4 +156,4 @@ def _end_of(text: str, section: str) -> int | None:
     return found
 
 
-TOML = Form("toml", parse, changed)
+TOML = Syntax("toml", parse, changed)

@@ -11,7 +11,7 @@ from shardwright.frameworks.documents.document import (
     DEEPEST,
     Document,
     Entry,
-    Form,
+    Syntax,
     line_end,
     not_editable,
     put,
@@ -185,4 +185,4 @@ def _last(text: str, node: yaml.MappingNode) -> int:
     return max(int(key.end_mark.index), _end(text, start, value.end_mark.index))
 
 
-YAML = Form("yaml", parse, changed)
+YAML = Syntax("yaml", parse, changed)

@@ -154,14 +154,14 @@ def _fsdp(settings: Settings, devices: int) -> dict[str, Any]:
 
 
 def checkpointing(settings: Settings, name: str, version: int) -> Recompute:
-    """What FSDP's activation checkpointing wraps: in version 2 every child of a layer."""
+    """Modules that FSDP's activation checkpointing wraps: in version 2 every child of a layer."""
     if not settings.switch(name, False, "recompute"):
         return NONE
     return Recompute("children") if version == 2 else FULL
 
 
 def reshard(settings: Settings, prefix: str, version: int) -> dict[str, Any]:
-    """What is sharded and when it is freed; `hybrid` says whether inside of hosts only."""
+    """Sharding of FSDP and when it frees; `hybrid`: only inside of hosts."""
     words = {
         "FULL_SHARD": (3, True, False),
         "SHARD_GRAD_OP": (3, False, False),

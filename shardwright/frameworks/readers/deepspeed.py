@@ -151,7 +151,7 @@ def _batch(settings: Settings, prefix: str, dp: int, micro: int | None) -> tuple
 
 
 def _offload(settings: Settings, zero: str, prefix: str) -> tuple[str, ...]:
-    """What is kept on the host."""
+    """Parameters and state that are kept on the host."""
     found = []
     if settings.switch(f"{prefix}compile.offload_activation", False, "offload"):
         found.append("activations")

@@ -26,7 +26,7 @@ RECIPES = {
 
 
 def cp_style(settings: Settings) -> str:
-    """How attention crosses the sequence."""
+    """The algorithm by which attention crosses the sequence."""
     styles = settings.words("cp-comm-type", "cp_style")
     if len(set(styles)) > 1:
         settings.differ("cp-comm-type", "layers differ; the first is read for all")
@@ -38,7 +38,7 @@ def cp_style(settings: Settings) -> str:
 
 
 def storage(settings: Settings, dp: int) -> dict[str, Any]:
-    """What data parallelism shards, over which ranks, and when gradients are reduced."""
+    """Sharding of data parallelism: of what, over which ranks, and when gradients are reduced."""
     shards = settings.switch("use-distributed-optimizer", False, "zero")
     zero, again, sync = (1 if shards else 0), None, "last"
     if settings.switch("use-megatron-fsdp", False, "zero") or settings.switch(
@@ -73,7 +73,7 @@ def storage(settings: Settings, dp: int) -> dict[str, Any]:
 
 
 def recompute(settings: Settings) -> Recompute:
-    """What is recomputed."""
+    """The modules or layers that are recomputed."""
     if settings.switch("recompute-activations", False, "recompute"):
         return Recompute("modules", names=("core_attn",))
     kind = settings.word(
@@ -104,7 +104,7 @@ def recompute(settings: Settings) -> Recompute:
 
 
 def offload(settings: Settings) -> tuple[str, ...]:
-    """What is kept on the host."""
+    """Activations and state that are kept on the host."""
     layers = settings.integer("cpu-offloading-num-layers", 0, "offload", least=0)
     fine = settings.switch("fine-grained-activation-offloading", False, "offload")
     if layers or fine:
@@ -149,7 +149,7 @@ def fp8(settings: Settings) -> str | None:
 
 
 def loss(settings: Settings) -> str:
-    """How the loss is computed: over split vocabularies always, maybe fused."""
+    """The form of the loss: always over split vocabularies, maybe fused."""
     fused = settings.switch("cross-entropy-loss-fusion", False, "loss")
     settings.text("cross-entropy-fusion-impl", "native", "loss")
     return "fused" if fused else "vocabulary-parallel"

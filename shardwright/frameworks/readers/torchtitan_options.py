@@ -18,7 +18,7 @@ AC = "activation_checkpoint"
 
 
 def storage(settings: Settings, degrees: Mapping[str, Any]) -> dict[str, Any]:
-    """What data parallelism shards, and what is kept on the host."""
+    """Sharding of data parallelism, and what is kept on the host."""
     again = settings.word(
         "parallelism.fsdp_reshard_after_forward", None, RESHARD, "reshard_after_forward"
     )
@@ -74,7 +74,7 @@ def _recipe(settings: Settings, name: str, default: str) -> str:
 
 
 def recompute(settings: Settings) -> Recompute:
-    """What is recomputed: by mode, by the class that is called, or by the keys of a dump."""
+    """Recomputation: by mode, by the class that is called, or by the keys of a dump."""
     if f"{AC}.mode" in settings or settings.document.form == "toml":
         return _recompute_by_mode(settings)
     entry = settings.document.entries.get(AC)
@@ -129,7 +129,7 @@ def compiled(settings: Settings) -> str:
 
 
 def loss(settings: Settings, is_toml: bool) -> str:
-    """How the loss is computed."""
+    """The form of the loss."""
     if settings.switch("parallelism.disable_loss_parallel", False, "loss"):
         return "whole"
     kind = settings.raw("loss", "loss")

@@ -17,7 +17,7 @@ SCRIPT = "what the training script says"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is known beside the file.
+    """Facts that the caller knows beside the file.
 
     Attributes:
         devices: ranks of the job; None: only what the file says.
@@ -30,7 +30,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Understood:
-    """What a reader found.
+    """The findings of a reader.
 
     Attributes:
         dialect: the kind of file.
@@ -83,7 +83,7 @@ def rest_of(settings: Settings, devices: int, others: Mapping[str, int]) -> int:
 
 
 def micro_batches(settings: Settings, named: str, samples: int, each: int) -> int:
-    """How often `each` samples are in the `samples` of a step; raises `FrameworkError`."""
+    """The number of `each` samples that fit into `samples`; raises `FrameworkError`."""
     if samples % each:
         settings.refuse(
             named, f"a multiple of the {each} samples that all ranks take at once is needed"

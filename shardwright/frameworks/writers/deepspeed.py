@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from shardwright.frameworks.errors import FrameworkError
-from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -23,7 +23,7 @@ _DTYPES = {
 }
 
 
-def nearest(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
+def nearest(strategy: Strategy, facts: ConfigFacts) -> tuple[Strategy, list[str]]:
     """The nearest strategy that DeepSpeed expresses, and the reasons."""
     near = Nearest(strategy)
     near.plain_order()
@@ -85,7 +85,7 @@ def _stage_of(strategy: Strategy) -> int:
     return strategy.zero if strategy.dp_shard * strategy.cp > 1 else 0
 
 
-def settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
+def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     """The keys of DeepSpeed's JSON."""
     ranks = strategy.dp_replicate * strategy.dp_shard
     samples, stage = facts.batch.samples, _stage_of(strategy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.frameworks.readers.accelerate import FSDP, PARALLEL
-from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -15,7 +15,7 @@ _BOTH = ("optimizer", "parameters")
 
 
 def _common(near: Nearest) -> None:
-    """What neither of both has."""
+    """Replaces fields that neither framework has."""
     near.plain_order()
     near.fold("pp", "there are no pipelines; their devices shard data instead")
     near.change("experts are not split", ep=1, etp=None)
@@ -55,7 +55,7 @@ def _offload(near: Nearest) -> None:
         )
 
 
-def nearest_accelerate(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
+def nearest_accelerate(strategy: Strategy, facts: ConfigFacts) -> tuple[Strategy, list[str]]:
     """The nearest strategy that accelerate expresses, and the reasons."""
     near = Nearest(strategy)
     _common(near)
@@ -101,7 +101,7 @@ def nearest_accelerate(strategy: Strategy, facts: Facts) -> tuple[Strategy, list
     return near.strategy, near.reasons
 
 
-def accelerate_settings(strategy: Strategy, _facts: Facts) -> dict[str, Any]:
+def accelerate_settings(strategy: Strategy, _facts: ConfigFacts) -> dict[str, Any]:
     """The keys of accelerate's YAML."""
     shards = _shards(strategy) or strategy.tp > 1
     devices = strategy.devices
@@ -135,7 +135,7 @@ def accelerate_settings(strategy: Strategy, _facts: Facts) -> dict[str, Any]:
     }
 
 
-def nearest_trainer(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[str]]:
+def nearest_trainer(strategy: Strategy, facts: ConfigFacts) -> tuple[Strategy, list[str]]:
     """The nearest strategy that TrainingArguments express, and the reasons."""
     near = Nearest(strategy)
     _common(near)
@@ -160,7 +160,7 @@ def nearest_trainer(strategy: Strategy, facts: Facts) -> tuple[Strategy, list[st
     return near.strategy, near.reasons
 
 
-def trainer_settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
+def trainer_settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     """The keys of TrainingArguments."""
     ranks = strategy.dp_replicate * strategy.dp_shard
     samples = facts.batch.samples or 0

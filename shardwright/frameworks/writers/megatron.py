@@ -8,7 +8,7 @@ from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers.megatron_bridge import KEY_OF
 from shardwright.frameworks.readers.megatron_options import CP_STYLES, MODULES, RECIPES, SHARDED
 from shardwright.frameworks.readers.megatron_pipeline import layout_text
-from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.strategy.fields import AXES
 from shardwright.ir.strategy.recompute import FULL, Recompute
 from shardwright.ir.strategy.strategy import Strategy
@@ -36,7 +36,7 @@ _MIXED = {
 }
 
 
-def nearest(strategy: Strategy, facts: Facts, bridge: bool) -> tuple[Strategy, list[str]]:
+def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strategy, list[str]]:
     """The nearest strategy that Megatron-LM expresses, and the reasons."""
     near = Nearest(strategy)
     active = tuple(axis for axis, _ in near.strategy.axes)
@@ -108,7 +108,7 @@ def _recompute(near: Nearest) -> None:
         near.change("modules are a set", recompute=Recompute("modules", names=names))
 
 
-def settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
+def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     """The flags that say an expressible strategy; None is a flag that is not given."""
     batch, ranks = facts.batch, strategy.dp_replicate * strategy.dp_shard
     if batch.samples is None:
@@ -204,7 +204,7 @@ def _flag_value(value: Any) -> str:
     return f'"{text}"' if set(text) & set("|()*") else text
 
 
-def bridge_settings(strategy: Strategy, facts: Facts) -> dict[str, Any]:
+def bridge_settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     """The keys of Megatron-Bridge that say an expressible strategy."""
     flags = settings(strategy, facts)
     given = {

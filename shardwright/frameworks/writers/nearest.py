@@ -18,8 +18,8 @@ WHOLE: Dtypes = ("float32", "float32", "float32", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a written config says beside the strategy.
+class ConfigFacts:
+    """Facts that a written config states beside the strategy.
 
     Attributes:
         batch: sequences of a step, and tokens of a sequence.

@@ -8,7 +8,7 @@ from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as reader
 from shardwright.frameworks.readers.torchtitan_options import AC, RESHARD, SELECTIVE
-from shardwright.frameworks.writers.nearest import WHOLE, Facts, Nearest
+from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
@@ -22,7 +22,7 @@ _DTYPES = {
 _IMPORTS = "torchtitan.distributed.activation_checkpoint"
 
 
-def nearest(strategy: Strategy, facts: Facts, dialect: str) -> tuple[Strategy, list[str]]:
+def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strategy, list[str]]:
     """The nearest strategy that a dialect of torchtitan expresses, and the reasons."""
     near, is_toml = Nearest(strategy), dialect == reader.TOML
     near.plain_order()
@@ -79,7 +79,7 @@ def _experts(near: Nearest, is_toml: bool) -> None:
         )
 
 
-def _pipeline(near: Nearest, facts: Facts) -> None:
+def _pipeline(near: Nearest, facts: ConfigFacts) -> None:
     near.schedule([name for name, one in SCHEDULES.items() if not one.asynchronous], "")
     now = near.strategy
     free = SCHEDULES[now.schedule].stages_per_group is None
@@ -141,7 +141,7 @@ def _rest(near: Nearest, is_toml: bool) -> None:
         )
 
 
-def settings(strategy: Strategy, facts: Facts, dialect: str) -> dict[str, Any]:
+def settings(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, Any]:
     """The keys that say an expressible strategy; None is a key that is not given."""
     is_toml = dialect == reader.TOML
     reshard = next(w for w, again in RESHARD.items() if again == strategy.reshard_after_forward)
@@ -170,7 +170,7 @@ def settings(strategy: Strategy, facts: Facts, dialect: str) -> dict[str, Any]:
     return found
 
 
-def _pipeline_keys(strategy: Strategy, facts: Facts, is_toml: bool) -> dict[str, Any]:
+def _pipeline_keys(strategy: Strategy, facts: ConfigFacts, is_toml: bool) -> dict[str, Any]:
     parts = "parallelism.module_fqns_per_model_part"
     each = "parallelism.pipeline_parallel_layers_per_stage"
     schedule = "parallelism.pipeline_parallel_schedule"
@@ -201,7 +201,7 @@ def _parts(cut: tuple[int, ...], head: str) -> list[list[str]]:
     return found
 
 
-def _batch_keys(strategy: Strategy, facts: Facts, dialect: str) -> dict[str, Any]:
+def _batch_keys(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, Any]:
     """The batch; a pipeline takes all micro-batches of a step in one go."""
     batch, ranks = facts.batch, strategy.dp_replicate * strategy.dp_shard
     if batch.samples is None or batch.sequence is None:
@@ -246,7 +246,7 @@ def _toml_keys(strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def _function_keys(strategy: Strategy, facts: Facts, dialect: str) -> dict[str, Any]:
+def _function_keys(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, Any]:
     kind = strategy.recompute
     chunks = chunks_of(strategy.loss)
     vocabulary = "config.loss.loss_fn.global_vocab_size"
@@ -280,7 +280,7 @@ def _checkpointing(kind: Recompute) -> Code:
     return Code(f"{name}()", name)
 
 
-def _spec(strategy: Strategy, facts: Facts) -> Code | None:
+def _spec(strategy: Strategy, facts: ConfigFacts) -> Code | None:
     if strategy.fp8 is None:
         return None
     recipe = strategy.fp8
@@ -294,7 +294,7 @@ def _spec(strategy: Strategy, facts: Facts) -> Code | None:
     return Code(f'model_registry("{size}", converters=[{converter}])', "model_registry")
 
 
-def function_text(keys: dict[str, Any], facts: Facts) -> str:
+def function_text(keys: dict[str, Any], facts: ConfigFacts) -> str:
     """A module with a function that changes the fields of a baseline."""
     family, _, size = (facts.model or "llama3 8B").partition(" ")
     base = f"{family}_{size.lower().replace('-', '_').replace('.', '_')}"

@@ -36,7 +36,7 @@ class NumericsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How random numbers are drawn, over what batch norms reduce, and the dtype of computation.
+    """Options for random numbers, for batch norms, and for the dtype of computation.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
       torch's fused kernels, whose numbers depend on the plan;

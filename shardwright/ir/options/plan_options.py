@@ -27,7 +27,7 @@ class OptionsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What is asked of a search beside its graph and machine; `of` checks what users give.
+    """Options of a search beside its graph and machine; `of` checks what users give.
 
     * `optimizer`: a name of `ir/options/optimizers.py`;
     * `method`: "joint", all mesh axes at once, or "kcut", SoyBean's one after the other;

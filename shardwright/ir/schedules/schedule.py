@@ -18,7 +18,7 @@ class PipelineError(ValueError):
 
 
 class Kind(enum.IntEnum):
-    """What a pass computes.
+    """The computation of a pass.
 
     Values; the gradients of inputs and weights; those of inputs alone, which the stage before waits
     for; those of weights alone, which no stage waits for.

@@ -46,15 +46,6 @@ def _one_forward_one_backward(
     return _in_turns(group, in_flight(group, stages, micro_batches), micro_batches)
 
 
-def _as_many_micro_batches(_groups: int, stages: int, micro_batches: int) -> str:
-    if micro_batches >= stages:
-        return ""
-    return (
-        f"with {stages} stages needs at least as many micro-batches, not {micro_batches}; take"
-        " more, or GPipe"
-    )
-
-
 def _the_whole_batch(_groups: int, _stages: int, micro_batches: int) -> str:
     if micro_batches == 1:
         return ""
@@ -76,9 +67,7 @@ def _waits_of_1f1b(groups: int, micro_batches: int, forward: float) -> float:
 
 
 GPIPE = Schedule("GPipe", _all_forward_first, waits=_waits_of_gpipe)
-ONE_F_ONE_B = Schedule(
-    "1F1B", _one_forward_one_backward, needs=_as_many_micro_batches, waits=_waits_of_1f1b
-)
+ONE_F_ONE_B = Schedule("1F1B", _one_forward_one_backward, waits=_waits_of_1f1b)
 # Their mini-batches follow each other without a break, as micro-batches do in 1F1B.
 CONTINUOUS = tuple(
     Schedule(f"async {weights}", _one_forward_one_backward, needs=_the_whole_batch, weights=weights)

@@ -22,7 +22,7 @@ DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "grad_dtype", "state_dtype")
 
 @dataclass(frozen=True, slots=True)
 class Possible:
-    """Which values a field can have, and the words for them."""
+    """The values that a field can have, and the words for them."""
 
     words: str
     holds: Callable[[Any], bool]

@@ -33,7 +33,7 @@ class StrategyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What is recomputed: a word of this module, with its count, names or fraction.
+    """A choice of what is recomputed: a word of this module, with its count, names or fraction.
 
     Attributes:
         kind: the word.

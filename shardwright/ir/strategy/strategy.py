@@ -20,7 +20,7 @@ from shardwright.ir.strategy.text import read, written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What of a model limits degrees; None where it is not known or does not exist.
+    """Sizes of a model that limit degrees; None where one is not known or does not exist.
 
     Attributes:
         batch: samples of the global batch.
@@ -156,12 +156,12 @@ class Strategy:
 
     @property
     def devices(self) -> int:
-        """How many devices the strategy uses."""
+        """The number of devices that the strategy uses."""
         return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
 
     @property
     def stages(self) -> int:
-        """How many stages the pipeline has, virtual ones included."""
+        """The number of pipeline stages, virtual ones included."""
         return self.pp * self.virtual_stages
 
     @property

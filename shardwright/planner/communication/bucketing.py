@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     gradient_ratio: int
 
 
-class Saved(NamedTuple):
+class BucketSavings(NamedTuple):
     """Seconds that one message saves in a bucket, against a message of its own: each (Ks, Kt).
 
     Attributes:
@@ -64,7 +64,7 @@ class Bucketing:
         self._gather = measure.launches(Collective.ALL_GATHER)
         self._scatter = measure.launches(Collective.REDUCE_SCATTER)
 
-    def sums(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
+    def sums(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> BucketSavings:
         """Savings of gradients that only need an all-reduce: parameters read as they are stored.
 
         Args:
@@ -80,9 +80,9 @@ class Bucketing:
         launches: Floats = (summed * self._sum).sum(axis=2)
         saved = np.where(only, launches * (1 - part)[:, None], 0.0)
         nothing = np.zeros(saved.shape)
-        return Saved(nothing, nothing, saved)
+        return BucketSavings(nothing, nothing, saved)
 
-    def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> Saved:
+    def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> BucketSavings:
         """Savings of parameters that are gathered along one axis and their gradients.
 
         Packing tiles and unpacking copies takes passes over memory. A message of its own along the
@@ -103,7 +103,7 @@ class Bucketing:
         scattered = (opened * self._scatter).sum(axis=2) * (1 - share) - joined
         sums = (summed * self._sum).sum(axis=2) * (1 - share)
         forward, scattered, sums = (np.where(eligible, x, 0.0) for x in (forward, scattered, sums))
-        return Saved(forward, scattered, sums)
+        return BucketSavings(forward, scattered, sums)
 
     def _gathered(self, sources: Ints, wanted: Ints, grads: Ints) -> tuple[Bools, Bools, Bools]:
         """The pairs that are gathered, (Ks, Kt), the axis of each, and the axes that are summed."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
@@ -52,13 +52,13 @@ def exchanges(rule: Rule, work: Workload, options: Options, measure: Objective) 
 
 def exchanged(
     found: ExpertAllToAll, k: int, mesh: Mesh, times: int, *, again: bool
-) -> list[Transfer]:
+) -> list[PlannedTransfer]:
     """The transfers of option `k`, `times` a step; the caller sets their names."""
     phases = [(Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)]
     if again:
         phases.insert(1, (Phase.RECOMPUTE, found.forward))
     return [
-        Transfer(
+        PlannedTransfer(
             value="",
             consumer="",
             phase=phase,

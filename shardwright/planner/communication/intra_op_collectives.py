@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.ir.redistribution import Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
@@ -26,6 +26,7 @@ from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, joint_split
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
 from shardwright.simulate.costs.workload import Workload
 
@@ -83,10 +84,10 @@ class IntraOpCollectives:
 
     def transfers(
         self, op: Op, work: Workload, options: Options, k: int, again: bool, times: int
-    ) -> list[Transfer]:
+    ) -> list[PlannedTransfer]:
         """The transfers of option `k`, `times` a step, as plans list them."""
         rule, name = self._analysis.rules[op.name], op.outputs[0]
-        found: list[Transfer] = []
+        found: list[PlannedTransfer] = []
         phases = (Phase.FORWARD, Phase.RECOMPUTE) if again else (Phase.FORWARD,)
         for dims, codes in zip(rule.internal_reductions, options.internal_reductions, strict=True):
             before = int(codes[k])
@@ -98,7 +99,9 @@ class IntraOpCollectives:
             collectives = (f"{part.what} {part.axis}",)
             seconds = Seconds(part.seconds * times)
             size = Bytes(part.bytes)
-            found.append(Transfer(name, op.name, part.phase, collectives, size, seconds, times))
+            found.append(
+                PlannedTransfer(name, op.name, part.phase, collectives, size, seconds, times)
+            )
         return found
 
     def _item_bytes(self, op: Op) -> int:
@@ -139,12 +142,10 @@ class IntraOpCollectives:
 
     def _swap(self, link: Link, moved: int) -> float:
         """Seconds to send tiles to the devices that compute with them, and back."""
-        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
-        per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
-        return float(2 * hop + moved * per_byte)
+        return step_price(Exchange.SWAP, link, self._machine).seconds(moved, moved)
 
     def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
         """Seconds to send blocks of these bytes to the next device, less the part that overlaps."""
-        hop = self._machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
-        sent = len(sizes) * hop + sum(sizes) / link.bytes_per_s
+        price = step_price(Exchange.RING, link, self._machine)
+        sent = sum(price.seconds(size, size) for size in sizes)
         return float(sent - self._machine.soon_overlap * min(sent, step))

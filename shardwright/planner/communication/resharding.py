@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.options.mixed_precision import stored_item_bytes
-from shardwright.planner.communication.bucketing import Bucketing, Saved, Sizes
+from shardwright.planner.communication.bucketing import Bucketing, BucketSavings, Sizes
 from shardwright.planner.tables.layout_codes import (
     WHOLE,
     Ints,
@@ -106,22 +106,15 @@ class Terms(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """The number of micro-batches in a step and the sizes of buckets.
-
-    Pipeline stages (`staged`) send every copy and gradient alone, for each micro-batch.
-    """
+    """The number of micro-batches in a step and the sizes of buckets."""
 
     micro_batches: int
     buckets: BucketSizes
-    staged: bool
 
 
 @final
 class Reads:
-    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step.
-
-    Pipeline stages make a copy of a parameter for each micro-batch.
-    """
+    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step."""
 
     def __init__(
         self,
@@ -136,7 +129,6 @@ class Reads:
         self._mesh = mesh
         self._measure = measure
         self._micro_batches = passes.micro_batches
-        self._staged = passes.staged
         self._bucketing = Bucketing(measure, passes.buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
@@ -150,7 +142,7 @@ class Reads:
         return tensor[value].requires_grad and any(tensor[r].requires_grad for r in op.outputs)
 
     def gradient_reduction(self, value: str, op: Op) -> int:
-        """How gradients are reduced over this edge: not, for each micro-batch, or accumulated."""
+        """The reduction of gradients over this edge: none, one per micro-batch, or accumulated."""
         if not self.has_gradient(value, op):
             return NO_GRADIENT
         split = self._micro_batches > 1 and value in self._parameters
@@ -162,12 +154,12 @@ class Reads:
         A gradient in flight cannot be added to another gradient of the same parameter.
         """
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
-        known = EACH_TIME, *(() if self._staged else (SUMMED_FIRST,))
+        known = EACH_TIME, SUMMED_FIRST
         return alone and value in self._parameters and self.gradient_reduction(value, op) in known
 
     def kept(self, value: str) -> bool:
         """Whether all micro-batches read one copy of `value`."""
-        return self._micro_batches > 1 and value in self._parameters and not self._staged
+        return self._micro_batches > 1 and value in self._parameters
 
     def item_bytes(self, value: str) -> int:
         """Bytes of one element."""
@@ -235,7 +227,7 @@ class Reads:
             memory = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
         return Read(seconds, one * more, memory)
 
-    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> Saved | None:
+    def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> BucketSavings | None:
         """The savings of a read that shares buckets with others; None where it shares none."""
         if not terms.bucketed:
             return None
@@ -246,7 +238,7 @@ class Reads:
         if not terms.ahead:
             return sums
         copies = self._bucketing.gathers(*given)
-        return Saved(copies.forward, copies.scattered, sums.summed + copies.summed)
+        return BucketSavings(copies.forward, copies.scattered, sums.summed + copies.summed)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds to accumulate a parameter's gradient in micro-batches and reduce it once."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.ir.layout import Atoms, Mesh, Seconds
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.resharding import NO_GRADIENT, SUMMED_FIRST
 from shardwright.planner.tables.layout_codes import decode, duals, summed_gradients
@@ -22,13 +22,13 @@ def transfers(
     item_bytes: int,
     machine: Machine,
     mesh: Mesh,
-) -> Iterator[Transfer]:
+) -> Iterator[PlannedTransfer]:
     """The transfers of `moves`: (phase, code before, code after, times a step) each."""
     for phase, start, end, times in moves:
         src, dst = (decode(code, atoms, mesh) for code in (start, end))
         steps = list(priced_steps(atoms, item_bytes, src, dst, machine))
         if steps:
-            yield Transfer(
+            yield PlannedTransfer(
                 value=value,
                 consumer=consumer,
                 phase=phase,

@@ -12,8 +12,8 @@ from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.machine.model import Machine
 from shardwright.planner.kcut.cutter import Cuts, Cutter
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.solve.elimination.pricing import PriceList
@@ -52,7 +52,7 @@ def kcut_frontier(
     (peak,) = writer.peaks([point])
     other = joint()
     plan = writer.plan(point, peak, other.bound(peak), NAME, _notes(cuts, graph))
-    plan = MemoryRefinement(graph, machine, optimizer, tracer).settled(plan)
+    plan = Refinement(graph, machine, optimizer, tracer).settled(plan)
     if progress:
         progress("done", 1.0)
     seconds = time.perf_counter() - start

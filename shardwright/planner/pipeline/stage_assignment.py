@@ -24,7 +24,7 @@ from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.topology import links
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition, slowest_at_least
-from shardwright.planner.pipeline.stage_costs import Offer, Running, StageCosts
+from shardwright.planner.pipeline.stage_costs import Offer, RunningCosts, StageCosts
 from shardwright.planner.pipeline.stage_memory import stage_memory
 from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipeline_schedules import waiting
@@ -226,7 +226,7 @@ class Pipelines:
         most = np.max([moments.max(axis=0) for moments in self._waiting], axis=0)
         return [int(count) for count in most]
 
-    def _costs(self, running: Running, positions: Ints) -> StageCosts:
+    def _costs(self, running: RunningCosts, positions: Ints) -> StageCosts:
         return StageCosts(running, self.cuts, positions, self.link)
 
     def _combined(self, every: Sequence[_Picked]) -> list[_Priced | None]:

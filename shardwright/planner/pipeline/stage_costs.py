@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import LeafKind
+from shardwright.ir.redistribution import Exchange
 from shardwright.machine.topology import Link
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.solve.elimination.pricing import PriceList, sums
 from shardwright.solve.elimination.problem import Bools, Floats, Ints, Point
 
@@ -79,13 +81,13 @@ class Offer:
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)
 
     @cached_property
-    def running(self) -> Running:
+    def running(self) -> RunningCosts:
         """The running costs of the points."""
         return self.running_of(self.points)
 
-    def running_of(self, assignments: Ints) -> Running:
+    def running_of(self, assignments: Ints) -> RunningCosts:
         """The running costs of whole assignments, (P, nodes)."""
-        return Running(self.writer, self.prices, self.owners, assignments)
+        return RunningCosts(self.writer, self.prices, self.owners, assignments)
 
 
 def most_updates(writer: PlanBuilder) -> float:
@@ -101,7 +103,7 @@ def most_updates(writer: PlanBuilder) -> float:
 
 
 @final
-class Running:
+class RunningCosts:
     """Costs of whole assignments, (P, nodes), as running sums over operators.
 
     Column i of a sum has the terms of all operators before operator i: (P, operators + 1).
@@ -140,7 +142,7 @@ class StageCosts:
     (P, C); `link` joins the groups.
     """
 
-    def __init__(self, running: Running, cuts: StageCuts, positions: Ints, link: Link) -> None:
+    def __init__(self, running: RunningCosts, cuts: StageCuts, positions: Ints, link: Link) -> None:
         self.running, self.cuts = running, cuts
         self.writer, self.feasible = running.writer, running.feasible
         self.positions = np.broadcast_to(positions, (len(running.points), positions.shape[-1]))
@@ -150,10 +152,8 @@ class StageCosts:
         self.state = self._at(running.state)  # bytes
         self.kept = self._at(running.kept)
         self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
-        per_hop = link.lap_seconds / max(1, link.ranks - 1)
-        machine = self.writer.space.model.machine
-        call = machine.collective_launch_seconds + per_hop
-        inner = (self.crossing > 0) * call + self.crossing / link.bytes_per_s
+        price = step_price(Exchange.MESSAGE, link, self.writer.space.model.machine)
+        inner = (self.crossing > 0) * price.fixed + self.crossing * price.per_before
         self.crossing_seconds = inner * 2  # of values, and of their gradients
 
     def seconds(self) -> Floats:

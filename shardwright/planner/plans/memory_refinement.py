@@ -8,7 +8,7 @@ first rank, and for its last where ranks may differ, and its memory is simulated
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import final
 
 from shardwright.ir.graph import Graph
@@ -18,34 +18,24 @@ from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
-from shardwright.program.plan_decoder import read_plan
-from shardwright.rules.analysis import Analysis, analyze
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
-from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
 
 @final
 class MemoryRefinement:
-    """Settles the memory of plans of `graph` on `machine`; the default `analysis` is computed.
+    """Settles the memory of plans on `machine`.
 
     `tracer` traces the memory of single operator calls.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        machine: Machine,
-        optimizer: str,
-        tracer: OpTracer,
-        analysis: Analysis | None = None,
-    ) -> None:
-        self.graph = graph
-        self._given = analysis
+    def __init__(self, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self._tracer = tracer
         self._context = machine.device.context_bytes
-        self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
         backend = machine.backend_spec
         together = backend.device != "cpu" and machine.devices == 1
         self._trainer = Trainer(
@@ -54,35 +44,36 @@ class MemoryRefinement:
             rank=RankModel(backend, machine.device.channel_block, machine.expert_skew),
         )
 
-    @cached_property
-    def _analysis(self) -> Analysis:
-        return self._given or analyze(self.graph)
+    def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:
+        """`plan`, lowered by `lowering`, with its simulated memory.
 
-    def settled(self, plan: Plan) -> Plan:
-        """`plan` with its simulated memory; plans with pipeline stages keep the additive one."""
-        if plan.pipeline is not None or plan.memory is not None:
+        Asynchronous pipelines have no step program, and keep the additive one.
+        """
+        if plan.memory is not None:
             return plan
-        if id(plan) in self._known:
-            return self._known[id(plan)][1]
-        decisions = read_plan(plan, self.graph, self._analysis)
-        equal = plan.mesh.size == 1 or ranks_are_equal(self.graph, self._analysis, decisions)
         found = [
-            step_memory(self.graph, self._analysis, decisions, rank, self._trainer, self._tracer)
-            for rank in ((0,) if equal else (0, plan.mesh.size - 1))
+            step_memory(lowering, rank, self._trainer, self._tracer)
+            for rank in ranks_that_differ(lowering)
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
-        found_plan = replace(plan, memory=most, peak_bytes=most.peak)
-        self._known[id(plan)] = plan, found_plan
-        return found_plan
+        return replace(plan, memory=most, peak_bytes=most.peak)
+
+
+def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
+    """The ranks among which one needs the most memory."""
+    decisions = lowering.decisions
+    size, pipeline = decisions.mesh.size, decisions.pipeline
+    alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, decisions)
+    places = (0,) if alone else (0, size - 1)
+    groups = 1 if pipeline is None else pipeline.groups
+    return tuple(group * size + place for group in range(groups) for place in places)
 
 
 def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
     """Whether all ranks certainly use equal memory: every cut gives parts of one size.
 
-    Micro-batches and joint splits may be uneven in other ways, so they count as unequal.
+    Joint splits may be uneven in other ways, so they count as unequal.
     """
-    if decisions.micro_batches > 1:
-        return False
     mesh = decisions.mesh
     last = mesh.coordinate(mesh.size - 1)
     for name, layout in decisions.storage.items():
@@ -91,15 +82,19 @@ def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> b
             return False
     pairs = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
     distinct = {(id(rule), tiling): (rule, tiling) for rule, tiling in pairs}
-    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in distinct.values())
+    return all(
+        _cuts_evenly(rule, tiling, mesh, decisions.micro_batches)
+        for rule, tiling in distinct.values()
+    )
 
 
-def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:
+def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh, micro_batches: int) -> bool:
+    """Whether all parts of what an operator splits are equal, also in each micro-batch."""
     shared = {factor for group in rule.joint_splits for factor in group}
     left = {name: factor.size for name, factor in rule.factor.items()}
     for choice, parts in zip(tiling, mesh.shape, strict=True):
         for name in rule.cuts(choice):
-            if name in shared or left[name] % parts:
+            if name in shared or left[name] % (parts * micro_batches):
                 return False
             left[name] //= parts
     return True

@@ -10,7 +10,7 @@ candidates of every mesh, the fastest first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -23,20 +23,32 @@ _GAIN = 1e-2  # plans that are faster by less are not tried
 
 
 @dataclass
-class _MeshCandidates:
-    """The remaining candidates of one mesh, fastest first."""
+class _Group:
+    """The candidates of one search, fastest first.
+
+    `again` says that it was a second search (`bottlenecks.py`), whose plans need less than others
+    of the same sum: `share`, the last known ratio of settled to additive memory, may be too large.
+    """
 
     left: list[Candidate]
-    share: float  # the last known ratio of settled to additive memory
+    share: float
+    again: bool
 
-    def next(self, limit: Bytes) -> Candidate | None:
-        """Remove and return the fastest candidate that is likely to fit; drop those before it."""
-        while self.left:
-            candidate = self.left.pop(0)
-            likely = self.share * candidate.peak
-            if max(likely, min(candidate.least, candidate.peak)) <= limit:
-                return candidate
-        return None
+    def next(self, limit: Bytes, enough: Seconds) -> Candidate | None:
+        """Remove and return the fastest candidate that is likely to fit, or None.
+
+        Of a second search that has none among those that take less than `enough` seconds, it is
+        the last of these.
+        """
+        may = [c for c in self.left if min(c.least, c.peak) <= limit]
+        likely = next((c for c in may if self.share * c.peak <= limit), None)
+        faster = [c for c in may if c.cost[0] < enough]
+        if self.again and faster and likely not in faster:
+            likely = faster[-1]
+        self.again = False
+        if likely is not None:
+            self.left.remove(likely)
+        return likely
 
 
 @final
@@ -49,12 +61,12 @@ class OffFrontierPlans:
         write: Callable[[Candidate], Plan],
         settle: Callable[[Plan], Plan],
     ) -> None:
-        by_mesh: dict[int, list[Candidate]] = {}
+        by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
-            by_mesh.setdefault(id(candidate.writer), []).append(candidate)
-        self._by_mesh: Sequence[list[Candidate]] = [
-            sorted(candidates_of_mesh, key=lambda one: one.cost)
-            for candidates_of_mesh in by_mesh.values()
+            by_search.setdefault((id(candidate.writer), candidate.again), []).append(candidate)
+        self._by_search = [
+            (again, sorted(found, key=lambda one: one.cost))
+            for (_, again), found in by_search.items()
         ]
         self._write, self._settle = write, settle
 
@@ -70,27 +82,30 @@ class OffFrontierPlans:
         Returns:
             The plan, or None if none is found within `_TRIES` simulations.
         """
-        enough = than / (1 + _GAIN)
+        best: Plan | None = None
+        enough = Seconds(than / (1 + _GAIN))
         queue: list[tuple[Seconds, int, Candidate, Plan]] = []
-        by_mesh = [_MeshCandidates(list(candidates), share) for candidates in self._by_mesh]
+        groups = [_Group(list(found), share, again) for again, found in self._by_search]
 
         def offer(number: int) -> None:
-            candidate = by_mesh[number].next(limit)
+            candidate = groups[number].next(limit, enough)
             if candidate is None:
                 return
             plan = self._write(candidate)
             if plan.step_seconds < enough:
                 heapq.heappush(queue, (plan.step_seconds, number, candidate, plan))
 
-        for number in range(len(by_mesh)):
+        for number in range(len(groups)):
             offer(number)
         for _ in range(_TRIES):
+            while queue and queue[0][0] >= enough:
+                heapq.heappop(queue)
             if not queue:
                 break
             _, number, candidate, plan = heapq.heappop(queue)
             settled = self._settle(plan)
             if settled.peak_bytes <= limit:
-                return settled
-            by_mesh[number].share = settled.peak_bytes / candidate.peak
+                best, enough = settled, Seconds(settled.step_seconds / (1 + _GAIN))
+            groups[number].share = settled.peak_bytes / candidate.peak
             offer(number)
-        return None
+        return best

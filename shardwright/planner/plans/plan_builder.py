@@ -6,7 +6,6 @@ The searched space is one of a shortened graph; the plan names the operators of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import final
 
@@ -20,11 +19,10 @@ from shardwright.ir.plan import (
     Plan,
     PlannedOp,
     PlannedParameter,
+    PlannedTransfer,
     Remark,
-    Transfer,
 )
-from shardwright.planner.communication.partial_bucket_latency import with_partial_bucket_latency
-from shardwright.planner.plans.plan_ops import ANYWHERE, Steps
+from shardwright.planner.plans.plan_ops import ANYWHERE, PlanEntries
 from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
@@ -32,8 +30,6 @@ from shardwright.planner.tables.layout_codes import digits, local_elements
 from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule_notes import remarks
-from shardwright.simulate.time.step import settled_seconds
-from shardwright.simulate.time.stragglers import with_whole_waits
 from shardwright.solve.elimination.problem import Ints, Point
 
 
@@ -46,8 +42,8 @@ class PlanBuilder:
         self.graph = graph
         self.short = short
         self.optimizer = optimizer
-        self._peaks = Peaks(space)
-        self._steps = Steps(space, graph, short)
+        self.transients = Peaks(space)
+        self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._like = {op.name: op for op in space.model.graph.ops}
@@ -83,6 +79,17 @@ class PlanBuilder:
         if decision is None:
             return (), -1
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
+
+    def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
+        """Every operator of a whole assignment, in order, and what stands for it in the space.
+
+        Yields the operator, its representative, the index among the representative's options, and
+        whether it is recomputed.
+        """
+        for op in self.graph.ops:
+            like, op_node = self._like[self._rep(op.name)], self.space.op_nodes[self._rep(op.name)]
+            chosen, switch = self._chosen(op.name, choice)
+            yield op, like, int(op_node.options[chosen]), switch >= 0
 
     def segment_nodes(self, names: Iterable[str]) -> list[int]:
         """All nodes of whole assignments that say whether these operators are recomputed, and how.
@@ -199,7 +206,7 @@ class PlanBuilder:
         if not points:
             return []
         choices = np.array([point.choice for point in points], np.int64)
-        transient = self._peaks.at(choices)
+        transient = self.transients.at(choices)
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -214,7 +221,7 @@ class PlanBuilder:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside its additive memory."""
-        return fixed_bytes(self.graph) + self._peaks.least
+        return fixed_bytes(self.graph) + self.transients.least
 
     def plan(
         self,
@@ -226,7 +233,7 @@ class PlanBuilder:
         *,
         staged: bool = False,
     ) -> Plan:
-        """The plan of a point.
+        """The plan of a point, with additive seconds and bytes until it is settled.
 
         Args:
             point: seconds, additive bytes and choices.
@@ -241,14 +248,15 @@ class PlanBuilder:
         ops, transfers, saved = self._operators(point.choice, shares=shares)
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
-        plan = Plan(
+        seconds = Seconds(point.time - saved)
+        return Plan(
             fingerprint=self.graph.fingerprint,
             machine=machine.name,
             mesh=self.space.model.mesh,
             optimizer=self.optimizer,
-            step_seconds=Seconds(point.time - saved),
+            step_seconds=seconds,
             peak_bytes=peak,
-            lower_bound_seconds=Seconds(0.0),
+            lower_bound_seconds=Seconds(min(bound, seconds)),
             inputs=tuple(InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors),
             constants=self.graph.constants,
             parameters=tuple(self._parameters(point.choice)),
@@ -264,15 +272,6 @@ class PlanBuilder:
             contention=machine.contention,
             expert_skew=self._skew(ops),
         )
-        # Stages put nothing into buckets, and a step in micro-batches is simulated when it is
-        # shown (`time_refinement.py`): until then it has the additive seconds.
-        alone = plan.micro_batches > 1
-        if machine.settles and not alone:  # otherwise plans have the additive seconds
-            plan = with_partial_bucket_latency(plan, measure, self.space.model.buckets)
-            plan = plan if staged else with_whole_waits(plan, machine)
-        seconds = plan.step_seconds if alone else settled_seconds(plan)
-        least = Seconds(min(bound, seconds))
-        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
 
     def _skew(self, ops: list[PlannedOp]) -> float:
         """The skew of experts that times and memory assume, 0 if every device has all experts."""
@@ -286,14 +285,14 @@ class PlanBuilder:
 
     def _operators(
         self, choice: tuple[int, ...], *, shares: bool
-    ) -> tuple[list[PlannedOp], list[Transfer], Seconds]:
+    ) -> tuple[list[PlannedOp], list[PlannedTransfer], Seconds]:
         """Operators, transfers, and the seconds of transfers that are only in the tables.
 
         With `shares`, operators that read a parameter in the same layout share one copy and one
         reduction of its gradient; in the tables every reader pays for its own.
         """
         ops: list[PlannedOp] = []
-        transfers: list[Transfer] = []
+        transfers: list[PlannedTransfer] = []
         saved = 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
         layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.plan import PlannedOp, Transfer
+from shardwright.ir.plan import PlannedOp, PlannedTransfer
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import duals
@@ -34,10 +34,10 @@ class OperandTransfers(NamedTuple):
 
     value: str
     wanted: tuple[int, int]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[PlannedTransfer, ...]
 
 
-class Step(NamedTuple):
+class PlanEntry(NamedTuple):
     """One operator of a plan, its transfers, and the layouts of its results.
 
     `transfers` are those of outputs of the step, and those inside the operator.
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     op: PlannedOp
     operand_transfers: tuple[OperandTransfers, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[PlannedTransfer, ...]
     layouts: dict[str, StoredLayout]
 
 
@@ -74,13 +74,13 @@ class _Pattern(NamedTuple):
     operand_transfers: tuple[
         tuple[int, OperandTransfers], ...
     ]  # by the index in `PlannedCall.values`
-    returned: tuple[tuple[int, Transfer], ...]  # by the number of the output
-    internal_reductions: tuple[Transfer, ...]
+    returned: tuple[tuple[int, PlannedTransfer], ...]  # by the number of the output
+    internal_reductions: tuple[PlannedTransfer, ...]
     results: tuple[StoredLayout, ...]
 
 
 @final
-class Steps:
+class PlanEntries:
     """Plan entries of the operators of `graph` under options of `space`, of its short graph."""
 
     def __init__(self, space: Space, graph: Graph, short: ShortGraph) -> None:
@@ -88,7 +88,7 @@ class Steps:
         self.graph = graph
         self._stands_for = short.stands_for
         self._like = {op.name: op for op in space.model.graph.ops}
-        self._known: dict[object, Step] = {}
+        self._known: dict[object, PlanEntry] = {}
         self._patterns: dict[object, _Pattern] = {}
 
     @cached_property
@@ -119,7 +119,7 @@ class Steps:
 
     def of(
         self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
-    ) -> Step:
+    ) -> PlanEntry:
         """The step of an operator under its option `k`, given the layouts of its operands.
 
         `segment` is the number of its recomputed segment, 0 if it is not recomputed.
@@ -132,7 +132,7 @@ class Steps:
 
     def _step(
         self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
-    ) -> Step:
+    ) -> PlanEntry:
         key = call.like.name, k, segment > 0, sources, call.form
         pattern = self._patterns.get(key)
         if pattern is None:
@@ -148,7 +148,7 @@ class Steps:
         reads = tuple(dict.fromkeys(op.operands))
         planned = replace(pattern.op, name=op.name, source=op.source, segment=segment, reads=reads)
         layouts = dict(zip(op.outputs, pattern.results, strict=True))
-        return Step(planned, tuple(operand_transfers), tuple(transfers), layouts)
+        return PlanEntry(planned, tuple(operand_transfers), tuple(transfers), layouts)
 
     def _pattern(
         self, call: PlannedCall, k: int, again: bool, sources: tuple[StoredLayout, ...]
@@ -181,7 +181,7 @@ class Steps:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
 
     def _operator(
-        self, like: Op, k: int, again: bool, internal_reductions: Sequence[Transfer]
+        self, like: Op, k: int, again: bool, internal_reductions: Sequence[PlannedTransfer]
     ) -> PlannedOp:
         model = self.space.model
         rule, options = model.analysis.rules[like.name], model.options(like)
@@ -201,7 +201,7 @@ class Steps:
 
     def _moved(
         self, like: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]
-    ) -> Sequence[Transfer]:
+    ) -> Sequence[PlannedTransfer]:
         """The transfers of a value to the layout in which `like` reads it, and of its gradient."""
         code, recomputed, regathered = source
         moved = code != want[0]
@@ -214,6 +214,6 @@ class Steps:
         return self.space.model.transfers(rep, code, want, like, again, recomputed)
 
 
-def _of(t: Transfer, value: str, consumer: str) -> Transfer:
+def _of(t: PlannedTransfer, value: str, consumer: str) -> PlannedTransfer:
     """`t` with another value and consumer."""
-    return Transfer(value, consumer, t.phase, t.collectives, t.bytes, t.seconds, t.times)
+    return PlannedTransfer(value, consumer, t.phase, t.collectives, t.bytes, t.seconds, t.times)

@@ -1,24 +1,91 @@
-"""Refines time and memory of the plans that are shown, each once."""
+"""Refines time and memory of the plans that are shown, from one lowering of each."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import final
 
+from shardwright.ir.graph import Graph
+from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import Machine
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
+from shardwright.planner.plans.folded_costs import FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.rules.analysis import Analysis, analyze
 
 
 @final
 class Refinement:
-    """Settles plans: their memory, and the time of steps in micro-batches."""
+    """Settles plans of `graph` on `machine`: simulates the time and the memory of their programs.
 
-    def __init__(self, times: TimeRefinement, memories: MemoryRefinement) -> None:
-        self._times, self._memories = times, memories
-        self._known: dict[int, tuple[Plan, Plan]] = {}  # by identity, which the first keeps alive
+    `tracer` traces the memory of single operator calls. The default `analysis` is computed.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        optimizer: str,
+        tracer: OpTracer,
+        analysis: Analysis | None = None,
+    ) -> None:
+        self.graph, self._given, self._machine = graph, analysis, machine
+        self._alone_bytes = machine.backend_spec.alone_bytes
+        self._times = TimeRefinement(graph, machine)
+        self._memories = MemoryRefinement(machine, optimizer, tracer)
+        # By the identity of the given plan, which the first keeps alive.
+        self._timed: dict[int, tuple[Plan, Plan]] = {}
+        self._settled: dict[int, tuple[Plan, Plan]] = {}
+        self._last: tuple[Plan, PlanLowering] | None = None
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return self._given or analyze(self.graph)
+
+    @cached_property
+    def _counts(self) -> MicroBatchCounts:
+        return MicroBatchCounts(self.graph, self._analysis)
+
+    def ranked(self, plan: Plan) -> Plan:
+        """`plan` as candidates are compared: with the time of its step if its batch is whole.
+
+        That of equal layers follows from few of them. Lowering others takes too long for every
+        candidate.
+        """
+        if plan.pipeline is not None or plan.micro_batches > 1:
+            return plan
+        seconds = self._folded.seconds(plan, read_plan(plan, self.graph, self._analysis))
+        if seconds is None:
+            return self.timed(plan)
+        least = min(plan.lower_bound_seconds, seconds)
+        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
+
+    def timed(self, plan: Plan) -> Plan:
+        """`plan` with the time of its step."""
+        if id(plan) not in self._timed:
+            self._timed[id(plan)] = plan, self._times.refined(plan, self._lowering(plan))
+        return self._timed[id(plan)][1]
 
     def settled(self, plan: Plan) -> Plan:
-        """`plan` as it is shown."""
-        if id(plan) not in self._known:
-            self._known[id(plan)] = plan, self._memories.settled(self._times.refined(plan))
-        return self._known[id(plan)][1]
+        """`plan` as it is shown: with the time and the memory of its step."""
+        if id(plan) not in self._settled:
+            found = self._memories.settled(self.timed(plan), self._lowering(plan))
+            self._settled[id(plan)] = self._settled[id(found)] = plan, found
+        return self._settled[id(plan)][1]
+
+    @cached_property
+    def _folded(self) -> FoldedCosts:
+        return FoldedCosts(self.graph, self._analysis, self._machine)
+
+    def _lowering(self, plan: Plan) -> PlanLowering:
+        """The programs of a plan; those of the last one are kept."""
+        if self._last is None or self._last[0] is not plan:
+            decisions = read_plan(plan, self.graph, self._analysis)
+            made = self.graph, self._analysis, decisions, self._alone_bytes, self._counts.split
+            self._last = plan, PlanLowering(*made)
+        return self._last[1]

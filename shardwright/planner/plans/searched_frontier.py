@@ -1,4 +1,4 @@
-"""A frontier of additive memory, whose plans are simulated for the memory that they need."""
+"""A frontier of additive costs, whose plans are simulated for the time and memory they take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from shardwright.ir.frontier import MOST_SETTLED, Frontier
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
+_NEAR_TIE = 1.1  # of the additive time of a plan: slower baselines are not simulated beside it
+
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 
 
@@ -17,11 +19,10 @@ OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 class SearchedFrontier(Frontier):
     """A frontier as a search finds it.
 
-    The search adds up memory and so counts tensors that are never alive at once; the memory of a
-    chosen plan is *settled*, by a simulation of the lifetimes of its tensors, and may only be
-    lower.
+    The search adds up costs and so knows neither buckets and what runs beside operators, nor which
+    tensors are alive at once. A plan that is shown is *settled*: its step program is simulated.
 
-    * `settle`: returns a plan with its settled memory; None where it is settled already;
+    * `settle`: returns a plan with settled time and memory; None where it is settled already;
     * `least`: a lower bound in bytes of the settled memory of the plan at an index;
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose settled memory
       fits into `limit`, among those that the added-up memory hides from the frontier, or None.
@@ -38,21 +39,19 @@ class SearchedFrontier(Frontier):
         return self.settle is None
 
     def settled(self, plan: Plan) -> Plan:
-        """Simulate the memory of a plan: the lifetimes of its tensors on the worst rank.
-
-        Of a plan in micro-batches the time of a step is simulated too.
+        """Simulate time and memory of a step of a plan, from the programs of its ranks.
 
         Args:
             plan: one of these plans, or of the baselines.
 
         Returns:
-            The same plan with the `peak_bytes` and `memory` that it needs, and in micro-batches
-            with the `step_seconds` and `timeline` of its step program.
+            The same plan with the `step_seconds` and `timeline` of its step program, and the
+            `peak_bytes` and `memory` that the worst rank needs.
         """
         return self.settle(plan) if self.settle is not None else plan
 
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
-        """The frontier of simulated memory.
+        """The frontier of simulated time and memory.
 
         Simulation takes a quarter of a second to a second for a plan of a large model.
 
@@ -82,28 +81,39 @@ class SearchedFrontier(Frontier):
 
         A simulation takes up to a second, so few plans are simulated.
         """
-        found, share = self._fastest_listed(limit)
-        seconds = found.step_seconds if found is not None else Seconds(math.inf)
-        if self.off_frontier is None or seconds <= self.costs[0][0]:
-            return found
-        found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
-        return self._faster_baseline(found, limit) or found
+        index, share = self._fastest_listed(limit)
+        found = self.settled(self.plans[index]) if index is not None else None
+        seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
+        if self.off_frontier is not None and seconds > self.costs[0][0]:
+            found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
+        return self._best_of_baselines(found, seconds, limit)
 
-    def _faster_baseline(self, than: Plan | None, limit: Bytes) -> Plan | None:
-        """A baseline that fits and is faster: the answer is never worse than the best of them."""
-        permitted = [b for b in self.baselines if b.name not in self.broken]
-        for plan in sorted(permitted, key=lambda one: one.step_seconds):
-            if than is not None and plan.step_seconds >= than.step_seconds:
-                break
-            if plan.stages == 1 and sum(p.bytes for p in plan.parameters) > limit:
-                continue  # without a simulation
-            settled = self.settled(plan)
-            faster = than is None or settled.step_seconds < than.step_seconds
-            if faster and settled.peak_bytes <= limit:
-                return settled
-        return None
+    def _fastest_of_all(self) -> Plan:
+        """The fastest plan, whatever memory it needs."""
+        best = self._best_of_baselines(self.settled(self.plans[0]), self.costs[0][0], None)
+        assert best is not None
+        return best
 
-    def _fastest_listed(self, limit: Bytes) -> tuple[Plan | None, float]:
+    def _best_of_baselines(
+        self, found: Plan | None, seconds: Seconds, limit: Bytes | None
+    ) -> Plan | None:
+        """`found`, or a baseline that fits and is faster once both are simulated.
+
+        Additive costs tell near ties apart by what simulation may not confirm. `seconds` are the
+        additive ones of `found`.
+        """
+        if found is None:
+            return None
+        for known in self.baselines:
+            if known.step_seconds > _NEAR_TIE * seconds or known.name in self.broken:
+                continue
+            known = self.settled(known)
+            fits = limit is None or known.peak_bytes <= limit
+            if fits and known.step_seconds < found.step_seconds:
+                found = known
+        return found
+
+    def _fastest_listed(self, limit: Bytes) -> tuple[int | None, float]:
         """The fastest of these plans that fits, and the smallest settled share of added-up memory.
 
         Tries first the smallest of the plans that are about as fast as the fastest; then those that
@@ -111,12 +121,13 @@ class SearchedFrontier(Frontier):
         """
         mosts = [most for _, most in self.costs]
         left = [i for i, m in enumerate(mosts) if min(m, self._min_bytes(i)) <= limit]
-        found, share = None, math.inf
+        found: int | None = None
+        share = math.inf
         good = self.good
         first = max((i for i in left if i < good), default=-1)
         while left:
             likely = (i for i in left if share * mosts[i] <= limit)
-            index = next(likely, -1 if found else left[0])
+            index = next(likely, left[0] if found is None else -1)
             if share == math.inf and first >= 0 and mosts[index] > limit:
                 index = first
             if index < 0:
@@ -124,7 +135,7 @@ class SearchedFrontier(Frontier):
             plan = self.settled(self.plans[index])
             share = min(share, plan.peak_bytes / mosts[index])
             if plan.peak_bytes <= limit:
-                found, left = plan, left[: left.index(index)]
+                found, left = index, left[: left.index(index)]
             else:
                 left.remove(index)
         return found, share

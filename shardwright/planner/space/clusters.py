@@ -45,7 +45,7 @@ class OpNode:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class LayoutChoices:
     """The layouts of a value under the choices of its node; replicated where it has none."""
 
     node: int | None
@@ -87,7 +87,7 @@ class Clusters:
         self._forced_leaders = forced_leaders
         self.leaders: list[Op] = []
         self.op_nodes: dict[str, OpNode] = {}
-        self.written: dict[str, Written] = {}
+        self.written: dict[str, LayoutChoices] = {}
         self._sums: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[_Sum] = []  # objects whose ids are in the keys of `_sums`
         self._follows: dict[object, Ints | None] = {}
@@ -96,7 +96,7 @@ class Clusters:
         graph = model.graph
         self._constant = constant_values(graph)
         for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER, LeafKind.INPUT):
-            self.written[leaf.name] = Written(None, _WHOLE)
+            self.written[leaf.name] = LayoutChoices(None, _WHOLE)
         for op in graph.ops:
             self._add(op)
 
@@ -125,7 +125,7 @@ class Clusters:
         if all(name in self._constant for name in op.operands):
             self.op_nodes[op.name] = OpNode(None, _WHOLE, leads=False)
             for name in op.outputs:
-                self.written[name] = Written(None, _WHOLE)
+                self.written[name] = LayoutChoices(None, _WHOLE)
             return
         follows = None if self._must_lead(op) else self._follow(op)
         if follows is None:
@@ -140,7 +140,7 @@ class Clusters:
             key = (options.results[i].tobytes(), id(op_node.options))
             if key not in self._arrays:
                 self._arrays[key] = options.results[i][op_node.options]
-            self.written[name] = Written(op_node.node, self._arrays[key])
+            self.written[name] = LayoutChoices(op_node.node, self._arrays[key])
 
     def _must_lead(self, op: Op) -> bool:
         return op.name in (self._forced_leaders if self._leads is None else self._leads)
@@ -176,7 +176,7 @@ class Clusters:
         return None if found is None else (node, found)
 
     def _aligned(
-        self, op: Op, sources: list[Written], gradients: tuple[bool, ...], seconds: Floats
+        self, op: Op, sources: list[LayoutChoices], gradients: tuple[bool, ...], seconds: Floats
     ) -> Ints | None:
         """The fastest option without redistribution, per choice; None if a choice has none."""
         options, axes = self.model.options(op), len(self.model.mesh.axes)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shardwright.planner.space.repeats import Repeat
 from shardwright.solve.elimination.problem import Edge, Problem
-from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.folded import Folded, FoldedChain
 
 
 def fold(
@@ -35,7 +35,7 @@ def fold(
 
 def _run(
     problem: Problem, owners: Sequence[frozenset[int]], repeat: Repeat, count: int
-) -> Run | None:
+) -> FoldedChain | None:
     def members(copy: int) -> set[int]:
         span = repeat.copy(copy)
         return {i for i, owner in enumerate(owners) if owner and all(op in span for op in owner)}
@@ -65,7 +65,7 @@ def _run(
     arriving = Counter(_table(problem.edges[e]) for e in towards[entry])
     if arriving != Counter(_table(problem.edges[e]) for e in leaving):
         return None
-    return Run(tuple(sorted(own)), entry, leave, count, frozenset(leaving))
+    return FoldedChain(tuple(sorted(own)), entry, leave, count, frozenset(leaving))
 
 
 def _inside(edge: Edge, own: set[int]) -> int:

@@ -1,19 +1,21 @@
 """Transient memory of plans: workspaces, and segments while they are recomputed.
 
 They are maxima over a plan, not sums, so the search does not see them; they are added to the
-points that it finds. During its backward pass a recomputed segment needs all bytes that it would
-otherwise have kept.
+points that it finds. During its backward pass a recomputed segment also holds the bytes that it
+would otherwise have kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
 import numpy as np
 
 from shardwright.planner.space.space import Space
-from shardwright.solve.elimination.problem import Ints
+from shardwright.solve.elimination.problem import Floats, Ints, Node, Problem
 
 
 @final
@@ -23,7 +25,8 @@ class Peaks:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.like = space.folded.node_tables()  # whole node -> node of the problem
-        self.first = np.cumsum([0, *(len(w) for w in space.workspaces[:-1])])[self.like]
+        sizes = [node.num_choices for node in space.problem.nodes]
+        self.first = np.cumsum([0, *sizes[:-1]])[self.like]
 
     def at(self, choices: Ints) -> Ints:
         """Bytes for whole assignments: (P, nodes) -> (P,)."""
@@ -35,6 +38,40 @@ class Peaks:
     def least(self) -> int:
         """Bytes that every assignment needs."""
         return max(int(workspace.min()) for workspace in self.space.workspaces)
+
+    def of_one_choice(self, choice: tuple[int, ...]) -> int:
+        """Bytes that the largest single choice of a whole assignment needs on top of the sum."""
+        return int(np.concatenate(self._alone)[self.first + np.array(choice)].max())
+
+    def below(self, most: int) -> Space | None:
+        """The space without choices that alone need `most` bytes or more on top of the sum.
+
+        Choices keep their numbers. None if a node has no choice left.
+        """
+        known: dict[tuple[int, int], Floats] = {}  # nodes with equal tables still share them
+        nodes = []
+        for node, alone in zip(self.space.problem.nodes, self._alone, strict=True):
+            key = id(node.time), id(alone)
+            if key not in known:
+                known[key] = np.where(alone < most, node.time, np.inf)
+                known[key].setflags(write=False)
+            if not np.isfinite(known[key]).any():
+                return None
+            nodes.append(Node(node.name, known[key], node.memory))
+        problem = Problem.unchecked(nodes, self.space.problem.edges)
+        return replace(self.space, folded=replace(self.space.folded, problem=problem))
+
+    @cached_property
+    def _alone(self) -> tuple[Ints, ...]:
+        """Bytes that each choice of a node needs on top of the sum: its workspace, and what it
+        would keep where it is recomputed.
+        """
+        nodes, sizes = self.space.problem.nodes, list(self.space.workspaces)
+        for node, twin in self.space.recompute_choice.twins.items():
+            again = np.maximum(nodes[node].memory - nodes[twin].memory, 0)
+            sizes[twin] = sizes[twin] + again
+        shared: dict[bytes, Ints] = {}
+        return tuple(shared.setdefault(size.tobytes(), size) for size in sizes)
 
     @cached_property
     def _recomputable(self) -> tuple[Ints, Ints, Ints]:
@@ -53,29 +90,39 @@ class Peaks:
         return node, twin, switch
 
     def _recomputed(self, choices: Ints) -> Ints:
-        """Bytes of the largest recomputed segment, as if it were kept: (P,)."""
+        """Bytes that the largest recomputed segment would keep, less what it keeps: (P,)."""
         node, twin, switch = self._recomputable
         if not node.size:
             return np.zeros(len(choices), np.int64)
-        problem = self.space.problem
-        again = choices[:, switch] == 1
-        kept = choices.copy()
-        kept[:, node] = np.where(again, choices[:, twin], choices[:, node])
-        owner = np.full(choices.shape[1], -1)  # whole node -> the number of its segment
         segments, number = np.unique(switch, return_inverse=True)
-        owner[node] = number
-        totals = np.zeros((len(segments), len(choices)), np.int64)
-        sizes = [part.memory.ravel() for part in problem.nodes]
-        start = np.cumsum([0, *(len(size) for size in sizes[:-1])])
-        bytes_of = np.concatenate(sizes)[start[self.like[node]] + kept[:, node]]
-        np.add.at(totals, number, bytes_of.T)
-        table, tail, head = self.space.folded.edge_ends()
-        inside = owner[head] >= 0
-        for e in np.unique(table[inside]).tolist():
-            memory = problem.edges[e].memory
-            if memory.any():
-                at = (table == e) & inside
-                moved = memory[kept[:, tail[at]], kept[:, head[at]]]
-                np.add.at(totals, owner[head[at]], moved.T)
-        largest: Ints = (totals.T * choices[:, segments]).max(axis=1)
+        kept = choices.copy()
+        kept[:, node] = np.where(choices[:, switch] == 1, choices[:, twin], choices[:, node])
+        kept[:, twin] = self._sizes[twin] - 1  # absent
+        more = self._kept_bytes(kept, dict(zip(node.tolist(), number.tolist(), strict=True)))
+        less = self._kept_bytes(choices, dict(zip(twin.tolist(), number.tolist(), strict=True)))
+        largest: Ints = np.maximum((more - less).T * choices[:, segments], 0).max(axis=1)
         return largest
+
+    @cached_property
+    def _sizes(self) -> Ints:
+        """The number of choices of each whole node."""
+        return np.array(self.space.problem.sizes)[self.like]
+
+    def _kept_bytes(self, choices: Ints, owner: Mapping[int, int]) -> Ints:
+        """Bytes of some nodes and of the edges to them, by their owner: (owners, P)."""
+        problem = self.space.problem
+        owners = np.full(choices.shape[1], -1)
+        nodes = np.fromiter(owner, np.int64, len(owner))
+        owners[nodes] = np.fromiter(owner.values(), np.int64, len(owner))
+        memory = np.concatenate([part.memory for part in problem.nodes])
+        totals = np.zeros((int(owners.max()) + 1, len(choices)), np.int64)
+        np.add.at(totals, owners[nodes], memory[self.first[nodes] + choices[:, nodes]].T)
+        table, tail, head = self.space.folded.edge_ends()
+        inside = owners[head] >= 0
+        for e in np.unique(table[inside]).tolist():
+            sizes = problem.edges[e].memory
+            if sizes.any():
+                at = (table == e) & inside
+                moved = sizes[choices[:, tail[at]], choices[:, head[at]]]
+                np.add.at(totals, owners[head[at]], moved.T)
+        return totals

@@ -89,7 +89,29 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
         kept.append(Repeat(repeat.start - shift, repeat.period, 3))
     if not repeats:
         return ShortGraph(graph, (), (), {}, {}, whole)
-    short = replace(
+    short = _without(graph, dropped, stands_for)
+    skipped = tuple(repeat.count - 3 for repeat in repeats)
+    return ShortGraph(short, tuple(kept), skipped, stands_for, copy_of, whole)
+
+
+def without_copies(graph: Graph, gaps: Sequence[tuple[Repeat, int, int]]) -> Graph:
+    """`graph` without copies `first` to `last` of repeats; the one behind reads the one before.
+
+    Gaps are (repeat, first, last), in order.
+    """
+    stands_for: dict[str, str] = {}
+    dropped: set[int] = set()
+    for repeat, first, last in gaps:
+        for c in range(first, last):
+            dropped.update(repeat.copy(c))
+            for like, i in zip(repeat.copy(first - 1), repeat.copy(c), strict=True):
+                stands_for.update(_own(graph, graph.ops[i], graph.ops[like]))
+    return _without(graph, dropped, stands_for)
+
+
+def _without(graph: Graph, dropped: set[int], stands_for: dict[str, str]) -> Graph:
+    """`graph` without operators `dropped`; what reads them reads what they are given as."""
+    return replace(
         graph,
         leaves=tuple(leaf for leaf in graph.leaves if leaf.name not in stands_for),
         ops=tuple(_renamed(op, stands_for) for i, op in enumerate(graph.ops) if i not in dropped),
@@ -100,8 +122,6 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
         ),
         updates=tuple(pair for pair in graph.updates if pair[1] not in stands_for),
     )
-    skipped = tuple(repeat.count - 3 for repeat in repeats)
-    return ShortGraph(short, tuple(kept), skipped, stands_for, copy_of, whole)
 
 
 def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:

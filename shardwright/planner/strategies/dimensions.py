@@ -65,7 +65,7 @@ class ModelDimensions:
         return frozenset(atom for atom in self.inner if self.sizes[atom] % degree == 0)
 
     def limits(self, graph: Graph, analysis: Analysis, layers: int) -> ModelLimits:
-        """What limits degrees; `graph` may be shortened, and the whole one has so many `layers`."""
+        """Sizes that limit degrees. The whole model has `layers`; `graph` may be shortened."""
         attention = [_query_heads(op, graph, analysis) for op in attention_ops(graph, analysis)]
         heads = [math.prod(self.sizes[atom] for atom in atoms) for atoms in attention if atoms]
         split = [self.sizes[a] for atoms in attention for a in atoms if a in self.inner]

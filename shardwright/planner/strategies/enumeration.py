@@ -25,7 +25,7 @@ _ROUNDS = 16  # micro-batches for each pipeline group, at most
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What enumeration keeps to.
+    """The limits of an enumeration.
 
     Attributes:
         model: what of the model limits degrees.

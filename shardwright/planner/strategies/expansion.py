@@ -51,12 +51,12 @@ class Expansion:
 
     @cached_property
     def dimensions(self) -> ModelDimensions:
-        """What strategies split."""
+        """The dimensions that strategies split."""
         return ModelDimensions.of(self.sources.short.graph, self.sources.analysis)
 
     @cached_property
     def limits(self) -> ModelLimits:
-        """What of the model limits degrees."""
+        """Sizes of the model that limit degrees."""
         short, layers = self.sources.short.graph, len(self.layers)
         return self.dimensions.limits(short, self.sources.analysis, layers)
 
@@ -125,7 +125,7 @@ class SpaceOfStrategy:
         mesh, staged = mesh_of(axes), strategy.pp > 1
         machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
         segments = recomputable(expansion.graph, expansion.layers)
-        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments, staged)
+        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments)
         space, short = expansion.sources.decided_space(
             machine, mesh, options, lambda model: self.tilings.allowed(model, kinds)
         )

@@ -18,8 +18,8 @@ from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.mesh_loop import Candidate
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.strategies.bounds import Bounds
@@ -66,7 +66,7 @@ def strategies(
 
 
 def limited(expansion: Expansion, *, tp_across_hosts: bool) -> Limited:
-    """What enumeration keeps to for one graph and machine."""
+    """The limits of an enumeration for one graph and machine."""
     machine, model = expansion.machine, expansion.limits
     degrees = [n for n in divisors(machine.devices) if n == 1 or _splits_evenly(expansion, n)]
     widest = machine.devices if tp_across_hosts else machine.levels[0].size
@@ -192,20 +192,20 @@ def _frontier(
 
     costs = [candidate.cost for candidate in found]
     kept = spaced(found, costs, _PLANS, 0.0)
+    analysis = expansion.sources.analysis
+    refinement = Refinement(graph, machine, expansion.optimizer, tracer, analysis)
     if machine.settles:  # then times do not just add up
-        costs, written = settled(kept, write)
+        costs, written = settled(kept, lambda one: refinement.ranked(write(one)))
         kept = spaced(kept, costs, _PLANS, 0.0)
         ends = [(written(one).step_seconds, written(one).peak_bytes) for one in kept]
         plans = Plans(ends, lambda place: written(kept[place]))
     else:
         plans = Plans([one.cost for one in kept], lambda place: write(kept[place]))
-    analysis = expansion.sources.analysis
-    memories = MemoryRefinement(graph, machine, expansion.optimizer, tracer, analysis)
     return SearchedFrontier(
         plans,
         search_seconds=time.perf_counter() - start,
-        settle=memories.settled,
+        settle=refinement.settled,
         least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(found, write, memories.settled).faster,
+        off_frontier=OffFrontierPlans(found, write, refinement.settled).faster,
         device_bytes=Bytes(machine.device.usable_bytes),
     )

@@ -77,7 +77,7 @@ def axis_uses(plan: Plan) -> tuple[AxisUse, ...]:
 
 
 def dimension_of(op: PlannedOp, axis: int) -> str:
-    """What an operator splits along an axis: data, sequence, experts or features; else ""."""
+    """The role of an operator along an axis: data, sequence, experts, features, or "" for none."""
     word = op.splits[axis]
     if word in ("-", "partial sums"):
         return ""

@@ -1,4 +1,4 @@
-"""Prices one strategy: the plan that it is, with its memory settled."""
+"""Prices one strategy: the plan that it is, with its time and memory settled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 
 
@@ -29,7 +29,7 @@ def as_strategy(given: object) -> Strategy:
 def price(
     graph: Graph, machine: Machine, strategy: Strategy, optimizer: str, tracer: OpTracer
 ) -> Plan:
-    """The plan of a strategy, with the memory that `tracer` says.
+    """The plan of a strategy, with the time and memory of its step program.
 
     It has no lower bound: nothing else was searched. Raises `StrategyError` for a strategy that
     does not fit model or machine, or that has no price yet.
@@ -38,4 +38,4 @@ def price(
     expansion = Expansion(graph, machine, optimizer)
     plan = expansion.expanded(strategy).plan(0.0, ())
     analysis = expansion.sources.analysis
-    return MemoryRefinement(graph, machine, optimizer, tracer, analysis).settled(plan)
+    return Refinement(graph, machine, optimizer, tracer, analysis).settled(plan)

@@ -161,7 +161,7 @@ def _layers(plan: Plan) -> dict[str, list[int]]:
 
 
 def _recompute(plan: Plan) -> Recompute:
-    """Which layers are recomputed, as the word that is nearest."""
+    """The recomputed layers, as the nearest word."""
     again = [
         2 * sum(plan.ops[i].segment > 0 for i in numbers) > len(numbers)
         for numbers in _layers(plan).values()

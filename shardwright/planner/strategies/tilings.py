@@ -41,7 +41,7 @@ class StorageKind:
 
     @classmethod
     def of(cls, strategy: Strategy) -> StorageKind:
-        """That of a strategy."""
+        """The tiling that a strategy prescribes."""
         return cls(strategy.zero >= 2, strategy.reshards)
 
 
@@ -58,7 +58,7 @@ class Tilings:
         self.inner = dimensions.splits(strategy.tp)
 
     def allowed(self, model: CostModel, kinds: Sequence[StorageKind]) -> Allowed:
-        """What is left of all that operators and parameters may do: one tiling for each operator.
+        """The choices that a strategy leaves: one tiling per operator, one layout per parameter.
 
         Parameters may be stored in each of these ways. Where a tiling leaves some device nothing,
         its innermost splits are given up.
@@ -96,7 +96,7 @@ class Tilings:
         return encode(self.layout(model, name, kind), model.analysis.atoms[name])
 
     def layout(self, model: CostModel, name: str, kind: StorageKind) -> Layout:
-        """How a parameter is stored."""
+        """The layout in which a parameter is stored."""
         atoms, dims = model.analysis.atoms[name], model.analysis.dims[name]
         layout = Layout.replicated(model.mesh)
         split: set[int] = set()  # dimensions

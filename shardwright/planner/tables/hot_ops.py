@@ -13,8 +13,8 @@ from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import JointSplit
-from shardwright.simulate.costs.layouts import local_sizes
 from shardwright.simulate.costs.op_calls import form_of
+from shardwright.simulate.costs.tile_sizes import local_sizes
 from shardwright.simulate.costs.workload import OperatorClass, workload
 
 PART = 0.97  # of the compute time

@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.ir.graph import Graph, Leaf, Op
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
 from shardwright.ir.options.optimizers import optimizer_spec
-from shardwright.ir.plan import Phase, Transfer
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll, exchanged, exchanges
 from shardwright.planner.communication.intra_op_collectives import IntraOpCollectives
@@ -59,14 +59,12 @@ class Pricing:
         measure: the objective; None is the seconds of a step.
         micro_batches: their number in a step.
         buckets: bytes of full buckets; None computes them from the graph (`bucket_sizes`).
-        staged: whether the micro-batches are those of pipeline stages.
     """
 
     optimizer: str = "adamw"
     measure: Objective | None = None
     micro_batches: int = 1
     buckets: BucketSizes | None = None
-    staged: bool = False
 
 
 OF_A_STEP = Pricing()
@@ -120,8 +118,7 @@ class CostModel:
         self._exchanged: dict[Hashable, ExpertAllToAll] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
-        self._staged = pricing.staged
-        passes = Passes(self.micro_batches, self.buckets, pricing.staged)
+        passes = Passes(self.micro_batches, self.buckets)
         self._reads = Reads(graph, analysis, mesh, self.measure, passes)
 
     def options(self, op: Op) -> Options:
@@ -135,7 +132,7 @@ class CostModel:
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same cost model with other allowed choices."""
-        given = self._optimizer, self.measure, self.micro_batches, self.buckets, self._staged
+        given = self._optimizer, self.measure, self.micro_batches, self.buckets
         pricing = Pricing(*given)
         return CostModel(
             self.graph, self.analysis, self.machine, self.mesh, pricing, allowed, self.meshless
@@ -336,7 +333,7 @@ class CostModel:
         op: Op,
         again: bool = False,
         recomputed: bool = False,
-    ) -> list[Transfer]:
+    ) -> list[PlannedTransfer]:
         """The redistributions of one read; their seconds sum to those of the edge.
 
         The forward one runs `again` in the backward pass where the reader is `recomputed`, or keeps
@@ -354,7 +351,7 @@ class CostModel:
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
         whole = back == NO_GRADIENT or want[1] == WHOLE  # if not, its gradient is summed, too
         deferrable_scalars = whole and self._unawaited(value, [op], recomputed)
-        found: list[Transfer] = []
+        found: list[PlannedTransfer] = []
         for move in moves:
             size = sums if move[0] is Phase.BACKWARD else item
             for one in transfers(value, op.name, [move], atoms, size, self.machine, self.mesh):
@@ -368,7 +365,7 @@ class CostModel:
                 found.append(replace(one, seconds=Seconds(one.seconds - less)))
         return found
 
-    def returned(self, value: str, source: int) -> list[Transfer]:
+    def returned(self, value: str, source: int) -> list[PlannedTransfer]:
         """The redistribution of an output of the step to every rank."""
         moves = [(Phase.FORWARD, source, WHOLE, self.micro_batches)]
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
@@ -377,12 +374,12 @@ class CostModel:
             return [replace(one, seconds=Seconds(0.0)) for one in found]
         return found
 
-    def internal_transfers(self, op: Op, k: int, again: bool = False) -> list[Transfer]:
+    def internal_transfers(self, op: Op, k: int, again: bool = False) -> list[PlannedTransfer]:
         """The transfers inside `op` under its option `k`.
 
         With `again` the forward pass runs once more in the backward pass.
         """
-        found: list[Transfer] = []
+        found: list[PlannedTransfer] = []
         if (sent := self._exchanges(op)) is not None:
             made = exchanged(sent, k, self.mesh, self.micro_batches, again=again)
             found += (replace(one, value=op.outputs[0], consumer=op.name) for one in made)
@@ -393,15 +390,6 @@ class CostModel:
     def layout(self, value: str, code: int) -> Layout:
         """The layout of `value` with this code."""
         return decode(code, self.analysis.atoms[value], self.mesh)
-
-    def transient_bytes(self, chosen: Mapping[str, int]) -> Bytes:
-        """Bytes of the largest workspace among all operators.
-
-        It is a maximum and therefore not part of the tables: add it to the sum of a finished
-        assignment. `chosen` has the index of each operator's option.
-        """
-        sizes = (int(self.workspace(op)[chosen[op.name]]) for op in self.graph.ops)
-        return Bytes(max(sizes, default=0))
 
     def fixed_bytes(self) -> Bytes:
         """Bytes of inputs, buffers and constants, which every rank holds under every plan."""

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.planner.communication.prices import Prices, Routes
 from shardwright.planner.tables.layout_codes import Ints
-from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds, operator_seconds
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.costs.update import update_seconds
@@ -112,7 +112,7 @@ class Duration:
 
     def exchanges(self, axis: int, moved: Ints) -> Floats:
         """Seconds of both all_to_alls, the exchange of counts before them, and sorting of rows."""
-        price = exchange_price(links(self._machine, self._mesh)[axis], self._machine)
+        price = step_price(Exchange.ROWS, links(self._machine, self._mesh)[axis], self._machine)
         return price.fixed + price.per_larger * moved.astype(np.float64)
 
     def launches(self, kind: Collective) -> Floats:

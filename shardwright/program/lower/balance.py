@@ -65,14 +65,14 @@ class _Board:
 
     def __init__(self, graph: Graph, work: Sequence[int]) -> None:
         self.end = len(graph.ops)
-        lives = Liveness(graph)
-        self.bytes = lives.crossing_bytes()
+        liveness = Liveness(graph)
+        self.bytes = liveness.crossing_bytes()
         self.work = (0, *accumulate(work))
-        self.births = (0, *accumulate(lives.trained_births()))
+        self.births = (0, *accumulate(liveness.trained_births()))
         self.total = self.work[-1]
 
     def most_stages(self) -> int:
-        """As many as greedy cutting gives, each stage as short as it can be."""
+        """The number of stages of greedy cutting, each as short as it can be."""
         count, owned = 0, 0
         for position in range(1, self.end + 1):
             allowed = position == self.end or self.bytes[position] >= 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shardwright.program.instructions import Instruction, Recompute, reads, writes
+from shardwright.program.instructions import Instruction, RecomputedSegment, reads, writes
 
 
 def together(
     instructions: Sequence[Instruction], segments: Sequence[int], returned: Collection[str]
 ) -> tuple[Instruction, ...]:
-    """`instructions` with a `Recompute` for each piece; 0 is no piece.
+    """`instructions` with a `RecomputedSegment` for each piece; 0 is no piece.
 
     What lies between its instructions goes in front of a piece, or behind it
     where it needs something of it. Nothing in a piece may need that.
@@ -41,7 +41,9 @@ def together(
         gives = tuple(name for name in made if last.get(name, -1) > members[-1] or name in needed)
         takes = dict.fromkeys(name for one in inside for name in reads(one))
         found.append(
-            Recompute(segment, inside, tuple(name for name in takes if name not in made), gives)
+            RecomputedSegment(
+                segment, inside, tuple(name for name in takes if name not in made), gives
+            )
         )
         found += behind
         done.update(range(i, members[-1] + 1))

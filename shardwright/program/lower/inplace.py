@@ -17,7 +17,7 @@ from shardwright.program.instructions import (
     Instruction,
     Joint,
     Program,
-    Recompute,
+    RecomputedSegment,
     RunModule,
     SharedAttention,
     Uniform,
@@ -32,7 +32,7 @@ from shardwright.rules.operators.inplace_forms import in_place_form, is_pointwis
 _OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm", "cat")
 
 # Instructions that may keep what they read, or read it again, or return a view of it.
-_OPAQUE = (RunModule, Recompute)
+_OPAQUE = (RunModule, RecomputedSegment)
 _CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention)
 
 

@@ -11,7 +11,7 @@ terms, which are no larger, are added up first and reduced once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import (
@@ -29,12 +29,12 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
     Instruction,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     flat,
     moves,
 )
-from shardwright.program.lower.rank_program import Placed, input_layouts, write
+from shardwright.program.lower.rank_program import ProgramLayouts, input_layouts, write
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
 from shardwright.rules.placements import OpLayouts
@@ -43,7 +43,7 @@ from shardwright.rules.rule import Tiling
 
 @dataclass(frozen=True)
 class MicroPrograms:
-    """What one rank runs in a step: `programs` one after the other, then `reductions`.
+    """The programs of one rank in a step: `programs` one after the other, then `reductions`.
 
     A reduction brings the sum of a parameter's gradients (`value`, in the
     shape that the parameter is stored in) to where the parameter lies.
@@ -54,6 +54,20 @@ class MicroPrograms:
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.programs, *self.reductions)))
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """A part of a graph that is lowered by itself, such as a pipeline stage.
+
+    Operators lie as `layouts_by_op`, on the mesh with the axis of micro-batches. The part is given
+    the values `received`, in these layouts, and hands on those `sent` as they are made.
+    """
+
+    graph: Graph
+    layouts_by_op: Mapping[str, OpLayouts]
+    received: Mapping[str, Layout] = field(default_factory=dict)
+    sent: Collection[str] = ()
 
 
 def lower_micro(
@@ -68,14 +82,14 @@ def lower_micro(
 
     Of the micro-batches with these `numbers`; None is all of them.
     """
-    layouts_by_op = placings_of(graph, analysis, micro, decisions)
-    return lower_part(graph, analysis, micro, decisions, rank, layouts_by_op, numbers=numbers)
+    part = GraphPart(graph, placings_of(graph, analysis, micro, decisions))
+    return lower_part(part, analysis, micro, decisions, rank, numbers)
 
 
 def placings_of(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
 ) -> dict[str, OpLayouts]:
-    """How every operator lies on the mesh of `decisions` and the axis of micro-batches."""
+    """Layouts of every operator on the mesh of `decisions` and the axis of micro-batches."""
     tilings = micro.tilings(decisions.tilings)
     return {
         op.name: micro.op_layouts(analysis.rules[op.name], tilings[op.name], decisions.mesh)
@@ -84,25 +98,23 @@ def placings_of(
 
 
 def lower_part(
-    graph: Graph,
+    part: GraphPart,
     analysis: Analysis,
     micro: MicroBatches,
     decisions: Decisions,
     rank: int,
-    layouts_by_op: Mapping[str, OpLayouts],
-    received: Mapping[str, Layout] | None = None,
-    sent: Collection[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> MicroPrograms:
-    """The programs of `rank` for a part of the graph that `micro` and `layouts_by_op` are about.
+    """The programs of `rank` for a part of the graph of `micro`.
 
-    The part is given the values `received`, which lie so, and hands on those `sent` as they lie.
+    Of the micro-batches with these `numbers`; None is all of them.
     """
+    graph, layouts_by_op = part.graph, part.layouts_by_op
     mesh, storage = decisions.mesh, decisions.storage
     wide = micro.mesh(mesh)
     given = {name: extended(layout, wide, REPLICATE) for name, layout in storage.items()}
     given.update(micro_inputs(graph, analysis, micro, mesh, decisions.tilings))
-    given.update(received or {})
+    given.update(part.received)
     sums = {
         leaf.name: _accumulated(graph, layouts_by_op, leaf.name, storage[leaf.name])
         for leaf in graph.leaves_of(LeafKind.PARAMETER)
@@ -113,7 +125,7 @@ def lower_part(
         return extended(sums[value], wide, PARTIAL) if value in sums else gradient_layout(layout)
 
     term = extended(Layout.replicated(mesh), wide, PARTIAL)
-    placed = Placed(wide, layouts_by_op, given, term, frozenset(sent), home)
+    placed = ProgramLayouts(wide, layouts_by_op, given, term, frozenset(part.sent), home)
     programs = tuple(
         write(graph, analysis, placed, decisions, number * mesh.size + rank)
         for number in (range(micro.count) if numbers is None else numbers)
@@ -141,7 +153,7 @@ def micro_inputs(
 def _accumulated(
     graph: Graph, layouts_by_op: Mapping[str, OpLayouts], name: str, stored: Layout
 ) -> Layout:
-    """How the terms of a parameter's gradient lie while they are added up.
+    """The layout of a parameter's gradient while its terms are added up.
 
     As the parameter does, but not yet summed over the axes along which it is
     stored whole and some reader leaves a part of its gradient.
@@ -181,7 +193,7 @@ def _reduction(
 def flattened(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
     """All instructions, those that are recomputed together one by one."""
     for instruction in instructions:
-        if isinstance(instruction, Recompute):
+        if isinstance(instruction, RecomputedSegment):
             yield from flattened(instruction.instructions)
         else:
             yield instruction

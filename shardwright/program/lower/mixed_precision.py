@@ -18,7 +18,7 @@ from shardwright.program.instructions import (
     Instruction,
     Load,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     Shape,
     reads,
@@ -82,7 +82,7 @@ class _Writer:
             case Redistribute():
                 self._passed_on(one)
                 return one
-            case Recompute():
+            case RecomputedSegment():
                 inner = _Writer(dict(self.wide), f"{self.segment}/{one.number}")
                 inner.write(one.instructions)
                 self.wide.update((n, inner.wide[n]) for n in one.gives if n in inner.wide)

@@ -116,7 +116,7 @@ def _cross_entropy(
 def _reduction(
     op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Joint | None:
-    """What is reduced, split over some axes."""
+    """A reduction whose operand is split along reduced dimensions; None if it is not."""
     axes, dims = _agreeing(op_layouts, mesh), positions(0)
     if not axes:
         return None

@@ -9,7 +9,7 @@ Their gradients come back the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,12 @@ from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Shape
-from shardwright.program.lower.micro_batches import MicroPrograms, lower_part, placings_of
+from shardwright.program.lower.micro_batches import (
+    GraphPart,
+    MicroPrograms,
+    lower_part,
+    placings_of,
+)
 from shardwright.program.lower.stages import Stage, StageError, needs_one_stage, split
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, micro_batches, undivided_batch
@@ -56,7 +61,7 @@ class StagedGraph:
 
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
-        """Where every value lies that an operator makes, and every leaf that crosses."""
+        """Layouts of every value that an operator makes, and of every leaf that crosses."""
         wide = self.micro.mesh(self.decisions.mesh)
         found = {leaf.name: Layout.replicated(wide) for leaf in self.graph.leaves}
         for name, layout in self.decisions.storage.items():
@@ -65,23 +70,17 @@ class StagedGraph:
             found.update(zip(op.outputs, self.layouts_by_op[op.name].results, strict=True))
         return found
 
-    def programs(self, stage: int, rank: int) -> MicroPrograms:
-        """What `rank` of a group runs of `stage`."""
-        part = self.parts[stage]
-        received = {name: self.layouts[name] for name in part.received}
-        return lower_part(
-            part.graph,
-            self.analysis,
-            self.micro,
-            self.decisions,
-            rank,
-            self.layouts_by_op,
-            received,
-            part.sent,
-        )
+    def programs(
+        self, stage: int, rank: int, numbers: Sequence[int] | None = None
+    ) -> MicroPrograms:
+        """The programs of `rank` of a group for `stage`, for the micro-batches `numbers`."""
+        one = self.parts[stage]
+        received = {name: self.layouts[name] for name in one.received}
+        part = GraphPart(one.graph, self.layouts_by_op, received, one.sent)
+        return lower_part(part, self.analysis, self.micro, self.decisions, rank, numbers)
 
     def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:
-        """What `rank` sends from `stage` to the next in micro-batch `number`."""
+        """The values that `rank` sends from `stage` to the next in micro-batch `number`."""
         at = (number, *self.decisions.mesh.coordinate(rank))
         return tuple(self._crossing(name, at) for name in self.parts[stage].sent)
 

@@ -54,13 +54,13 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
     mesh, tilings = decisions.mesh, decisions.tilings
     layouts_by_op = placings_of(graph, analysis, mesh, tilings)
     given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
-    return write(graph, analysis, Placed(mesh, layouts_by_op, given), decisions, rank)
+    return write(graph, analysis, ProgramLayouts(mesh, layouts_by_op, given), decisions, rank)
 
 
 def placings_of(
     graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
 ) -> dict[str, OpLayouts]:
-    """How everything lies that operators touch; those that are alike share one answer."""
+    """Layouts of everything that operators touch; equal operators share one object."""
     known: dict[object, OpLayouts] = {}
     found = {}
     for op in graph.ops:
@@ -79,8 +79,8 @@ def _dual(_: str, layout: Layout) -> Layout:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where everything lies that a program of `mesh` computes.
+class ProgramLayouts:
+    """Layouts of everything that a program of `mesh` computes.
 
     Operators lie as `layouts_by_op` and leaves as `given` say. Results end as
     `result`, whole if it is None; those that are `sent` end as they are made,
@@ -97,7 +97,7 @@ class Placed:
 
 
 def write(
-    graph: Graph, analysis: Analysis, placed: Placed, decisions: Decisions, rank: int
+    graph: Graph, analysis: Analysis, placed: ProgramLayouts, decisions: Decisions, rank: int
 ) -> Program:
     """The program of `rank` of the mesh on which everything is `placed`.
 
@@ -170,7 +170,7 @@ class _Writer:
         self,
         graph: Graph,
         analysis: Analysis,
-        placed: Placed,
+        placed: ProgramLayouts,
         rank: int,
         regathered: frozenset[str],
     ) -> None:
@@ -245,9 +245,9 @@ class _Writer:
         elif shared := joint_split(op_layouts.tiling):
             ends = zip(op.operands[:2], op_layouts.operands[:2], strict=True)
             axis, choice = shared
-            held = [self.runs(name, layout, axis) for name, layout in ends]
+            key_runs = [self.runs(name, layout, axis) for name, layout in ends]
             at = self.placed.mesh.names[axis], self.coordinate[axis]
-            self.write(shared_attention(local, choice, *at, *held))
+            self.write(shared_attention(local, choice, *at, *key_runs))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
         elif placed := placed_call(local, op_layouts, self.placed.mesh, positions, tuple(shapes)):
@@ -286,8 +286,8 @@ class _Writer:
         whole = Layout.replicated(self.placed.mesh)
         if value in self.placed.sent and value in self.parameters:
             # Its gradient from the next stage is whole, those of its readers here may be parts.
-            lies = self.layouts[value]
-            return self.read(value, lies, gradient_layout(lies))
+            stored = self.layouts[value]
+            return self.read(value, stored, gradient_layout(stored))
         if value in self.placed.sent:
             return self.names[value]
         return self.read(value, self.placed.result or whole, whole)

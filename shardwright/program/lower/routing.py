@@ -29,15 +29,17 @@ class Routing:
         return f"routed over {' '.join(axis for axis, _ in self.hops)}" if self.hops else ""
 
 
-def routing(tokens: Layout, experts: Layout, size: int, held: tuple[int, int]) -> Routing | None:
-    """How rows find their experts, which are `size`; None where every device has all of them.
+def routing(
+    tokens: Layout, experts: Layout, size: int, local_experts: tuple[int, int]
+) -> Routing | None:
+    """The routing of rows to the `size` experts; None where every device has all of them.
 
     `tokens` is how the tokens lie and `experts` how the weights do, both cut in their first
-    dimension; `held` is the first expert of this device, and how many it has.
+    dimension; `local_experts` is the first expert of this device, and how many it has.
     """
     mesh = experts.mesh
     cut = [axis for axis, placement in enumerate(experts.placements) if placement == Shard(0)]
-    if held[1] == size or not cut:
+    if local_experts[1] == size or not cut:
         return None
     owners = [[0] * size for _ in cut]
     for place in product(*(range(mesh.shape[axis]) for axis in cut)):
@@ -55,4 +57,4 @@ def routing(tokens: Layout, experts: Layout, size: int, held: tuple[int, int]) -
             hops.append((mesh.names[axis], tuple(owner)))
         else:
             split = tuple(a * mesh.shape[axis] + b for a, b in zip(split, owner, strict=True))
-    return Routing(*held, tuple(hops), split)
+    return Routing(*local_experts, tuple(hops), split)

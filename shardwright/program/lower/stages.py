@@ -51,10 +51,10 @@ def splits_backward(stage: Stage) -> bool:
     return _splits(stage.graph, stage.graph.ops, stage.received)
 
 
-def splits_between(lives: Liveness, start: int, end: int) -> bool:
+def splits_between(liveness: Liveness, start: int, end: int) -> bool:
     """`splits_backward` of the stage of operators `start` to `end`, which need not be made."""
-    received = lives.crossing(start) if start else ()
-    return _splits(lives.graph, lives.graph.ops[start:end], received)
+    received = liveness.crossing(start) if start else ()
+    return _splits(liveness.graph, liveness.graph.ops[start:end], received)
 
 
 def _splits(graph: Graph, ops: Sequence[Op], handed_on: Iterable[str]) -> bool:
@@ -89,37 +89,41 @@ def split(graph: Graph, cuts: Sequence[int], *, copies: bool = False) -> tuple[S
             f"cuts {list(cuts)} of {len(graph.ops)} operators must increase, from 1 to"
             f" {len(graph.ops) - 1}"
         )
-    lives = Liveness(graph, copies)
+    liveness = Liveness(graph, copies)
     for cut in cuts:
-        if buffer := lives.parts(cut):
+        if buffer := liveness.parts(cut):
             raise StageError(
                 f"the cut before operator {cut} ({graph.ops[cut].name}) parts the buffer {buffer}"
                 " from the operators that update it; cut before or after all of them"
             )
-    crossing = [(), *(lives.crossing(cut) for cut in cuts), ()]
+    crossing = [(), *(liveness.crossing(cut) for cut in cuts), ()]
     last = len(positions) - 2
     return tuple(
-        _stage(lives, start, end, crossing[k], crossing[k + 1] if k < last else None)
+        _stage(liveness, start, end, crossing[k], crossing[k + 1] if k < last else None)
         for k, (start, end) in enumerate(pairwise(positions))
     )
 
 
 def _stage(
-    lives: Liveness, start: int, end: int, received: tuple[str, ...], sent: tuple[str, ...] | None
+    liveness: Liveness,
+    start: int,
+    end: int,
+    received: tuple[str, ...],
+    sent: tuple[str, ...] | None,
 ) -> Stage:
     """Operators `start` to `end`; `sent` is None on the last stage, which returns the results."""
-    graph = lives.graph
+    graph = liveness.graph
     outputs = sent if sent is not None else graph.outputs
     updates = tuple(
         (buffer, value)
         for buffer, value in graph.updates
-        if start <= lives.updated[buffer][1] < end
+        if start <= liveness.updated[buffer][1] < end
     )
     needed = {*outputs, *(name for pair in updates for name in pair)}
     kept: list[Op] = []
     for position in range(end - 1, -1, -1):
         op = graph.ops[position]
-        free = lives.free.issuperset(op.outputs)
+        free = liveness.free.issuperset(op.outputs)
         here = position >= start and not free
         if here or (free and needed.intersection(op.outputs)):
             kept.append(op)
@@ -146,7 +150,7 @@ def _stage(
 
 
 def _described(value: Tensor, received: tuple[str, ...]) -> Tensor:
-    """What is received has memory of its own."""
+    """`value` as a stage sees it: a received value is no view, it has memory of its own."""
     return replace(value, alias_of="") if value.name in received else value
 
 

@@ -25,7 +25,7 @@ class TileCache:
         self._moves: dict[tuple[Atoms, Layout, Layout], tuple[Move, ...]] = {}
 
     def tile(self, atoms: Atoms, layout: Layout) -> Tile:
-        """What the device has of a tensor of these atoms that lies so."""
+        """The device's tile of a tensor of these atoms under this layout."""
         key = atoms, layout
         if (found := self._tiles.get(key)) is None:
             local = local_atoms(atoms, layout, self.coordinate)

@@ -12,9 +12,10 @@ it each has a number. What they add up to for a parameter or an input `w` is `to
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Mesh
@@ -405,45 +406,55 @@ class StepProgram:
 
 def reads(one: StepInstruction) -> tuple[str, ...]:
     """Names of the values that an instruction takes."""
-    match one:
-        case Forward():
-            return one.inputs
-        case Backward():
-            given = (name for names in one.given for name in names)
-            return (*given, *(name for _, name in one.copies))
-        case Transfer():
-            return tuple(part.value for part in one.parts)
-        case Send():
-            return tuple(part.value for part in one.payload)
-        case Relayout():
-            return (one.value,)
-        case Add():
-            return one.terms
-        case Accumulate():
-            return (one.value,)
-        case Seed():
-            return one.results
-        case Recv() | Wait() | Free():
-            return ()
+    return _READS[type(one)](one)
 
 
 def writes(one: StepInstruction) -> tuple[str, ...]:
     """Names of the values that are there after an instruction."""
-    match one:
-        case Forward():
-            return one.outputs
-        case Backward():
-            return (*(name for name in one.made if name), *(total for _, total in one.totals))
-        case Wait():
-            return one.results
-        case Relayout() | Add():
-            return (one.result,)
-        case Accumulate():
-            return (one.total,)
-        case Seed():
-            return tuple(name for _, name in one.gradients)
-        case Transfer() | Send() | Recv() | Free():
-            return ()
+    return _WRITES[type(one)](one)
+
+
+def _read_backward(one: Backward) -> tuple[str, ...]:
+    given = [name for names in one.given for name in names]
+    return (*given, *[name for _, name in one.copies]) if one.copies else tuple(given)
+
+
+def _written_backward(one: Backward) -> tuple[str, ...]:
+    made = [name for name in one.made if name]
+    return (*made, *[total for _, total in one.totals]) if one.totals else tuple(made)
+
+
+def _none(_: StepInstruction) -> tuple[str, ...]:
+    return ()
+
+
+# By type, as passes ask for every instruction many times.
+_READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
+    Forward: lambda one: one.inputs,
+    Backward: _read_backward,
+    Transfer: lambda one: tuple([part.value for part in one.parts]),
+    Send: lambda one: tuple([part.value for part in one.payload]),
+    Recv: _none,
+    Wait: _none,
+    Relayout: lambda one: (one.value,),
+    Add: lambda one: one.terms,
+    Accumulate: lambda one: (one.value,),
+    Free: _none,
+    Seed: lambda one: one.results,
+}
+_WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
+    Forward: lambda one: one.outputs,
+    Backward: _written_backward,
+    Transfer: _none,
+    Send: _none,
+    Recv: _none,
+    Wait: lambda one: one.results,
+    Relayout: lambda one: (one.result,),
+    Add: lambda one: (one.result,),
+    Accumulate: lambda one: (one.total,),
+    Free: _none,
+    Seed: lambda one: tuple([name for _, name in one.gradients]),
+}
 
 
 def _names(names: Iterator[str] | tuple[str, ...]) -> str:

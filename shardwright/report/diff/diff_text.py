@@ -14,7 +14,7 @@ from rich.text import Text
 from shardwright.report.diff.difference import Change, Difference, Total
 from shardwright.report.frontier.table import plain_text
 from shardwright.report.text.explain import WIDTH
-from shardwright.report.text.module_rows import Node
+from shardwright.report.text.module_rows import ModuleRow
 from shardwright.report.tree import axes_coloured
 from shardwright.report.units import milliseconds, size
 
@@ -104,7 +104,7 @@ def _change(total: Total, show: Callable[[float], str], plain: bool) -> Text:
     return Text(text, "" if plain else "red" if change > 0 else "green")
 
 
-def _modules(root: Node[Change]) -> Iterator[str]:
+def _modules(root: ModuleRow[Change]) -> Iterator[str]:
     """One row per module, with its changes below."""
     yield f"{'module':<{_NAME}}" + "".join(f"{heading:>{_NUMBER}}" for heading in _HEADINGS)
     for depth, node in root.visit():

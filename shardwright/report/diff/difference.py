@@ -17,7 +17,7 @@ from shardwright.report.text.explain import SMALL_SHARE
 from shardwright.report.text.module_rows import (
     Costs,
     Module,
-    Node,
+    ModuleRow,
     fold,
     kind,
     module_tree,
@@ -59,7 +59,7 @@ class Difference:
 
     settings: tuple[tuple[str, str, str], ...]
     totals: tuple[Total, ...]
-    modules: Node[Change] | None
+    modules: ModuleRow[Change] | None
 
     @property
     def is_empty(self) -> bool:
@@ -181,13 +181,13 @@ def _noticed(plan: Plan) -> Costs:
     return Costs(memory, memory, memory, seconds, seconds)
 
 
-def _kept(node: Node[Change], worth: Costs) -> Node[Change] | None:
+def _kept(node: ModuleRow[Change], worth: Costs) -> ModuleRow[Change] | None:
     """The node with its changed children; None if nothing changed."""
     children = tuple(kept for child in node.children if (kept := _kept(child, worth)))
     costs = zip(node.content.costs, worth, strict=True)
     if not children and not node.content.texts and not any(abs(c) > w for c, w in costs):
         return None
-    return Node(node.name, node.path, node.count, node.content, children)
+    return ModuleRow(node.name, node.path, node.count, node.content, children)
 
 
 def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:

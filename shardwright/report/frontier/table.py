@@ -39,9 +39,10 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
     bold = None if plain else "bold"
     listed = _listed(frontier, chosen)
-    off = chosen is not None and not any(_is_at(frontier, i, chosen) for i in range(len(frontier)))
+    place = None if chosen is None else frontier.place_of(chosen)
+    off = chosen is not None and place is None
     for index in listed:
-        picked = _is_at(frontier, index, chosen)
+        picked = index == place
         if chosen is not None and off and chosen.step_seconds < frontier.costs[index][0]:
             table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
             off = False
@@ -88,7 +89,7 @@ def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterat
     parts = StepParts.of(plan)
     yield mark
     yield milliseconds(plan.step_seconds)
-    settled = plan.memory is not None or plan.pipeline is not None
+    settled = plan.memory is not None
     yield size(plan.peak_bytes) if settled or not loose else _AT_MOST + size(plan.peak_bytes)
     yield milliseconds(parts.compute)
     yield milliseconds(parts.communication)
@@ -108,16 +109,5 @@ def _listed(frontier: Frontier, chosen: Plan | None) -> list[int]:
     if last < _SHOWN:
         return list(range(last + 1))
     kept = {round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)}
-    kept.update(i for i in range(len(frontier)) if _is_at(frontier, i, chosen))
-    return sorted(kept)
-
-
-def _is_at(frontier: Frontier, index: int, chosen: Plan | None) -> bool:
-    """Whether the chosen plan, with or without simulated memory, is the one at `index`.
-
-    Plans are built when they are read, so plans with another time are skipped.
-    """
-    if chosen is None or frontier.costs[index][0] != chosen.step_seconds:
-        return False
-    plan = frontier[index]
-    return plan is chosen or (plan.mesh == chosen.mesh and plan.ops == chosen.ops)
+    place = None if chosen is None else frontier.place_of(chosen)
+    return sorted(kept if place is None else {*kept, place})

@@ -16,7 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.report.text import notes
 from shardwright.report.text.module_rows import (
     Module,
-    Node,
+    ModuleRow,
     fold,
     kind,
     module_tree,
@@ -206,7 +206,7 @@ class Described:
     details: tuple[str, ...]
 
 
-def tree(plan: Plan) -> Node[Described]:
+def tree(plan: Plan) -> ModuleRow[Described]:
     """The plan's modules with their texts, repeats folded."""
     moves = TransferReader(plan)
 

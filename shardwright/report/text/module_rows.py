@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shardwright.ir.layout import Bytes, Layout
 from shardwright.ir.memory import PARTS, STATE, Share
-from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, Transfer
+from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, PlannedTransfer
 from shardwright.ir.redistribution import LOCAL, communication_named
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Module:
 
     parameters: list[PlannedParameter] = field(default_factory=list)
     ops: list[PlannedOp] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[PlannedTransfer] = field(default_factory=list)
     memory: Counter[str] = field(default_factory=Counter)
     rest: Counter[str] = field(default_factory=Counter)
     children: dict[str, Module] = field(default_factory=dict)
@@ -142,23 +142,23 @@ def shares(plan: Plan) -> tuple[Share, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Generic[T]):
+class ModuleRow(Generic[T]):
     """A row of the folded tree: a module, or `count` neighbours of which `path` is the first."""
 
     name: str
     path: str
     count: int
     content: T
-    children: tuple[Node[T], ...]
+    children: tuple[ModuleRow[T], ...]
 
-    def visit(self, depth: int = 0) -> Iterator[tuple[int, Node[T]]]:
+    def visit(self, depth: int = 0) -> Iterator[tuple[int, ModuleRow[T]]]:
         """The node and all below it with their depths, parents first."""
         yield depth, self
         for child in self.children:
             yield from child.visit(depth + 1)
 
 
-def fold(root: Module, describe: Callable[[str, Module], T]) -> Node[T]:
+def fold(root: Module, describe: Callable[[str, Module], T]) -> ModuleRow[T]:
     """The tree below `root` with the texts that `describe` gives for each path and module.
 
     Numbered neighbours with equal texts in their whole subtrees become one node, and a module that
@@ -167,20 +167,24 @@ def fold(root: Module, describe: Callable[[str, Module], T]) -> Node[T]:
     return _fold(root, "(model)", "", describe)
 
 
-def _fold(module: Module, name: str, path: str, describe: Callable[[str, Module], T]) -> Node[T]:
+def _fold(
+    module: Module, name: str, path: str, describe: Callable[[str, Module], T]
+) -> ModuleRow[T]:
     if module.is_empty and len(module.children) == 1:
         ((child, only),) = module.children.items()
         joined = child if name == "(model)" else f"{name}.{child}"
         return _fold(only, joined, _join(path, child), describe)
     below = (*_children(module, path, describe), *_rest(module, path, describe))
-    return Node(name, path, 1, describe(path, module), below)
+    return ModuleRow(name, path, 1, describe(path, module), below)
 
 
-def _rest(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:
+def _rest(
+    module: Module, path: str, describe: Callable[[str, Module], T]
+) -> Iterator[ModuleRow[T]]:
     """Costs outside of modules, each part as a row of its own: `(communication)`."""
     for part, size in module.rest.items():
         only = Module(rest=Counter({part: size}))
-        yield Node(f"({part_name(part)})", path, 1, describe(path, only), ())
+        yield ModuleRow(f"({part_name(part)})", path, 1, describe(path, only), ())
 
 
 def part_name(part: str) -> str:
@@ -188,7 +192,9 @@ def part_name(part: str) -> str:
     return PARTS.get(part) or _TABLES[part]
 
 
-def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -> Iterator[Node[T]]:
+def _children(
+    module: Module, path: str, describe: Callable[[str, Module], T]
+) -> Iterator[ModuleRow[T]]:
     blocks = []
     for name, child in module.children.items():
         if _is_list(child):
@@ -203,10 +209,10 @@ def _children(module: Module, path: str, describe: Callable[[str, Module], T]) -
         numbers, nodes = zip(*((number, node) for _, number, node in found), strict=True)
         first = nodes[0]
         name = prefix + (span(numbers) if numbered else "") + first.name
-        yield Node(name, first.path, len(nodes), first.content, first.children)
+        yield ModuleRow(name, first.path, len(nodes), first.content, first.children)
 
 
-def _reads(node: Node[T]) -> tuple[object, ...]:
+def _reads(node: ModuleRow[T]) -> tuple[object, ...]:
     """All texts of a node except its path."""
     return node.name, node.count, node.content, tuple(_reads(child) for child in node.children)
 

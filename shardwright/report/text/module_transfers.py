@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from shardwright.ir.plan import Phase, Plan, Transfer
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.report.text.module_rows import kind, moves_data
 
 _OF = {Phase.FORWARD: "", Phase.RECOMPUTE: "again ", Phase.BACKWARD: "gradient of "}
@@ -51,9 +51,9 @@ class TransferReader:
         self._ops = {op.name: op for op in plan.ops}
         self._parameters = {p.name for p in plan.parameters}
 
-    def of(self, transfers: Iterable[Transfer], path: str) -> Iterator[ModuleTransfer]:
+    def of(self, transfers: Iterable[PlannedTransfer], path: str) -> Iterator[ModuleTransfer]:
         """The transfers of the module at `path`; equal in every repeat of it."""
-        grouped: dict[tuple[Phase, tuple[str, ...], int, str, str], list[Transfer]] = {}
+        grouped: dict[tuple[Phase, tuple[str, ...], int, str, str], list[PlannedTransfer]] = {}
         for t in transfers:
             moving = tuple(c for c in t.collectives if moves_data(c))
             if moving:
@@ -64,14 +64,14 @@ class TransferReader:
             size, seconds = sum(t.bytes for t in found), sum(t.seconds for t in found)
             yield ModuleTransfer(moving, times, _OF[phase] + what, where, source, size, seconds)
 
-    def _moved(self, transfer: Transfer, path: str) -> str:
+    def _moved(self, transfer: PlannedTransfer, path: str) -> str:
         """The name of the moved value in the user's code."""
         if transfer.value in self._parameters:
             return transfer.value.removeprefix(f"{path}.")
         op = self._ops.get(transfer.value.partition(".")[0]) or self._ops.get(transfer.value)
         return kind(op) if op else transfer.value
 
-    def _where(self, transfer: Transfer) -> tuple[str, str]:
+    def _where(self, transfer: PlannedTransfer) -> tuple[str, str]:
         reader = self._ops.get(transfer.consumer)
         if reader is None or not reader.source.file:
             return f"for {kind(reader) if reader else transfer.consumer}", ""

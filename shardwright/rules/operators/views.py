@@ -187,7 +187,7 @@ def repeat_interleave(call: Call) -> Notation | None:
         return None
     dim %= len(call.operands[0])
     before = " ".join(f"d{d}" for d in range(len(call.operands[0])))
-    after = before.replace(f"d{dim}", f"(d{dim} r!)")
+    after = before.replace(f"d{dim}", f"(d{dim} r!)" if call.operands[0][dim] > 1 else "r!")
     return parse(f"{before} -> {after}", call.operands, call.results, linear=[[0]])
 
 

@@ -15,7 +15,7 @@ import torch
 
 
 def discount(late: int, made: int, steps: int) -> float:
-    """What the learning rate of a stage is multiplied with for update `made`, from 0.
+    """The factor of a stage's learning rate for update `made`, from 0.
 
     `late` are the updates between the two passes of a mini-batch, `steps` those until there is no
     discount any more; with 0 there is none.

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
@@ -31,10 +32,6 @@ from shardwright.runtime.weight_versions import Weights, weights_named
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
-
-
-class PipelineError(ValueError):
-    """A pipeline that cannot be built or used as it is."""
 
 
 def async_pipeline(
@@ -106,7 +103,7 @@ class AsyncPipeline(StageModule):
 
     @property
     def lag(self) -> int:
-        """How many mini-batches later than the last stage this one finishes."""
+        """The number of mini-batches by which this stage finishes later than the last one."""
         return self._sw_link.lag
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +232,7 @@ class AsyncPipeline(StageModule):
 
 
 def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
-    """Where a rank sits; neighbours are at the same place of their groups."""
+    """The position of a rank; its neighbours are at the same place of their groups."""
     if device_mesh is None:
         return Seat(rank, 0, tuple(range(stages)))
     size = device_mesh.size() // stages

@@ -7,7 +7,7 @@ from 0, a mini-batch m every two ticks:
     backward of m on stage k: tick 2m + 2N - 1 - k, then an update of its weights
 
 So a stage starts with N - k forward passes and then alternates one backward and
-one forward pass: `calls` is that order, mini-batch by mini-batch.
+one forward pass: `call_at` and, at the end, `remaining` give that order, mini-batch by mini-batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What a stage does when mini-batch `forward` arrives: its forward pass, then a backward pass.
+class StagePasses:
+    """The passes of a stage when a mini-batch arrives: `forward` of it, then `backward` of another.
 
     None where there is nothing: no backward pass yet while the pipeline fills,
     no forward pass any more while it drains.
@@ -58,30 +58,13 @@ def pipeoptim_horizon(stage: int, stages: int) -> Horizon:
     return Horizon(lag(stage, stages), 0)
 
 
-def call_at(minibatch: int, stage: int, stages: int, start: int) -> Call:
-    """What a stage does when `minibatch` arrives, the `start`th being the first in the pipeline."""
+def call_at(minibatch: int, stage: int, stages: int, start: int) -> StagePasses:
+    """The passes of a stage when `minibatch` arrives; `start` is the first in the pipeline."""
     behind = minibatch - lag(stage, stages)
-    return Call(minibatch, behind if behind >= start else None)
+    return StagePasses(minibatch, behind if behind >= start else None)
 
 
-def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
-    """What is left to do when no mini-batch follows `stop - 1`: the drain."""
+def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
+    """The passes that remain when no mini-batch follows `stop - 1`: the drain."""
     for m in range(max(start, stop - lag(stage, stages)), stop):
-        yield Call(None, m)
-
-
-def calls(stage: int, stages: int, start: int, stop: int) -> Iterator[Call]:
-    """Everything a stage does for mini-batches `start` to `stop`, from empty to empty pipeline."""
-    for m in range(start, stop):
-        yield call_at(m, stage, stages, start)
-    yield from remaining(stage, stages, start, stop)
-
-
-def forward_tick(minibatch: int, stage: int) -> int:
-    """When a stage runs the forward pass of a mini-batch; one tick is one pass."""
-    return 2 * minibatch + stage
-
-
-def backward_tick(minibatch: int, stage: int, stages: int) -> int:
-    """When a stage runs the backward pass of a mini-batch and updates its weights."""
-    return 2 * minibatch + 2 * stages - 1 - stage
+        yield StagePasses(None, m)

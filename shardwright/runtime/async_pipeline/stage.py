@@ -1,6 +1,6 @@
 """The work of one stage of an asynchronous pipeline.
 
-The simulation and the ranks run this same code; they differ in the `Link` to
+The simulation and the ranks run this same code; they differ in the `NeighbourLink` to
 the neighbours alone. No weights are kept for the backward pass unless they are
 stashed: where autograd would save a weight it saves which one it is, and the
 backward pass gets the weights that are due by then.
@@ -19,14 +19,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from shardwright.runtime.async_pipeline.pipemare_lr import discount, scaled
 from shardwright.runtime.async_pipeline.prediction import check, predict
-from shardwright.runtime.async_pipeline.schedule import Call, call_at, lag, remaining
+from shardwright.runtime.async_pipeline.schedule import StagePasses, call_at, lag, remaining
 from shardwright.runtime.pipeline.stage import StageModule
 from shardwright.runtime.weight_versions import Weights
 
 Tensors = Sequence[torch.Tensor]
 
 
-class Link(Protocol):
+class NeighbourLink(Protocol):
     """The way to a stage's neighbours; messages in each direction arrive in the order sent.
 
     Gradients travel with the loss of their mini-batch, so that every stage knows it.
@@ -49,7 +49,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Update:
-    """What follows each backward pass of a stage.
+    """The update that follows each backward pass of a stage.
 
     Learning rates of late stages are smaller for the first `discount_steps` updates.
     """
@@ -72,7 +72,7 @@ class Update:
 
 @dataclass
 class _InFlight:
-    """What a mini-batch leaves on a stage between its two passes.
+    """State that a mini-batch keeps on a stage between its two passes.
 
     `roots` are where gradients will come in; the values handed on are not kept.
     """
@@ -113,14 +113,14 @@ class AsyncStage:
         return self.index == self.stages - 1
 
     def step(
-        self, update: Update, link: Link, batch: Mapping[str, torch.Tensor]
+        self, update: Update, link: NeighbourLink, batch: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         """Take mini-batch `seen`; the loss of the one whose backward pass was done, if any."""
         return self.run(
             call_at(self.seen, self.index, self.stages, self.start), update, link, batch
         )
 
-    def drain(self, update: Update, link: Link) -> list[torch.Tensor]:
+    def drain(self, update: Update, link: NeighbourLink) -> list[torch.Tensor]:
         """The backward passes that are left; their losses."""
         left = remaining(self.index, self.stages, self.start, self.seen)
         losses = [self.run(call, update, link, {}) for call in left]
@@ -128,7 +128,11 @@ class AsyncStage:
         return [loss for loss in losses if loss is not None]
 
     def run(
-        self, call: Call, update: Update, link: Link, batch: Mapping[str, torch.Tensor]
+        self,
+        call: StagePasses,
+        update: Update,
+        link: NeighbourLink,
+        batch: Mapping[str, torch.Tensor],
     ) -> torch.Tensor | None:
         """One call of the schedule."""
         factor = self._factor(update.discount_steps)

@@ -14,7 +14,7 @@ import torch
 
 
 @final
-class Swap:
+class WeightSwap:
     """The weights of one stage: those that the forward pass runs with, those due in the other."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Swap:
         }
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What to save instead of `tensor`."""
+        """Saves the number of a weight instead of `tensor`."""
         number = self.numbers.get(tensor.untyped_storage().data_ptr())
         if number is None:
             return tensor

@@ -24,14 +24,14 @@ _SCORES_ON_GPU = 2**26
 
 
 class How(NamedTuple):
-    """What attention does with its scores. Causal rows see the columns up to their own place."""
+    """Options of attention scores. Causal rows see the columns up to their own place."""
 
     scale: float
     causal: bool
     heads: int  # of keys; of queries there may be several to each
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """Some rows against some columns, each counted in the tile and, if `masked`, in the whole."""
 
     rows: slice
@@ -70,7 +70,7 @@ class Rows:
             self.largest[..., part.rows] = now
 
     def results(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention returns, zeros for rows that see nothing, and of each row L."""
+        """The result of attention, zeros for rows that see nothing, and L of each row."""
         nothing = self.total == 0
         result = self.sums / self.total.masked_fill(nothing, 1.0).unsqueeze(-1)
         normalizer = (self.largest + self.total.log()).masked_fill(nothing, float("inf"))
@@ -78,7 +78,7 @@ class Rows:
 
 
 @final
-class Gradients:
+class TileGradients:
     """Gradients of one tile of queries, while blocks of keys and values come by."""
 
     def __init__(
@@ -123,8 +123,10 @@ class Gradients:
             of_key[..., columns, :] += _turned(change, query)
 
 
-def parts(query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How) -> Iterator[Part]:
-    """What of a tile there is to compute, in parts: columns that no row sees are left out."""
+def parts(
+    query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How
+) -> Iterator[TilePart]:
+    """The parts of a tile that are computed: columns that no row sees are left out."""
     top = 0
     for row, length in rows:
         left = 0
@@ -141,7 +143,7 @@ def parts(query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How) 
 
 def _blocks(
     down: tuple[int, int, int, int], across: tuple[int, int, int], how: How
-) -> Iterator[Part]:
+) -> Iterator[TilePart]:
     (top, row, length, step), (left, column, width) = down, across
     for start in range(0, length, step):
         end = min(start + step, length)
@@ -151,7 +153,7 @@ def _blocks(
                 last = min(last, row + end - column)
             if first >= last:
                 break
-            yield Part(
+            yield TilePart(
                 slice(top + start, top + end),
                 slice(left + first, left + last),
                 row + start,
@@ -160,7 +162,7 @@ def _blocks(
             )
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: Part, how: How) -> Tensor:
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, how: How) -> Tensor:
     rows = query[..., part.rows, :]
     scores = _times(rows, key[..., part.columns, :].transpose(-2, -1))
     scores = scores.to(_exact(rows.dtype)).mul_(how.scale)
@@ -179,7 +181,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: Part, how: Ho
     return scores
 
 
-def _cut(mask: Tensor, part: Part) -> Tensor:
+def _cut(mask: Tensor, part: TilePart) -> Tensor:
     """The part of a mask, whose columns and rows may stand for all."""
     if mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., part.rows, :]
@@ -190,7 +192,7 @@ def _cut(mask: Tensor, part: Part) -> Tensor:
     )
 
 
-def _length(part: Part) -> int:
+def _length(part: TilePart) -> int:
     return int(part.columns.stop - part.columns.start)
 
 
@@ -217,5 +219,5 @@ def _turned(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums are made in: at least single precision."""
+    """The dtype of sums: at least single precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

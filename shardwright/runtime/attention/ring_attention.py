@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Run, SharedAttention
-from shardwright.runtime.attention.blockwise_attention import Gradients, How, Rows
-from shardwright.runtime.attention.zigzag import Halves, Swap
+from shardwright.runtime.attention.blockwise_attention import How, Rows, TileGradients
+from shardwright.runtime.attention.zigzag import Halves, ZigzagSwap
 from shardwright.runtime.comm.p2p_group import P2PGroup, Wait
 from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
@@ -50,14 +50,14 @@ class TiledAttention(nn.Module):
         )
         runs = self.queries[self.place : self.place + 1]
         if self.early_late is not None:
-            (query,) = Swap.apply(self.early_late, False, query)  # type: ignore[no-untyped-call]
+            (query,) = ZigzagSwap.apply(self.early_late, False, query)  # type: ignore[no-untyped-call]
             runs = self.early_late.runs(self.place)
         if self.key_halves is not None:
-            key, value = Swap.apply(self.key_halves, False, key, value)  # type: ignore[no-untyped-call]
+            key, value = ZigzagSwap.apply(self.key_halves, False, key, value)  # type: ignore[no-untyped-call]
         attend = self._around if self.keys else self._whole
         result: Tensor = attend(query, key, value, mask, runs)
         if self.early_late is not None:
-            (result,) = Swap.apply(self.early_late, True, result)  # type: ignore[no-untyped-call]
+            (result,) = ZigzagSwap.apply(self.early_late, True, result)  # type: ignore[no-untyped-call]
         return result
 
     def _whole(
@@ -127,7 +127,7 @@ class _Ring(torch.autograd.Function):
         refuse_second_derivative("attention over a split sequence", "plan with its sequence whole")
         query, key, value, mask, result, normalizer = ctx.saved_tensors
         ring: TiledAttention = ctx.ring
-        found = Gradients(query, result, normalizer, grads[0], ctx.runs, ctx.how)
+        found = TileGradients(query, result, normalizer, grads[0], ctx.runs, ctx.how)
         exact = found.of_query.dtype
         of_mask = torch.zeros_like(mask, dtype=exact) if ctx.needs_input_grad[3] else None
         block = _packed(key, value)
@@ -208,7 +208,7 @@ def _pass_on(ring: TiledAttention, block: Tensor, coming: int | None) -> tuple[W
 
 
 def _nothing() -> None:
-    """What to wait for where nothing is on its way."""
+    """Waits for nothing: no message is in flight."""
 
 
 def _here(ring: TiledAttention, coming: int) -> int:

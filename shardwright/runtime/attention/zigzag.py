@@ -28,11 +28,11 @@ class _Half(NamedTuple):
 
 @final
 class Halves:
-    """Which halves of the tiles along an axis who computes."""
+    """The assignment of halves of tiles along an axis to the devices that compute them (zigzag)."""
 
     def __init__(self, tiles: Sequence[Run], place: int, line: P2PGroup) -> None:
         self._line, self._place = line, place
-        self._held = tiles[place][1]
+        self._local_length = tiles[place][1]
         halves = [
             _Half(holder, offset, start + offset, size)
             for holder, (start, length) in enumerate(tiles)
@@ -42,7 +42,7 @@ class Halves:
         self.of_each = [(halves[i], halves[last - i]) for i in range(len(tiles))]
 
     def runs(self, place: int) -> tuple[Run, ...]:
-        """Where the halves lie that the device at `place` computes, early ones first."""
+        """The rows that the device at `place` computes, early halves first."""
         return tuple((half.start, half.length) for half in self.of_each[place])
 
     def swapped(self, *given: Tensor) -> tuple[Tensor, ...]:
@@ -55,7 +55,7 @@ class Halves:
 
     def returned(self, *given: Tensor) -> tuple[Tensor, ...]:
         """The tiles as they are held, of what was computed in halves."""
-        made = [x.new_empty((*x.shape[:-2], self._held, x.shape[-1])) for x in given]
+        made = [x.new_empty((*x.shape[:-2], self._local_length, x.shape[-1])) for x in given]
         self._move(given, made, back=True)
         return tuple(made)
 
@@ -66,12 +66,12 @@ class Halves:
         for computer, halves in enumerate(self.of_each):
             at = 0
             for half in halves:
-                held, computed = (
+                local, computed = (
                     slice(half.offset, half.offset + half.length),
                     slice(at, at + half.length),
                 )
                 at += half.length
-                ends = (half.holder, held), (computer, computed)
+                ends = (half.holder, local), (computer, computed)
                 (source, there), (goal, here) = reversed(ends) if back else ends
                 if not half.length:
                     continue
@@ -90,7 +90,7 @@ class Halves:
             part.copy_(buffer)
 
 
-class Swap(torch.autograd.Function):
+class ZigzagSwap(torch.autograd.Function):
     """Tiles become halves; on their way back, and the other way round, so do gradients."""
 
     @staticmethod
@@ -100,5 +100,5 @@ class Swap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = Swap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
+        found = ZigzagSwap.apply(ctx.halves, not ctx.back, *grads)  # type: ignore[no-untyped-call]
         return None, None, *found

@@ -24,6 +24,7 @@ _WIDER = {
     torch.uint64: torch.int64,
 }
 Op = dist.ReduceOp.RedOpType
+Messages = Sequence[tuple[int, torch.Tensor]]  # the other rank, and what is sent or received
 
 
 class Waited(Protocol):
@@ -96,6 +97,17 @@ class Backend:
         """Begin to receive `x` from a rank of the group."""
         return begun(dist.irecv(x, group=group, group_src=peer))
 
+    def begin_messages(
+        self, group: dist.ProcessGroup, sends: Messages, receives: Messages
+    ) -> list[Waited]:
+        """Begin to send and to receive tensors, in one batch; each with the rank in the group."""
+        operations = [
+            dist.P2POp(how, x, group=group, group_peer=peer)
+            for how, given in ((dist.isend, sends), (dist.irecv, receives))
+            for peer, x in given
+        ]
+        return [begun(work) for work in dist.batch_isend_irecv(operations)] if operations else []
+
     def begin_gather(self, group: dist.ProcessGroup, buffer: torch.Tensor, rank: int) -> Waited:
         """Begin an all-gather of parts of `buffer`, in place; part `rank` is there already."""
         own = buffer.view(-1).chunk(group.size())[rank]
@@ -119,7 +131,7 @@ class Backend:
         """Change how the host runs this process where that makes ranks faster; here nowhere."""
 
     def tune_new_groups(self) -> None:
-        """Where the host is tuned: do so for process groups made since then."""
+        """Tune process groups made since the host was tuned; nothing if it was not."""
 
 
 def begun(work: dist.Work | None) -> Waited:

@@ -8,16 +8,17 @@ from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.backend.base import Backend
 from shardwright.runtime.backend.gloo import Gloo
 
-# One object each: what `tune_host` changes is the process.
-_ON_DEVICE_STREAMS = Backend(BACKENDS["nccl"])
-_KNOWN: dict[str, Backend] = {"nccl": _ON_DEVICE_STREAMS, "gloo": Gloo()}
+# One object each: `tune_host` changes the process. Those without a class are called as NCCL is.
+_CLASSES: dict[str, Backend] = {"gloo": Gloo()}
+_KNOWN = {name: _CLASSES.get(name) or Backend(spec) for name, spec in BACKENDS.items()}
+_ON_DEVICE_STREAMS = _KNOWN["nccl"]
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
-    """That of `group`, by default of all ranks; other libraries are called as NCCL is."""
+    """The backend of `group`, by default of all ranks; other libraries are called as NCCL is."""
     return _KNOWN.get(dist.get_backend(group), _ON_DEVICE_STREAMS)
 
 
 def backend_for(device: str) -> Backend:
-    """That of ranks on devices of this type, as torch names it; others are treated as GPUs."""
+    """The backend for a device type, as torch names it; unknown ones are treated as GPUs."""
     return next((b for b in _KNOWN.values() if b.spec.device == device), _ON_DEVICE_STREAMS)

@@ -36,14 +36,14 @@ class StageFailed(RuntimeError):  # noqa: N818 - what happened, to another stage
 
 
 @dataclass(frozen=True)
-class Form:
+class MessageForm:
     """Shapes and dtypes of the tensors of a channel's messages."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
 
     def starts(self) -> list[int]:
-        """Where each tensor starts in a message, and where the message ends."""
+        """The start of each tensor in a message, and the end of the message."""
         sizes = (
             -(-prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -62,7 +62,7 @@ class Form:
 class Channel:
     """One direction between this rank and the rank `peer`, of stage `stage`."""
 
-    form: Form
+    form: MessageForm
     peer: int
     stage: int
     group: Any

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.ir.redistribution import LOCAL, MOVING, ByCollective, Collective
+from shardwright.ir.redistribution import LOCAL, MOVING, ByKind, Collective
 from shardwright.program.instructions import Move
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.backend.registry import backend_of
@@ -75,11 +75,11 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     """This rank's tile along `move.dst`, of tiles along `move.src`."""
     come = _lengths(move.whole[move.src], group.size())
     leave = _lengths(move.whole[move.dst], group.size())
-    pieces = x.split(leave, move.dst)
-    sent = [piece.numel() for piece in pieces]
+    tiles = x.split(leave, move.dst)
+    sent = [tile.numel() for tile in tiles]
     given = x.new_empty(x.numel())
-    for room, piece in zip(given.split(sent), pieces, strict=True):
-        room.view(piece.shape).copy_(piece)
+    for room, tile in zip(given.split(sent), tiles, strict=True):
+        room.view(tile.shape).copy_(tile)
     shapes = [_with(_with(move.whole, move.dst, leave[rank]), move.src, n) for n in come]
     sizes = [prod(shape) for shape in shapes]
     found = x.new_empty(sum(sizes))
@@ -90,7 +90,7 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     return torch.cat(tuple(tiles), move.src)
 
 
-_MOVING = ByCollective[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
+_MOVING = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
     "that ranks run",
     {
         Collective.ALL_REDUCE: _summed,
@@ -121,7 +121,7 @@ def _embedded(x: torch.Tensor, move: Move) -> torch.Tensor:
     return whole
 
 
-_LOCAL = ByCollective[Callable[[torch.Tensor, Move], torch.Tensor]](
+_LOCAL = ByKind[Callable[[torch.Tensor, Move], torch.Tensor]](
     "that a rank runs alone",
     {Collective.SLICE: _sliced, Collective.MASK: _masked, Collective.EMBED: _embedded},
     LOCAL,

@@ -38,7 +38,7 @@ class FirstErrorRecord:
             return text
 
     def read(self, patience: float = _PATIENCE) -> str:
-        """What the first to fail has said; empty if nobody has after `patience` seconds."""
+        """The error of the first rank that failed; empty if none came in `patience` seconds."""
         end = time.monotonic() + patience
         try:
             while True:

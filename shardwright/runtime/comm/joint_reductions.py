@@ -24,7 +24,7 @@ Reduce = Callable[[Tensor, str], Tensor]
 
 
 def joint(instruction: Joint, reduce: Reduce) -> nn.Module:
-    """What runs an operator that devices compute together."""
+    """The module that runs an operator that devices compute together."""
     tiled = TiledCrossEntropy if instruction.op.kind == "cross_entropy_loss" else TiledReduction
     return tiled(instruction, reduce)
 
@@ -103,7 +103,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Where one element is zero it alone has a gradient, where several are none has."""
+    """The gradient of a product with zeros: one zero alone has a gradient, of several none has."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 from weakref import finalize
 
 import torch
@@ -32,13 +32,14 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
+from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.layout_moves import moved_locally
 from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
-from shardwright.runtime.executor.variants import chosen_by
 from shardwright.runtime.graph_modules.fx import Special, region_module
+from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
 
 Values = dict[str, torch.Tensor | None]
 
@@ -46,7 +47,7 @@ Values = dict[str, torch.Tensor | None]
 class Regions(nn.Module):
     """The distinct regions of a program as modules; `make` as in `to_module`.
 
-    `running` is what one of them is run for.
+    `running` is what one of them is run for. After a `failure` nothing runs.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Regions(nn.Module):
         super().__init__()
         self.forms = tuple(regions)
         self.running: Forward | None = None
+        self.failure: Failure | None = None  # of a step that communicates
         self.variant = torch.zeros(1, dtype=torch.int64, device=device)
         self.parts = nn.ModuleList(
             region_module(
@@ -73,12 +75,16 @@ class Regions(nn.Module):
 
 @final
 class StepExecutor:
-    """Runs one rank's step. `groups` has the process group of each channel."""
+    """Runs one rank's step. `groups` has the process group of each channel.
+
+    What can be known of an instruction before it runs is looked up once, in `steps`: the method of
+    `Run` that runs it, and what that is given.
+    """
 
     def __init__(
         self, program: StepProgram, regions: Regions, groups: Mapping[str, dist.ProcessGroup]
     ) -> None:
-        self.program, self.regions = program, regions
+        self.program, self.regions, self.groups = program, regions, groups
         self.collectives = {
             one.handle: Collectives(one, groups[one.channel], dist.get_rank(groups[one.channel]))
             for one in program.transfers()
@@ -95,7 +101,48 @@ class StepExecutor:
             for one in backward
             if one.part is Gradients.WEIGHTS
         }
-        self.read_once = frozenset(name for name, times in read.items() if times == 1)
+        # Values whose memory their only reader may take.
+        self.taken = frozenset(
+            name
+            for one in program.instructions
+            if isinstance(one, Accumulate)
+            or (isinstance(one, Transfer) and self.collectives[one.handle].writes_into)
+            for name in reads(one)
+            if read[name] == 1 and name not in program.returned
+        )
+        self.steps = tuple(map(self._step, program.instructions))
+
+    def _step(self, one: StepInstruction) -> tuple[Callable[[ProgramRun, Any], None], Any]:
+        """The method of a run that runs an instruction, and what it is given."""
+        match one:
+            case Forward(saves=False):
+                return ProgramRun.forward_only, one
+            case Forward() if one.call in self.weights:
+                return ProgramRun.forward_split, one
+            case Forward():
+                return ProgramRun.forward, one
+            case Backward(part=Gradients.ALL):
+                return ProgramRun.backward, one
+            case Backward():
+                return ProgramRun.backward_part, one
+            case Transfer():
+                return ProgramRun.transfer, one
+            case Send():
+                return ProgramRun.send, one
+            case Recv():
+                return ProgramRun.receive, one
+            case Wait():
+                return ProgramRun.wait, (one, tuple(self.taken.intersection(one.results)))
+            case Relayout():
+                return ProgramRun.relayout, one
+            case Add():
+                return ProgramRun.add, one
+            case Accumulate():
+                return ProgramRun.accumulate, one
+            case Free():
+                return ProgramRun.free, one.names
+            case Seed():
+                return ProgramRun.seed, one
 
     def run(
         self,
@@ -103,7 +150,7 @@ class StepExecutor:
         state: torch.Tensor,
         trace: list[StepInstruction] | None = None,
     ) -> Values:
-        """What the program returns, by name. Executed instructions are appended to `trace`."""
+        """Runs the program and returns its results by name. Executed instructions go to `trace`."""
         run = self.begin(given, state, trace)
         run.play(len(self.program.instructions))
         return {name: run.values.get(name) for name in self.program.returned}
@@ -113,17 +160,18 @@ class StepExecutor:
         given: Mapping[str, torch.Tensor],
         state: torch.Tensor,
         trace: list[StepInstruction] | None = None,
-    ) -> Run:
+    ) -> ProgramRun:
         """A run of the program, which has not played anything yet."""
-        return Run(self, dict(given), state, trace)
+        refuse_after(self.regions.failure)
+        return ProgramRun(self, dict(given), state, trace)
 
 
-class Run:
+class ProgramRun:
     """One run of the program: values, calls whose backward pass is to come, transfers in flight.
 
-    Values that are `owned` share their memory with nothing else. If it is `partial`, gradients
-    that nothing contributes to stay missing behind a transfer; else they are zeros, as ranks may
-    differ in which are missing.
+    Values that are `owned` share their memory with nothing else, and their reader takes it. If it
+    is `partial`, gradients that nothing contributes to stay missing behind a transfer; else they
+    are zeros, as ranks may differ in which are missing.
     """
 
     def __init__(
@@ -141,97 +189,78 @@ class Run:
         self.partial = False
         self.missing: set[str] = set()  # results of transfers of nothing
         self.position = 0  # of the next instruction
-        # Where a result was dropped: the buffers of what is in flight are in use.
-        finalize(self, _drain, self.in_flight).atexit = False
+        if executor.collectives or executor.messages:
+            # Where a result was dropped: the buffers of what is in flight are in use.
+            finalize(self, _drain, self.in_flight).atexit = False
 
     @torch.no_grad()
     def play(self, end: int) -> None:
         """Run instructions up to the place `end`."""
-        instructions = self.executor.program.instructions
+        steps, instructions = self.executor.steps, self.executor.program.instructions
         try:
             while self.position < end:
-                one = instructions[self.position]
-                self.instruction(one)
-                self.position += 1
+                method, given = steps[self.position]
+                method(self, given)
                 if self.trace is not None:
-                    self.trace.append(one)
-        except BaseException:
-            # Other ranks may never start what is in flight, so nobody waits for it.
-            self.in_flight.clear()
-            self.calls.clear()
+                    self.trace.append(instructions[self.position])
+                self.position += 1
+        except BaseException as e:
+            self.fail(e)
             raise
 
-    def instruction(self, one: StepInstruction) -> None:
-        """Run one instruction."""
-        match one:
-            case Forward():
-                self.forward(one)
-            case Backward(part=Gradients.ALL):
-                self.backward(one)
-            case Backward():
-                self.backward_part(one)
-            case Transfer():
-                self.transfer(one)
-            case Send():
-                values = [self.values[part.value] for part in one.payload]
-                sent = self.executor.messages[one.handle].send(values, self.device)
-                self.in_flight[one.handle] = sent
-            case Recv():
-                found = self.executor.messages[one.handle].receive(self.device)
-                self.in_flight[one.handle] = found
-            case Wait():
-                results = self.in_flight.pop(one.handle).results()
-                self.values.update(zip(one.results, results, strict=True))
-                self.owned.update(one.results)
-                for name in self.missing.intersection(one.results):
-                    self.values[name] = None
-            case Relayout():
-                self.relayout(one)
-            case Add():
-                self.values[one.result] = self.sum_of(one.terms)
-            case Accumulate():
-                self.accumulate(one)
-            case Free():
-                for name in one.names:
-                    self.values.pop(name, None)
-                    self.owned.discard(name)
-            case Seed():  # whose gradients are among the values, put there by the caller
-                pass
+    def fail(self, error: BaseException) -> None:
+        """Free what is kept. Other ranks may never start what is in flight, so it is left."""
+        executor = self.executor
+        if executor.collectives or executor.messages:
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            executor.regions.failure = Failure(
+                executor.program, self.position, dict(self.in_flight), text
+            )
+        self.in_flight.clear()
+        self.calls.clear()
+        self.split_calls.clear()
+        self.values.clear()
+
+    def forward_only(self, one: Forward) -> None:
+        """Run a region that no backward pass follows."""
+        _, module = self.region(one)
+        results = module(*(self.tensor(name) for name in one.inputs), self.state)
+        self.values.update(zip(one.outputs, (x.detach() for x in results), strict=True))
 
     def forward(self, one: Forward) -> None:
-        region, module = self.region(one.region)
-        self.executor.regions.running = one
-        if len(region.variants) > 1:
-            self.executor.regions.variant.fill_(one.variant)
-        given = [self.tensor(name) for name in one.inputs]
-        if one.saves and one.call in self.executor.weights:
-            split = SplitCall(region, module, self.executor.weights[one.call])
-            self.split_calls[one.call] = split
-            results: Sequence[torch.Tensor] = split.forward(given, self.state)
-        elif one.saves:
-            totals = self.executor.totals[one.call]
-            call = self.calls[one.call] = RegionCall(region, module, totals)
-            results = call.forward(given, self.state)
-        else:
-            results = [x.detach() for x in module(*given, self.state)]
+        """Run a region, and keep what its backward pass needs."""
+        region, module = self.region(one)
+        call = self.calls[one.call] = RegionCall(region, module, self.executor.totals[one.call])
+        results = call.forward([self.tensor(name) for name in one.inputs], self.state)
+        self.values.update(zip(one.outputs, results, strict=True))
+
+    def forward_split(self, one: Forward) -> None:
+        """The same, where the backward pass comes in two parts."""
+        region, module = self.region(one)
+        split = SplitCall(region, module, self.executor.weights[one.call])
+        self.split_calls[one.call] = split
+        results = split.forward([self.tensor(name) for name in one.inputs], self.state)
         self.values.update(zip(one.outputs, results, strict=True))
 
     def backward(self, one: Backward) -> None:
+        """Run the backward pass of a call."""
         given = [self.sum_of(names) for names in one.given]
         again = {position: self.tensor(name) for position, name in one.copies}
         totals = {total: self.values.get(total) for _, total in one.totals}
         found, added = self.calls.pop(one.call).backward(given, again, totals)
+        self.values.update((n, x) for n, x in zip(one.made, found, strict=True) if n)
+        taken = self.executor.taken
+        if not added and taken.isdisjoint(one.made):
+            return
         alone = _alone([*given, *found, *added.values()])
         for name, gradient in zip(one.made, found, strict=True):
-            if name:
-                self.values[name] = gradient
-                if gradient is not None and id(gradient) in alone:
-                    self.owned.add(name)
+            if name in taken and id(gradient) in alone:
+                self.owned.add(name)
         for name, total in added.items():
             if total is not None and totals[name] is None and id(total) not in alone:
                 total = total.clone(memory_format=torch.contiguous_format)
             self.values[name] = total
-            self.owned.add(name)
+        self.owned.update(taken.intersection(added))
 
     def backward_part(self, one: Backward) -> None:
         """Run the backward pass of a call to its inputs, or then to its weights."""
@@ -252,9 +281,11 @@ class Run:
                 self.values[total] = gradient.clone(memory_format=torch.contiguous_format)
             else:
                 self.values.setdefault(total, None)
-            self.owned.add(total)
+            if total in self.executor.taken:
+                self.owned.add(total)
 
     def transfer(self, one: Transfer) -> None:
+        """Start a collective."""
         given, owned = [], []
         for part in one.parts:
             x = self.values[part.value]
@@ -263,10 +294,29 @@ class Run:
                     self.missing.add(part.result)
                 x = torch.zeros(part.atoms, dtype=getattr(torch, part.dtype), device=self.device)
             given.append(x)
-            owned.append(part.value in self.owned and part.value in self.executor.read_once)
+            owned.append(part.value in self.owned)
         self.in_flight[one.handle] = self.executor.collectives[one.handle].start(given, owned)
 
+    def send(self, one: Send) -> None:
+        """Start to send a message."""
+        values = [self.values[part.value] for part in one.payload]
+        self.in_flight[one.handle] = self.executor.messages[one.handle].send(values, self.device)
+
+    def receive(self, one: Recv) -> None:
+        """Start to receive a message."""
+        self.in_flight[one.handle] = self.executor.messages[one.handle].receive(self.device)
+
+    def wait(self, given: tuple[Wait, tuple[str, ...]]) -> None:
+        """Wait for a transfer or a message; some of its results own their memory."""
+        one, owned = given
+        results = self.in_flight.pop(one.handle).results()
+        self.values.update(zip(one.results, results, strict=True))
+        self.owned.update(owned)
+        for name in self.missing.intersection(one.results):
+            self.values[name] = None
+
     def relayout(self, one: Relayout) -> None:
+        """Change a value's layout without communication."""
         x = self.values[one.value]
         if x is None:
             self.values[one.result] = None
@@ -274,16 +324,29 @@ class Run:
         moved = moved_locally(x.to(getattr(torch, one.dtype)).reshape(one.atoms), one.local)
         self.values[one.result] = moved.reshape(one.shape).contiguous()
 
+    def add(self, one: Add) -> None:
+        """Add up contributions to a gradient."""
+        self.values[one.result] = self.sum_of(one.terms)
+
+    def free(self, names: tuple[str, ...]) -> None:
+        """Forget values."""
+        for name in names:
+            self.values.pop(name, None)
+
+    def seed(self, _one: Seed) -> None:
+        """The gradients of the results are among the values: the caller put them there."""
+
     def accumulate(self, one: Accumulate) -> None:
+        """Add a value to a total."""
         value, total = self.values[one.value], self.values.get(one.total)
         if value is None:
             self.values.setdefault(one.total, None)
         elif total is not None:
             total.add_(value)
         else:
-            own = one.value in self.owned and one.value in self.executor.read_once
-            self.values[one.total] = value if own else value.clone()
-            self.owned.add(one.total)
+            self.values[one.total] = value if one.value in self.owned else value.clone()
+            if one.total in self.executor.taken:
+                self.owned.add(one.total)
 
     def sum_of(self, names: Sequence[str]) -> torch.Tensor | None:
         """The sum of those gradients that there are, out of place."""
@@ -305,8 +368,14 @@ class Run:
         assert found is not None, f"%{name} is no gradient, and there"
         return found
 
-    def region(self, number: int) -> tuple[Region, nn.Module]:
-        return self.executor.regions.forms[number], self.executor.regions.parts[number]
+    def region(self, one: Forward) -> tuple[Region, nn.Module]:
+        """The region of a run, which begins, and its module."""
+        regions = self.executor.regions
+        regions.running = one
+        region = regions.forms[one.region]
+        if len(region.variants) > 1:
+            regions.variant.fill_(one.variant)
+        return region, regions.parts[one.region]
 
 
 def _drain(in_flight: dict[str, InFlight]) -> None:

@@ -21,7 +21,7 @@ class Messages:
     """Sends or receives one message, as often as it is asked to; `group` has both ranks."""
 
     def __init__(self, message: Send | Recv, group: dist.ProcessGroup) -> None:
-        self.message, self.group = message, group
+        self.message, self.text, self.group = message, str(message), group
         self.peer = 1 - dist.get_rank(group)
         self.backend = backend_of(group)
         self.shapes = [one.shape for one in message.payload]
@@ -36,7 +36,6 @@ class Messages:
         *self.starts, end = accumulate(rooms, initial=0)
         self.bytes = max(1, end)
 
-    @torch.no_grad()
     def send(self, values: Sequence[torch.Tensor | None], device: torch.device) -> InFlight:
         """Start to send values of the message's dtypes; None is zeros."""
         (first, *others) = values if values else (None,)
@@ -48,14 +47,13 @@ class Messages:
                 if value is not None:
                     view.copy_(value)
         work = self.backend.begin_send(self.group, buffer, self.peer)
-        return _Started(work, f"{self.message}", buffer, [])
+        return _Started(work, self.text, buffer, [])
 
-    @torch.no_grad()
     def receive(self, device: torch.device) -> InFlight:
         """Start to receive."""
         buffer = torch.empty(self.bytes, dtype=torch.uint8, device=device)
         work = self.backend.begin_receive(self.group, buffer, self.peer)
-        return _Started(work, f"{self.message}", buffer, self._views(buffer))
+        return _Started(work, self.text, buffer, self._views(buffer))
 
     def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The values in a buffer, sharing its memory."""

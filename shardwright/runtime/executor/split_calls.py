@@ -156,7 +156,7 @@ class SplitCall(RegionCall):
         self._cuts = [cut for cut in self._cuts if cut.weights]
 
     def _reach(self) -> _Reach:
-        """What each node leads to that a gradient arrives at."""
+        """The inputs and weights that each node leads to, of nodes at which a gradient arrives."""
         found = _Reach()
         for i, edge in self._edges.items():
             is_weight = i in self.weights

@@ -30,7 +30,7 @@ class InFlight(Protocol):
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileSplit:
     """Tiles along dimension `dim` of a tensor of shape `whole`, one for each of `ranks`."""
 
     whole: tuple[int, ...]
@@ -106,30 +106,39 @@ class Tiles:
         return (*before, self.ranks, self.longest, *after)
 
 
-def gather_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+def gather_buffer(
+    tiles: Sequence[TileSplit], given: Sequence[torch.Tensor], rank: int
+) -> torch.Tensor:
     """A buffer for a gather with the tiles that a rank has of each tensor where they will be."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
-    own = buffer.view(ranks, -1)[rank].split(rooms)
-    for x, place in zip(given, own, strict=True):
+    own = buffer.view(ranks, -1)[rank]
+    if sum(x.numel() for x in given) == own.numel():
+        torch.cat([x.reshape(-1) for x in given], out=own)
+        return buffer
+    for x, place in zip(given, own.split(rooms), strict=True):
         place[x.numel() :].zero_()
         place[: x.numel()].view(x.shape).copy_(x)
     return buffer
 
 
-def gathered(tiles: Sequence[Tiles], buffer: torch.Tensor) -> list[torch.Tensor]:
+def gathered(tiles: Sequence[TileSplit], buffer: torch.Tensor) -> list[torch.Tensor]:
     """The whole tensors of a buffer that all ranks' tiles have arrived in."""
     rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
     return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
 
 
-def scatter_buffer(tiles: Sequence[Tiles], given: Sequence[torch.Tensor]) -> torch.Tensor:
+def scatter_buffer(tiles: Sequence[TileSplit], given: Sequence[torch.Tensor]) -> torch.Tensor:
     """A buffer with all ranks' tiles of whole tensors, rank by rank."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
-    rows = buffer.view(ranks, -1).split(rooms, dim=1)
-    for tile, x, row in zip(tiles, given, rows, strict=True):
-        tile.split_into(x, row)
+    if all(tile.in_order for tile in tiles):
+        rows = [x.reshape(ranks, tile.room) for tile, x in zip(tiles, given, strict=True)]
+        torch.cat(rows, dim=1, out=buffer.view(ranks, -1))
+        return buffer
+    places = buffer.view(ranks, -1).split(rooms, dim=1)
+    for tile, x, place in zip(tiles, given, places, strict=True):
+        tile.split_into(x, place)
     return buffer
 
 
@@ -137,10 +146,17 @@ class Collectives:
     """Starts one transfer on the devices along its channel's axis, as often as it is asked to."""
 
     def __init__(self, transfer: Transfer, group: dist.ProcessGroup, rank: int) -> None:
-        self.transfer = transfer
+        self.transfer, self.text = transfer, str(transfer)
         self.group, self.rank, self.ranks = group, rank, group.size()
         self.backend = backend_of(group)
-        self.dtypes = [getattr(torch, part.dtype) for part in transfer.parts]
+        self.dtypes: list[torch.dtype] = [getattr(torch, part.dtype) for part in transfer.parts]
+        self.wires = [self.backend.wire_dtype(dtype) for dtype in self.dtypes]
+        self.tiles: list[TileSplit] = []
+        if transfer.collective is Collective.ALL_GATHER:
+            self.tiles = [TileSplit(p.move.whole, p.move.src, self.ranks) for p in transfer.parts]
+        elif transfer.collective is Collective.REDUCE_SCATTER:
+            self.tiles = [TileSplit(p.move.whole, p.move.dst, self.ranks) for p in transfer.parts]
+        self.rooms = [tile.room for tile in self.tiles]
         self._start: Callable[[list[torch.Tensor], list[bool]], InFlight] = {
             Collective.ALL_REDUCE: self._all_reduce,
             Collective.ALL_GATHER: self._all_gather,
@@ -148,16 +164,28 @@ class Collectives:
             Collective.ALL_TO_ALL: self._all_to_all,
         }[transfer.collective]
 
-    @torch.no_grad()
+    @property
+    def writes_into(self) -> bool:
+        """Whether it writes into the memory of what it is given where nobody else reads that."""
+        alone = len(self.transfer.parts) == 1
+        if self.transfer.collective is Collective.REDUCE_SCATTER:
+            return alone and self.tiles[0].in_order
+        return alone and self.transfer.collective is Collective.ALL_REDUCE
+
     def start(self, values: Sequence[torch.Tensor], owned: Sequence[bool]) -> InFlight:
-        """The transfer of `values`, of which those `owned` are nobody else's."""
+        """The transfer of `values`, of which those `owned` are nobody else's; without autograd."""
         given, mine = [], []
-        for part, x, dtype, own in zip(
-            self.transfer.parts, values, self.dtypes, owned, strict=True
+        for part, x, dtype, wire, own in zip(
+            self.transfer.parts, values, self.dtypes, self.wires, owned, strict=True
         ):
-            y = moved_locally(x.to(dtype).reshape(part.atoms), part.local)
-            given.append(y.to(self.backend.wire_dtype(y.dtype)))
-            mine.append(own or y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
+            y = x if x.dtype is dtype else x.to(dtype)
+            if y.shape != part.atoms:
+                y = y.reshape(part.atoms)
+            if part.local:
+                y = moved_locally(y, part.local)
+            copied = y is not x and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+            mine.append(own or copied)
+            given.append(y if dtype is wire else y.to(wire))
         return self._start(given, mine)
 
     def _all_reduce(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
@@ -179,39 +207,36 @@ class Collectives:
         return self.backend.begin_reduce(self.group, x, dist.ReduceOp.SUM)
 
     def _all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
-        tiles = [Tiles(p.move.whole, p.move.src, self.ranks) for p in self.transfer.parts]
-        buffer = gather_buffer(tiles, given, self.rank)
+        buffer = gather_buffer(self.tiles, given, self.rank)
         work = self.backend.begin_gather(self.group, buffer, self.rank)
-        return self._arriving(work, lambda: gathered(tiles, buffer))
+        return self._arriving(work, lambda: gathered(self.tiles, buffer))
 
     def _reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
-        tiles = [Tiles(p.move.whole, p.move.dst, self.ranks) for p in self.transfer.parts]
-        rooms = [tile.room for tile in tiles]
-        if len(given) == 1 and tiles[0].in_order and given[0].is_contiguous() and owned[0]:
+        if self.writes_into and given[0].is_contiguous() and owned[0]:
             buffer = given[0].view(-1)
         else:
-            buffer = scatter_buffer(tiles, given)
-        own = buffer.new_empty(sum(rooms))
+            buffer = scatter_buffer(self.tiles, given)
+        own = buffer.new_empty(sum(self.rooms))
         work = self.backend.begin_reduce_scatter(self.group, own, buffer, self.rank)
 
         def scattered() -> list[torch.Tensor]:
-            shapes = [tile.shape(self.rank) for tile in tiles]
-            pieces = own.split(rooms)
-            return [x[: prod(shape)].view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+            shapes = [tile.shape(self.rank) for tile in self.tiles]
+            chunks = own.split(self.rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
 
         return self._arriving(work, scattered)
 
     def _all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         (x,), (part,) = given, self.transfer.parts
         move = part.move
-        leave = Tiles(move.whole, move.dst, self.ranks)
-        come = Tiles(_with(move.whole, move.dst, move.length), move.src, self.ranks)
+        leave = TileSplit(move.whole, move.dst, self.ranks)
+        come = TileSplit(_with(move.whole, move.dst, move.length), move.src, self.ranks)
         lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
-        pieces = x.split(lengths, move.dst)
-        sent = [piece.numel() for piece in pieces]
+        chunks = x.split(lengths, move.dst)
+        sent = [chunk.numel() for chunk in chunks]
         message = x.new_empty(x.numel())
-        for room, piece in zip(message.split(sent), pieces, strict=True):
-            room.view(piece.shape).copy_(piece)
+        for room, chunk in zip(message.split(sent), chunks, strict=True):
+            room.view(chunk.shape).copy_(chunk)
         shapes = [come.shape(rank) for rank in range(self.ranks)]
         sizes = [prod(shape) for shape in shapes]
         found = x.new_empty(sum(sizes))
@@ -231,7 +256,7 @@ class Collectives:
         results: Callable[[], list[torch.Tensor]],
         keep: torch.Tensor | None = None,
     ) -> InFlight:
-        return _InFlight(work, self.transfer, self.dtypes, results, keep)
+        return _InFlight(work, self, results, keep)
 
 
 class _InFlight:
@@ -240,20 +265,23 @@ class _InFlight:
     def __init__(
         self,
         work: Waited,
-        transfer: Transfer,
-        dtypes: Sequence[torch.dtype],
+        started_by: Collectives,
         results: Callable[[], list[torch.Tensor]],
         keep: torch.Tensor | None,
     ) -> None:
-        self._work, self._results, self._keep = work, results, keep
-        self._transfer, self._dtypes = transfer, dtypes
+        self._work, self._started_by, self._results = work, started_by, results
+        self._keep = keep
 
-    @torch.no_grad()
     def results(self) -> list[torch.Tensor]:
-        wait_for(self._work, f"{self._transfer}")
+        wait_for(self._work, self._started_by.text)
         self._keep = None
-        found = zip(self._results(), self._transfer.parts, self._dtypes, strict=True)
-        return [x.reshape(part.shape).to(dtype) for x, part, dtype in found]
+        found = self._results()
+        parts, dtypes = self._started_by.transfer.parts, self._started_by.dtypes
+        for i, (part, dtype) in enumerate(zip(parts, dtypes, strict=True)):
+            x = found[i]
+            if x.shape != part.shape or x.dtype is not dtype:
+                found[i] = x.reshape(part.shape).to(dtype)
+        return found
 
 
 def _with(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:

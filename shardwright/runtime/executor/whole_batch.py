@@ -35,10 +35,11 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
-from shardwright.runtime.executor.executor import Regions, Run, StepExecutor
+from shardwright.runtime.executor.direct import DirectStep, is_direct
+from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.graph_modules.fx import Special
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -85,8 +86,8 @@ class WholeBatch(nn.Module):
         planned = (MASTER if n in masters else graph.tensor[n].dtype for n in self.parameters_named)
         self.planned: Dtypes = tuple(getattr(torch, dtype) for dtype in planned)
         self._plays: dict[tuple[str, Dtypes], Playing] = {}
-        self._places: dict[int, Placed] = {}  # of parameters, by number
-        self._steps: list[Call] | None = None  # calls whose results are wanted at their end
+        self._places: dict[int, DTensorSpec] = {}  # of parameters, by number
+        self._steps: list[ModuleCall] | None = None  # calls whose results are wanted at their end
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs and buffers' new contents, of leaves and the random state."""
@@ -95,8 +96,10 @@ class WholeBatch(nn.Module):
             found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
             return found
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
-            late = self._steps is not None
-            call = Call(self, leaves, state, self.playing("step" if late else "call", leaves))
+            playing = self.playing("call" if self._steps is None else "step", leaves)
+            if playing.direct is not None:
+                return playing.direct.run(leaves, state)
+            call = ModuleCall(self, leaves, state, playing)
             if self._steps is not None:
                 self._steps.append(call)
             groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
@@ -119,7 +122,7 @@ class WholeBatch(nn.Module):
             self._steps = None
 
     def values(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What a program begins with, of this rank's tensors of all leaves."""
+        """The inputs of a program, from this rank's tensors of all leaves."""
         found = {}
         for name, leaf in zip(self.names, leaves, strict=True):
             x = local(leaf).detach()
@@ -139,9 +142,11 @@ class WholeBatch(nn.Module):
         else:
             program = free(forward_only(self.program))
         program = _in_dtypes(program, self.planned, dtypes)
-        made = self._plays[kind, dtypes] = Playing.of(
-            StepExecutor(program, self.regions, self.groups), self.names
-        )
+        made = Playing.of(StepExecutor(program, self.regions, self.groups), self.names)
+        if is_direct(program):
+            direct = DirectStep(program, self.regions, self.names, self.whole)
+            made = replace(made, direct=direct)
+        self._plays[kind, dtypes] = made
         return made
 
     def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -150,7 +155,7 @@ class WholeBatch(nn.Module):
             return gradient if gradient.shape == leaf.shape else gradient.view(leaf.shape)
         known = self._places.get(number)
         if known is None or not known.suits(leaf):
-            known = self._places[number] = Placed(leaf)
+            known = self._places[number] = DTensorSpec(leaf)
         shape = known.local_shape
         return known.whole(gradient if gradient.shape == shape else gradient.view(shape))
 
@@ -162,7 +167,7 @@ class Playing:
     `seed` is that place and `seeds` what is taken there, as in `Seed`. `groups` are gradients that
     become final together: (leaf, its gradient), and the place from which on they are; `numbers` has
     the numbers of those leaves. `read_later` are given or returned values that the backward part
-    reads.
+    reads. `direct` runs the same step where it has no communication.
     """
 
     executor: StepExecutor
@@ -171,10 +176,11 @@ class Playing:
     groups: tuple[tuple[tuple[tuple[str, str], ...], int], ...]
     numbers: tuple[tuple[int, ...], ...]
     read_later: frozenset[str]
+    direct: DirectStep | None = None
 
     @staticmethod
     def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
-        """What is known of an executor's program; leaves are numbered as in `names`."""
+        """Facts of an executor's program; leaves are numbered as in `names`."""
         program = executor.program
         instructions = program.instructions
         seed = next(
@@ -210,7 +216,7 @@ def _groups(program: StepProgram) -> Iterator[tuple[tuple[tuple[str, str], ...],
 
 
 @final
-class Call:
+class ModuleCall:
     """One call of a module, from its forward part until its gradients are handed over."""
 
     def __init__(
@@ -224,14 +230,14 @@ class Call:
         self.parameters = {i: leaves[i] for i in how.parameters_at}
         with torch.no_grad():
             values = how.values(leaves)
-            self._run: Run | None = playing.executor.begin(values, state)
+            self._run: ProgramRun | None = playing.executor.begin(values, state)
             self._run.play(playing.seed)
             self._late: list[tuple[str, torch.Tensor]] = []  # outputs that are not there yet
             self._results = [self._result(name) for name in how.returned]
         self._given = _Unchanged([values[name] for name in how.parameters_named])
         self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
         self._stash: dict[int, torch.Tensor | None] | None = None
-        self._backward: Run | None = None
+        self._backward: ProgramRun | None = None
 
     def _result(self, name: str) -> torch.Tensor:
         assert self._run is not None, "its forward part was played"
@@ -258,6 +264,7 @@ class Call:
         if torch.is_grad_enabled():
             self._stash = self._differentiated(gradients, kept)
             return
+        check_gradients(self.parameters.values())
         run, self._run, self._stash = self._run, None, None
         if run is None:
             run = self._again(kept)
@@ -285,7 +292,7 @@ class Call:
         ]
 
     def finish(self) -> None:
-        """What is late comes to the place where it was promised."""
+        """Copies late results to the tensors that were returned for them."""
         run, self._backward = self._backward, None
         if run is None:
             return
@@ -310,7 +317,7 @@ class Call:
         self._given.check()
         return found
 
-    def _again(self, kept: Sequence[torch.Tensor]) -> Run:
+    def _again(self, kept: Sequence[torch.Tensor]) -> ProgramRun:
         """The forward part played once more."""
         state, *others = kept
         with torch.no_grad():

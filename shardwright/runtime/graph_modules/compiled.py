@@ -26,16 +26,16 @@ def compiled(program: fx.GraphModule) -> fx.GraphModule:
     _out_of_place(program)
     _end_at_products(program, parts, eager)
     stays = {f"submod_{number}" for number in eager}
-    pieces: fx.GraphModule = split_module(program, program, lambda node: parts[node])
-    for name, piece in pieces.named_children():
-        if isinstance(piece, fx.GraphModule) and name not in stays and _fuses(piece):
-            piece.compile()
-    return pieces
+    split: fx.GraphModule = split_module(program, program, lambda node: parts[node])
+    for name, part in split.named_children():
+        if isinstance(part, fx.GraphModule) and name not in stays and _fuses(part):
+            part.compile()
+    return split
 
 
-def _fuses(piece: fx.GraphModule) -> bool:
+def _fuses(part: fx.GraphModule) -> bool:
     """Whether there is something to fuse: looking up compiled code costs more than one operator."""
-    return sum(node.op not in ("placeholder", "output") for node in piece.graph.nodes) > 1
+    return sum(node.op not in ("placeholder", "output") for node in part.graph.nodes) > 1
 
 
 def _parts(

@@ -19,7 +19,7 @@ from shardwright.program.instructions import (
     Joint,
     Load,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     RunModule,
     SharedAttention,
@@ -105,7 +105,7 @@ class _Writer:
             view = self.graph.call_method("view", (*given, instruction.shape))
             self.nodes[instruction.result] = view
             return
-        if isinstance(instruction, Recompute):
+        if isinstance(instruction, RecomputedSegment):
             inner = _Writer(instruction.takes, self.device, self.make)
             module: nn.Module = _Recomputed(
                 inner.module(instruction.instructions, instruction.gives)
@@ -114,7 +114,7 @@ class _Writer:
             module = self.make(instruction)
         if isinstance(instruction, Redistribute):
             self.sources[instruction.result] = instruction.value
-        if isinstance(instruction, Draws | Recompute):
+        if isinstance(instruction, Draws | RecomputedSegment):
             given.append(self.nodes[_RANDOM_STATE])
         name = f"{type(instruction).__name__.lower()}_{number}"
         self.root.add_module(name, module)
@@ -145,7 +145,7 @@ class _Writer:
     def name(self, node: fx.Node, instruction: Instruction) -> None:
         """Note which node has which of the values that an instruction defines."""
         names = writes(instruction)
-        together = isinstance(instruction, RunModule | Recompute)
+        together = isinstance(instruction, RunModule | RecomputedSegment)
         if isinstance(instruction, Compute):
             together = names != (instruction.op.name,)
         if not together:

@@ -23,19 +23,19 @@ from shardwright.program.instructions import (
 )
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
-from shardwright.runtime.comm.p2p_group import Group
+from shardwright.runtime.comm.p2p_group import AxisGroup
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.graph_modules.opaque_module import OpaqueModule, OwnFunction
 from shardwright.runtime.parameters.reshard_after_forward import (
+    CopySource,
     Keep,
     ReshardAfterForward,
-    Source,
     as_it_is,
 )
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from shardwright.runtime.sharded_ops.experts import held_experts
+from shardwright.runtime.sharded_ops.experts import local_experts
 from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.graph_builder import Captured
 
@@ -48,14 +48,14 @@ def module_maker(
     training: bool,
     keep: Keep = as_it_is,
 ) -> Callable[[Special], nn.Module]:
-    """What `to_module` makes an instruction's module with, for one rank of `mesh`.
+    """A function that makes an instruction's module for `to_module`, for one rank of `mesh`.
 
     An operator that regathers finds the redistributions made before it; `keep` says how it keeps
     what it makes copies of.
     """
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
-    made: dict[str, Source] = {}
+    made: dict[str, CopySource] = {}
     fast = captured.graph.numerics.rng == "fast"
 
     def make(instruction: Special) -> nn.Module:
@@ -77,7 +77,7 @@ def module_maker(
             case Joint():
                 return joint(instruction, reduced_over([axes[name] for name in instruction.axes]))
             case SharedAttention():
-                return TiledAttention(instruction, Group(axes[instruction.axis]))
+                return TiledAttention(instruction, AxisGroup(axes[instruction.axis]))
             case RunModule():
                 key = str(instruction.op.args[1])
                 return OpaqueModule(instruction, captured.opaque[key], device, training)
@@ -93,9 +93,9 @@ def _operator(
     axes: Mapping[str, DeviceMesh],
     device: torch.device,
 ) -> Callable[..., Any]:
-    """What runs the operator of an instruction; a module where it is no operator of torch."""
+    """The callable of an instruction's operator; a module where it is no operator of torch."""
     if instruction.op.target == FUNCTION:
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
     if instruction.routing is not None:
-        return held_experts(instruction.routing, axes, device)
+        return local_experts(instruction.routing, axes, device)
     return operator_of(instruction.op.target)

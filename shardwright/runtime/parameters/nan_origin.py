@@ -24,7 +24,7 @@ _NEVER = 2**62
 
 
 def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int, int]) -> str:
-    """What first made NaN or ∞ when `module` runs `batch` in this random state; on every rank.
+    """Finds the operator that first makes NaN or ∞ of `batch` in this random state; on every rank.
 
     Collectives run as in the step, so every rank calls it.
     """

@@ -26,11 +26,11 @@ _NOISE = (b"USDT:", b"before the profiling started")  # starts, ends, and what w
 
 
 def metered(
-    run: Callable[[], T], held: Iterable[torch.Tensor], device: torch.device
+    run: Callable[[], T], alive: Iterable[torch.Tensor], device: torch.device
 ) -> tuple[T, int]:
-    """What `run` returns, and the most bytes of tensors alive while it ran.
+    """The result of `run`, and the most bytes of tensors alive while it ran.
 
-    `held` are the tensors that are alive before: parameters, gradients, the
+    `alive` are the tensors that exist before: parameters, gradients, the
     optimizer's state, buffers, the batch. Tensors that share memory count once. On a GPU
     everything that is allocated there counts, given or not.
     """
@@ -40,7 +40,7 @@ def metered(
         result = run()
         torch.cuda.synchronize(device)
         return result, torch.cuda.max_memory_allocated(device)
-    before = storage_bytes(held)
+    before = storage_bytes(alive)
     gc.collect()  # what only cycles keep alive would be released at some other time
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = run()

@@ -26,11 +26,11 @@ def as_it_is(source: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: kept
 
 
-class Source(Protocol):
+class CopySource(Protocol):
     """A way to make a copy of a parameter anew."""
 
     def keep(self, source: Any, how: Keep, /) -> Callable[[], Any]:
-        """What is kept instead of the copy that was made of `source`; of tiles, what `how` says."""
+        """A replacement of the copy of `source` until its backward; of tiles, what `how` says."""
 
     def run_forward(self, source: Any, /) -> torch.Tensor:
         """The copy, of what was kept."""
@@ -57,7 +57,7 @@ class ReshardAfterForward(nn.Module):
     def __init__(
         self,
         operator: Callable[..., Any],
-        again: Sequence[Source],
+        again: Sequence[CopySource],
         keep: Keep = as_it_is,
     ) -> None:
         super().__init__()

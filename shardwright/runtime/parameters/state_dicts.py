@@ -65,7 +65,7 @@ def as_placed(name: str, given: torch.Tensor, like: torch.Tensor) -> torch.Tenso
         if given.to_local().shape == given.shape:
             return given.to_local()
         raise StateDictError(
-            f"{name} in the state dict is one tile of several, {_lies(given)}, and here is one"
+            f"{name} in the state dict is one tile of several, {_layout(given)}, and here is one"
             f" device; {_INSTEAD}"
         )
     mesh = like.device_mesh
@@ -75,14 +75,14 @@ def as_placed(name: str, given: torch.Tensor, like: torch.Tensor) -> torch.Tenso
     if given.to_local().shape != given.shape:
         if given.device_mesh != mesh:
             raise StateDictError(
-                f"{name} in the state dict is a tile of another mesh, {_lies(given)}, here it is"
-                f" {_lies(like)}; {_INSTEAD}"
+                f"{name} in the state dict is a tile of another mesh, {_layout(given)}, here it is"
+                f" {_layout(like)}; {_INSTEAD}"
             )
         assert theirs is not None and mine is not None, "a rank has no tiles of other ranks' meshes"
         placed = zip(given.placements, theirs, mine, strict=True)
         if any(isinstance(p, Shard) and there != here for p, there, here in placed):
             raise StateDictError(
-                f"{name} in the state dict is the tile at {tuple(theirs)} of {_lies(given)}, and"
+                f"{name} in the state dict is the tile at {tuple(theirs)} of {_layout(given)}, and"
                 f" this rank is at {tuple(mine)}; {_INSTEAD}"
             )
         return _dtensor(given.to_local().detach(), given.placements, like)
@@ -112,7 +112,7 @@ def _dtensor(tile: torch.Tensor, placements: Sequence[Placement], like: DTensor)
     return found
 
 
-def _lies(tensor: DTensor) -> str:
+def _layout(tensor: DTensor) -> str:
     names = tensor.device_mesh.mesh_dim_names or range(tensor.device_mesh.ndim)
     sizes = tensor.device_mesh.shape
     axes = zip(names, sizes, tensor.placements, strict=True)

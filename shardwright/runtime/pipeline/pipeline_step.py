@@ -26,7 +26,7 @@ from shardwright.tracing.arguments import CallForm
 
 
 def pipeline_program(staged: StagedGraph, rank: int) -> StepProgram:
-    """What `rank` of all groups runs in a training step."""
+    """The step program of `rank` of all groups in training."""
     return optimized(lower_pipeline(staged, rank, in_place))
 
 
@@ -74,7 +74,7 @@ class PipelineStep(nn.Module):
         values: dict[str, torch.Tensor] = {}
         for name in self.program.leaves:
             leaf = holds.constants.get(name)
-            tile = local(holds.held(name)) if leaf is None else leaf
+            tile = local(holds.tensor(name)) if leaf is None else leaf
             values[name] = tile.detach().view(self.loads.get(name, tile.shape))
         micro: dict[str, tuple[InputPart, torch.Tensor]] = {}
         for parts, names in self.inputs:
@@ -90,7 +90,7 @@ class PipelineStep(nn.Module):
     def forward(
         self, given: dict[str, torch.Tensor], state: torch.Tensor, *, trains: bool
     ) -> Values:
-        """What the program returns, by name; `state` is that of random numbers."""
+        """Runs the program and returns its results by name; `state` is that of random numbers."""
         if not trains:
             with torch.no_grad():
                 return self.evaluation.run(given, state)

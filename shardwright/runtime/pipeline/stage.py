@@ -25,12 +25,13 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
 from shardwright.program.passes import stage_program
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.runtime.async_pipeline.weight_swap_hooks import Swap
+from shardwright.runtime.async_pipeline.weight_swap_hooks import WeightSwap
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import Placed, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import LastingModule, arguments
@@ -127,16 +128,11 @@ class StageModule(LastingModule):
         place = place_in(device_mesh)
         self._sw_stage = stages.parts[index]
         self._sw_device = device
-        self._sw_swap = Swap()
+        self._sw_swap = WeightSwap()
         self._sw_holds = ParameterStore(
             self, captured, staged.analysis, decisions, device_mesh, device
         )
-        self._sw_holds.take(
-            graph,
-            dict(model.named_parameters(remove_duplicate=False)),
-            dict(model.named_buffers(remove_duplicate=False)),
-            frozenset(model.state_dict()),
-        )
+        self._sw_holds.take(graph, ModuleOptions.of(model, device))
         check_on_load(self, self._sw_holds.elsewhere)
         make = module_maker(
             captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
@@ -163,8 +159,8 @@ class StageModule(LastingModule):
         return self._sw_stage
 
     @property
-    def swap(self) -> Swap:
-        """Which weights its passes run with."""
+    def swap(self) -> WeightSwap:
+        """The weight versions that its passes run with."""
         return self._sw_swap
 
     def trained(self) -> list[nn.Parameter]:
@@ -185,7 +181,7 @@ class StageModule(LastingModule):
             gradient, tile.grad = tile.grad, None
             if gradient is not None and name in self._sw_reductions:
                 gradient = self._sw_reductions[name](gradient)
-            parameter.grad = None if gradient is None else Placed(parameter).whole(gradient)
+            parameter.grad = None if gradient is None else DTensorSpec(parameter).whole(gradient)
 
     def run(
         self,
@@ -193,7 +189,7 @@ class StageModule(LastingModule):
         received: Sequence[torch.Tensor],
         batch: Mapping[str, torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
-        """What the stage hands on, or returns, with `weights` in place of its trained parameters.
+        """The stage's outputs, with `weights` in place of its trained parameters.
 
         In training mode buffers are updated, and random numbers go on to the next step's.
         """
@@ -212,13 +208,13 @@ class StageModule(LastingModule):
         return tuple(outputs)
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
-        """What this device reads of a global batch, on it; `BatchError` if something is missing."""
+        """This device's part of a global batch; raises `BatchError` if an input is missing."""
         found = local_inputs(self._sw_form, *arguments(batch), self._sw_inputs)
         return {key: value.to(self._sw_device) for key, value in found.items()}
 
     @property
     def minibatches(self) -> int:
-        """How many went forward here in training, before the last resume too."""
+        """The number of mini-batches that were trained here, also before the last resume."""
         return int(self._sw_random[1])
 
     def get_extra_state(self) -> dict[str, int]:

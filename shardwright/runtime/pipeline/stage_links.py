@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from shardwright.program.lower.pipeline import Crossing, StagedGraph
 from shardwright.runtime.async_pipeline.stage import Tensors
-from shardwright.runtime.comm.channel import Channel, Form
+from shardwright.runtime.comm.channel import Channel, MessageForm
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Where this rank sits: its stage, its place in the group of that stage, and its likes.
+    """The position of this rank: its stage, its place in the stage's group, and its neighbours.
 
     `ranks` has, per stage, the rank at the same place; `others` are those that share the stage.
     """
@@ -52,7 +52,7 @@ class StageLinks:
             dist.barrier(group=group)  # connects all ranks, before any of them sends
         values, gradients = groups
 
-        def channel(form: Form, peer: int, group: Any) -> Channel:
+        def channel(form: MessageForm, peer: int, group: Any) -> Channel:
             return Channel(form, seat.ranks[peer], peer, group, device, timeout)
 
         self.values_in = self.values_out = self.gradients_in = self.gradients_out = None
@@ -131,12 +131,12 @@ class StageLinks:
         return loss
 
 
-def _forms(staged: StagedGraph, stage: int, place: int) -> tuple[Form, Form]:
+def _forms(staged: StagedGraph, stage: int, place: int) -> tuple[MessageForm, MessageForm]:
     """Of the messages from `place` of a stage to the next and back: values, gradients."""
     values = staged.crossing(stage, 0, place)
     return _form(values), _form([value for value in values if value.differentiable])
 
 
-def _form(values: Sequence[Crossing]) -> Form:
+def _form(values: Sequence[Crossing]) -> MessageForm:
     dtypes = tuple(getattr(torch, value.dtype) for value in values)
-    return Form(tuple(value.shape for value in values), dtypes)
+    return MessageForm(tuple(value.shape for value in values), dtypes)

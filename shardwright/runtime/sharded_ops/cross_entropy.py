@@ -128,7 +128,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _hit(target: Tensor, how: TiledCrossEntropy, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which samples count, where their class is in this tile, and whether it is."""
+    """The samples that count, the index of their class in this tile, and whether it is in it."""
     kept = target != how.ignored
     at, inside = local_index(target, how.tile)
     return kept, at.unsqueeze(dim), inside & kept

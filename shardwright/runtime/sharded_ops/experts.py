@@ -27,7 +27,7 @@ class Peers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of peers."""
 
     def gather(self, counts: Tensor) -> Tensor:
         """The `counts` of all of them: (E,) -> (peers, E)."""
@@ -53,7 +53,7 @@ class Skew:
 
 
 @final
-class HeldExperts(nn.Module):
+class LocalExperts(nn.Module):
     """A mixture as `shardwright.experts`, on a device that holds some of its experts."""
 
     def __init__(self, how: Routing, peers: Sequence[Peers], device: torch.device) -> None:
@@ -104,15 +104,15 @@ class HeldExperts(nn.Module):
         return added(rows, order, scores)
 
     def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows go to experts in this device's tile, by expert, and to which."""
+        """The rows for experts in this device's tile, sorted by expert, and their experts."""
         expert, order = flat.sort(stable=True)
         tiles = max(self.how.split) + 1
         if tiles == 1:
             return order, expert
-        lies = self._split[expert]
-        loads = torch.bincount(lies, minlength=tiles).tolist()
+        tile_of_row = self._split[expert]
+        loads = torch.bincount(tile_of_row, minlength=tiles).tolist()
         self.skew.add(loads)
-        mine = (lies == self._tile).nonzero().squeeze(1)
+        mine = (tile_of_row == self._tile).nonzero().squeeze(1)
         return order[mine], expert[mine]
 
     def _hop(
@@ -144,12 +144,12 @@ class HeldExperts(nn.Module):
         return arrived[order], whose, back
 
     def extra_repr(self) -> str:
-        held = range(self.how.start, self.how.start + self.how.length)
-        return f"experts={held.start} to {held.stop - 1} of {len(self.how.split)}, {self.how}"
+        local = range(self.how.start, self.how.start + self.how.length)
+        return f"experts={local.start} to {local.stop - 1} of {len(self.how.split)}, {self.how}"
 
 
 @final
-class Group:
+class GroupPeers:
     """Peers that are ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -194,12 +194,14 @@ def _all_to_all(
     return found
 
 
-def held_experts(how: Routing, axes: Mapping[str, DeviceMesh], device: torch.device) -> HeldExperts:
+def local_experts(
+    how: Routing, axes: Mapping[str, DeviceMesh], device: torch.device
+) -> LocalExperts:
     """The module of a mixture on this rank of a device mesh, given axis by axis."""
-    return HeldExperts(how, [Group(axes[axis].get_group()) for axis, _ in how.hops], device)
+    return LocalExperts(how, [GroupPeers(axes[axis].get_group()) for axis, _ in how.hops], device)
 
 
 def skews(modules: Sequence[nn.Module]) -> list[Skew]:
-    """What mixtures among `modules`, and within them, have seen so far."""
+    """The skews that mixtures among `modules`, and within them, have measured so far."""
     every = {id(m): m for module in modules for m in module.modules()}
-    return [m.skew for m in every.values() if isinstance(m, HeldExperts) and m.skew.calls]
+    return [m.skew for m in every.values() if isinstance(m, LocalExperts) and m.skew.calls]

@@ -27,8 +27,8 @@ OneDevice = Callable[[Graph, Mapping[str, Any]], ParallelModule]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How far a module and its captured graph are apart, and what plans are compared with.
+class ComparedModule:
+    """Differences of a module and its captured graph, and the reference of plans.
 
     `expected` is what the module did, where it was run in float64, else what the graph did.
     `error` is infinite where the module could not be run, and `not_compared` says why. `worst`
@@ -66,7 +66,7 @@ class ModuleComparison:
         self.batch = batch
         self.optimizer, self.one_device = optimizer, one_device
 
-    def run(self, wide: Graph) -> Comparison:
+    def run(self, wide: Graph) -> ComparedModule:
         """Compare everything that a step gives; `wide` is the captured graph in float64.
 
         Where the module computes something else in float64, or cannot, both sides are run in the
@@ -74,20 +74,20 @@ class ModuleComparison:
         """
         serial, outcome, failure = self._both(wide, self.payload, wide=True)
         if outcome is None:
-            compared = Comparison(serial, inf, "", "float64", ok=False, not_compared=failure)
+            compared = ComparedModule(serial, inf, "", "float64", ok=False, not_compared=failure)
         else:
             expected = self._measured(outcome, wide)
             errors = self._errors(expected, outcome, serial, self.payload, floor=WIDE_FLOOR)
             worst = max(errors, key=lambda key: errors[key])
             ok = errors[worst] <= TOLERANCE
-            compared = Comparison(expected, errors[worst], _name(worst), "float64", ok)
+            compared = ComparedModule(expected, errors[worst], _name(worst), "float64", ok)
             if ok:
                 return compared
             failure = f"{' '.join(worst)} differs by {errors[worst]:.1e}"
         found = self._in_own_precision(serial, failure)
         return found if found is not None and (found.ok or outcome is None) else compared
 
-    def _in_own_precision(self, serial: Measured, failure: str) -> Comparison | None:
+    def _in_own_precision(self, serial: Measured, failure: str) -> ComparedModule | None:
         """The comparison without float64; None where it would be the same again."""
         dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
         narrowest = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float64)
@@ -104,7 +104,7 @@ class ModuleComparison:
         own, outcome, reason = self._both(graph, payload, wide=False)
         dtype = str(narrowest).removeprefix("torch.")
         if outcome is None:
-            return Comparison(serial, inf, "", dtype, ok=False, not_compared=reason)
+            return ComparedModule(serial, inf, "", dtype, ok=False, not_compared=reason)
         expected = self._measured(outcome, graph)
         del expected["parameters"]  # a step of Adam makes large numbers of gradients' rounding
         errors = self._errors(expected, outcome, own, payload, floor=NARROW_FLOOR)
@@ -115,12 +115,12 @@ class ModuleComparison:
         )
         # Half of the digits are left to sums in another order, through all layers.
         ok = errors[worst] <= torch.finfo(narrowest).eps ** 0.5
-        return Comparison(serial, errors[worst], _name(worst), dtype, ok, notes=(note,))
+        return ComparedModule(serial, errors[worst], _name(worst), dtype, ok, notes=(note,))
 
     def _both(
         self, graph: Graph, payload: Mapping[str, Any], *, wide: bool
     ) -> tuple[Measured, Outcome | None, str]:
-        """What the graph and the module do, and why the module cannot be run if it cannot."""
+        """Measurements of graph and module, and the reason if the module cannot be run."""
         module = self.one_device(graph, payload)
         state = module.get_buffer("_sw_random").clone()
         program = module.programs()[0]
@@ -136,7 +136,7 @@ class ModuleComparison:
         return measure(module, self.optimizer, payload["batch"]), outcome, failure
 
     def _measured(self, outcome: Outcome, graph: Graph) -> Measured:
-        """What the module did, in the form in which `measure` says what a plan did."""
+        """Measurements of the module, in the form in which `measure` has those of a plan."""
         self.optimizer(outcome.leaves.values()).step()
         return {
             "loss": outcome.loss,
@@ -197,8 +197,10 @@ def measure(
     every = dict(module.named_parameters(remove_duplicate=isinstance(module, ParallelModule)))
     gradients = {key: None if p.grad is None else _whole(p.grad) for key, p in every.items()}
     gradients.update(gradients_of(batch))
-    held = dict(module.named_buffers(remove_duplicate=False))
-    buffers = {key: held[key].clone() for key in module.updated_buffers if key in held}
+    all_buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers = {
+        key: all_buffers[key].clone() for key in module.updated_buffers if key in all_buffers
+    }
     steps.step()
     return {
         "loss": loss.detach(),
@@ -224,7 +226,7 @@ def gradients_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor | None]:
 
 
 def merged(results: Sequence[Measured]) -> Measured:
-    """What all stages of a pipeline measured, as one module's; all know the loss."""
+    """Measurements of all stages of a pipeline, as of one module; all know the loss."""
     found = dict(results[0])
     for part in ("gradients", "buffers", "parameters"):
         found[part] = {k: v for result in reversed(results) for k, v in result[part].items()}

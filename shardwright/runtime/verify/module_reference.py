@@ -220,7 +220,7 @@ class _Reference(TorchDispatchMode):
             )
 
     def _next(self, kind: type[nn.Module], size: Sequence[int]) -> Any:
-        """What the program draws next, which must be of this kind and size."""
+        """The program's next random numbers, which must be of this kind and size."""
         while self.drawn < len(self.expected):
             found = self.expected[self.drawn]
             self.drawn += 1
@@ -243,7 +243,7 @@ class _Reference(TorchDispatchMode):
         return drawn.to(options.get("dtype") or drawn.dtype)
 
     def _keep(self, like: torch.Tensor, probability: float) -> torch.Tensor:
-        """Which elements the program's next dropout keeps."""
+        """The mask of elements that the program's next dropout keeps."""
         module = self._next(GlobalDropout, like.shape)
         if abs(module.probability - probability) > 1e-12:
             raise IncomparableError(

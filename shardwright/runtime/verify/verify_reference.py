@@ -41,8 +41,8 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
         for rank in range(mesh.size):
             tile, at = batch, mesh.coordinate(rank)
             for a, size in enumerate(atoms):
-                held = atom_range(size, (0, a), layout, at)
-                tile = tile.narrow(a, held.start, len(held))
+                local = atom_range(size, (0, a), layout, at)
+                tile = tile.narrow(a, local.start, len(local))
             number.view(-1)[tile.flatten()] = int(tile.min())  # names the part
         return tuple(number.flatten().tolist())
 
@@ -56,7 +56,7 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
 
 
 def notes(graph: Graph) -> tuple[str, ...]:
-    """What is compared instead of what the graph's numerics make incomparable."""
+    """Notes on what is compared instead of what the graph's numerics make incomparable."""
     found = []
     if graph.numerics.rng == "fast":
         found.append(

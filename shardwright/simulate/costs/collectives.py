@@ -16,10 +16,17 @@ from functools import cache
 from typing import NamedTuple
 
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
-from shardwright.ir.redistribution import ByCollective, Collective, Step, steps_between
+from shardwright.ir.redistribution import (
+    ByKind,
+    Collective,
+    CommKind,
+    Exchange,
+    PlacementChange,
+    steps_between,
+)
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import Link, links
-from shardwright.simulate.costs.layouts import local_bytes
+from shardwright.simulate.costs.tile_sizes import local_bytes
 
 
 class StepPrice(NamedTuple):
@@ -40,8 +47,8 @@ class StepPrice(NamedTuple):
 
 
 @cache
-def step_price(kind: Collective, link: Link, machine: Machine) -> StepPrice:
-    """What a step of `kind` costs on the devices that `link` joins."""
+def step_price(kind: CommKind, link: Link, machine: Machine) -> StepPrice:
+    """The price of communication of `kind` on the devices that `link` joins."""
     price = _PRICES[kind]
     return StepPrice(0.0) if link.ranks == 1 else price(link, machine)
 
@@ -81,7 +88,36 @@ def _all_to_all(link: Link, machine: Machine) -> StepPrice:
     return StepPrice(fixed, per_larger=link.exchange_seconds_per_byte)
 
 
-_PRICES = ByCollective[Callable[[Link, Machine], StepPrice]](
+def _message(link: Link, machine: Machine) -> StepPrice:
+    """One message to a neighbour."""
+    return StepPrice(_hop(link, machine), per_before=1 / link.bytes_per_s)
+
+
+def _swap(link: Link, machine: Machine) -> StepPrice:
+    """Tiles to the devices that compute with them, and results back; bytes of both together."""
+    per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
+    return StepPrice(2 * _hop(link, machine), per_before=per_byte)
+
+
+def _rows(link: Link, machine: Machine) -> StepPrice:
+    """Rows that are sent where the data says, and their results sent back; bytes of both.
+
+    The bytes are those that the busiest device is sent. Counts are gathered first, then come two
+    all_to_alls. Every row is sorted before it leaves and after it has come.
+    """
+    calls = 3 * (machine.collective_launch_seconds + link.lap_seconds)
+    launches = _SORTING * machine.device.launch_seconds
+    sorting = 4 / _memory_bytes_per_s(machine)
+    return StepPrice(calls + launches, per_larger=link.exchange_seconds_per_byte + sorting)
+
+
+def _hop(link: Link, machine: Machine) -> float:
+    """Seconds to launch a message and of its latency."""
+    return machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
+
+
+_SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
+_PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
     "that has a price",
     {
         Collective.SLICE: _slice,
@@ -91,29 +127,16 @@ _PRICES = ByCollective[Callable[[Link, Machine], StepPrice]](
         Collective.ALL_TO_ALL: _all_to_all,
         Collective.ALL_REDUCE: _all_reduce,
         Collective.ALL_GATHER: _all_gather,
+        Exchange.SWAP: _swap,
+        Exchange.RING: _message,
+        Exchange.ROWS: _rows,
+        Exchange.MESSAGE: _message,
     },
 )
 
-_SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
-
-
-@cache
-def exchange_price(link: Link, machine: Machine) -> StepPrice:
-    """What rows cost that are sent where the data says, and their results sent back.
-
-    Counts are gathered first, then come two all_to_alls, per byte of both that the
-    busiest device is sent. Every row is sorted before it leaves and after it has come.
-    """
-    if link.ranks == 1:
-        return StepPrice(0.0)
-    calls = 3 * (machine.collective_launch_seconds + link.lap_seconds)
-    launches = _SORTING * machine.device.launch_seconds
-    sorting = 4 / _memory_bytes_per_s(machine)
-    return StepPrice(calls + launches, per_larger=link.exchange_seconds_per_byte + sorting)
-
 
 def collective_seconds(
-    kind: Collective, link: Link, before: Bytes, after: Bytes, machine: Machine
+    kind: CommKind, link: Link, before: Bytes, after: Bytes, machine: Machine
 ) -> Seconds:
     """Seconds of one step that turns local tiles of `before` bytes into tiles of `after` bytes."""
     return step_price(kind, link, machine).seconds(before, after)
@@ -130,7 +153,7 @@ def _memory_bytes_per_s(machine: Machine) -> float:
 
 def priced_steps(
     atoms: Atoms, item_bytes: int, src: Layout, dst: Layout, machine: Machine
-) -> Iterator[tuple[Step, Bytes, Seconds]]:
+) -> Iterator[tuple[PlacementChange, Bytes, Seconds]]:
     """The steps from `src` to `dst`, each with the bytes of its larger tile and its seconds."""
     along = links(machine, src.mesh)
     now = src
@@ -144,11 +167,3 @@ def priced_steps(
         seconds = collective_seconds(step.collective, link, before, after, machine)
         yield step, max(before, after), seconds
         before = after
-
-
-def redistribution_seconds(
-    atoms: Atoms, item_bytes: int, src: Layout, dst: Layout, machine: Machine
-) -> Seconds:
-    """Seconds of the whole way from `src` to `dst`; nothing when they are equal."""
-    steps = priced_steps(atoms, item_bytes, src, dst, machine)
-    return Seconds(sum(seconds for _, _, seconds in steps))

@@ -1,9 +1,7 @@
-"""Seconds of one operator on a device, forward and backward (a roofline).
+"""Seconds of one operator on a device, forward and backward: the sum of its kernels.
 
-A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch`, where efficiency may
-depend on the kernel's size (Williams, Waterman and Patterson, "Roofline", 2009). A contraction has
-2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
-every contracted operand that needs a gradient.
+A contraction has 2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
+every contracted operand that needs a gradient. `kernels.py` says how long a kernel takes.
 """
 
 from __future__ import annotations
@@ -13,8 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.model import Device
+from shardwright.simulate.costs.kernels import (
+    KernelWork,
+    ProductShape,
+    kernel_seconds,
+    reached_at,
+)
 from shardwright.simulate.costs.op_calls import timed
 from shardwright.simulate.costs.workload import (
     Floats,
@@ -64,17 +67,26 @@ def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     return found * _by_terms(work, sizes)
 
 
-def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
+def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
+    """The kernels of the forward pass, with factors of local `sizes` (factors, K)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
-        return np.zeros(sizes.shape[1])
+        return ()
     written = _bytes(work.results, sizes)
     read = _bytes(work.operands, sizes)
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
-        flop = _ATTENTION_FORWARD * _flop(work, sizes)
-        return _kernel(work, flop, read + written + _scores(work, sizes), device)
-    return _kernel(work, _flop(work, sizes), read + written, device)
+        flop = _ATTENTION_FORWARD * contraction_flop(work, sizes)
+        moved = read + written + _scores(work, sizes)
+        return (KernelWork(work.kind, work.dtype, flop, moved),)
+    shape = _product_shape(work, sizes)
+    return (
+        KernelWork(work.kind, work.dtype, contraction_flop(work, sizes), read + written, shape),
+    )
+
+
+def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
+    return _sum(forward_kernels(work, sizes), sizes, device)
 
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -99,37 +111,70 @@ def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 
 def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
+    return _sum(backward_kernels(work, sizes), sizes, device)
+
+
+def _sum(kernels: Iterable[KernelWork], sizes: Ints, device: Device) -> Floats:
+    total = np.zeros(sizes.shape[1])
+    for kernel in kernels:
+        total = total + kernel_seconds(kernel, device)
+    return total
+
+
+def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
+    """The kernels of the backward pass, without sums of a value's several gradients."""
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
     given = _bytes((port for port in work.results if port.requires_grad), sizes)
     made = _bytes((work.operands[i] for i in needed), sizes)
     nothing = np.zeros(sizes.shape[1], np.int64)
     if work.kind is OperatorClass.VIEW:
-        return np.zeros(sizes.shape[1])
+        return ()
     if work.kind in _MOVING:
         saved = (port for port in (*work.operands, *work.results) if port.saved)
         touched = given + made + _bytes(saved, sizes)
-        return _kernel(work, nothing, touched, device, plainly=not work.again)
-    flop = _flop(work, sizes)
+        kind = work.kind if work.again else OperatorClass.MEMORY
+        return (KernelWork(kind, work.dtype, nothing, touched),)
+    flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        return _kernel(work, _EXPERTS_BACKWARD * flop, moved, device)
+        return (KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved),)
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)
-        return _kernel(work, _ATTENTION_BACKWARD * flop, moved, device)
-    seconds = np.zeros(sizes.shape[1])
+        return (KernelWork(work.kind, work.dtype, _ATTENTION_BACKWARD * flop, moved),)
+    found = []
     for i in needed:
         own = work.operands[i].local_bytes(sizes)
         if i in work.contracted:
             others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
-            seconds += _kernel(work, flop, given + others + own, device)
+            shape = _product_shape(work, sizes, i)
+            found.append(KernelWork(work.kind, work.dtype, flop, given + others + own, shape))
         else:
-            seconds += _kernel(work, nothing, given + own, device)
-    return seconds
+            found.append(KernelWork(work.kind, work.dtype, nothing, given + own))
+    return tuple(found)
+
+
+def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> ProductShape | None:
+    """The sizes of the product of two matrices, or of the gradient of one of its operands."""
+    if work.kind is not OperatorClass.MATMUL or len(work.contracted) != 2:
+        return None
+    left, right = (set(work.operands[i].factors) for i in work.contracted)
+    result = set(work.results[0].factors)
+    if gradient_of == work.contracted[0]:
+        left, result = result, left
+    elif gradient_of == work.contracted[1]:
+        right, result = result, right
+    parts = (
+        (left & result) - right,
+        (right & result) - left,
+        (left & right) - result,
+        left & right & result,
+    )
+    return ProductShape(*(product_of(sizes, sorted(part)) for part in parts))
 
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
-    """How much longer it takes where devices agree on what is inside of it."""
+    """The factor on an operator's seconds where devices reduce terms inside of it."""
     if not work.internal_reductions:
         return 1.0
     whole = np.array(work.sizes)[list(work.internal_reductions)]
@@ -139,43 +184,15 @@ def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:
-    """Where one device would make the very call at these sizes: no tile that knows its place."""
+    """Whether one device would make the same call at these sizes: no tile that knows its place."""
     axis_placements = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
     whole = np.array(work.sizes)[axis_placements]
     found: Bools = (sizes[axis_placements] == whole[:, None]).all(axis=0)
     return found
 
 
-def _kernel(
-    work: Workload, flop: Ints, moved: Ints, device: Device, *, plainly: bool = False
-) -> Floats:
-    """Seconds of one kernel; `plainly`: it does nothing to memory but read and write it."""
-    efficiency = device.efficiency
-    reached = {
-        OperatorClass.MATMUL: efficiency.matmul,
-        OperatorClass.EXPERTS: efficiency.matmul,
-        OperatorClass.CONVOLUTION: efficiency.convolution,
-        OperatorClass.ATTENTION: efficiency.attention,
-    }.get(work.kind, 1.0)
-    busy = flop / (device.peak_flop_per_s(work.dtype) * reached_at(reached, flop))
-    moving = {
-        OperatorClass.FUNCTION: efficiency.of_functions,
-        OperatorClass.POOLING: efficiency.of_pooling,
-    }.get(OperatorClass.MEMORY if plainly else work.kind, efficiency.memory)
-    waiting = moved / (device.bytes_per_s * reached_at(moving, moved))
-    return np.maximum(busy, waiting) + device.launch_seconds
-
-
-def reached_at(part: float | Curve, work: Ints) -> Floats | float:
-    """The part that is reached with so much work: (K,) -> (K,); `Curve.at` for many."""
-    if not isinstance(part, Curve):
-        return part
-    works, parts = np.log(part.points).T
-    found: Floats = np.exp(np.interp(np.log(np.maximum(work, 1)), works, parts))
-    return found
-
-
-def _flop(work: Workload, sizes: Ints) -> Ints:
+def contraction_flop(work: Workload, sizes: Ints) -> Ints:
+    """Operations of one pass over a contraction's factors of local `sizes` (factors, K): (K,)."""
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
     flop = 2 * work.repeats * product_of(sizes, work.work)
@@ -197,7 +214,7 @@ def _scores(work: Workload, sizes: Ints) -> Ints:
     """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
     if work.passed < 0:
         return np.zeros(sizes.shape[1], np.int64)
-    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
     found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
     return found
 

@@ -21,13 +21,13 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_ALIKE = 0.01  # of calls that compute equally much, how far what the formula says differs at most
+_EQUAL_WORK = 0.01  # the largest log-ratio of the formula between calls of equal work
 _NOISE = 0.04  # of one call's timing from process to process, on CPUs
 _DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime has its own
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UnsizedCall:
     """A call without its sizes: of each tensor the factors of every dim, dtype, and gradient."""
 
     target: str
@@ -65,7 +65,7 @@ class Form:
         return [known.get(factor, size) for factor, size in enumerate(default)]
 
 
-def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
+def form_of(op: Op, rule: Rule, graph: Graph) -> UnsizedCall | None:
     """The form of `op`; None of one that cannot be called by itself, or draws random numbers."""
     if not op.operands or any(word in op.kind for word in _DRAWING):
         return None
@@ -81,12 +81,12 @@ def form_of(op: Op, rule: Rule, graph: Graph) -> Form | None:
     places = iter(range(len(tensors)))
     args = tuple(_numbered(arg, places) for arg in op.args)
     kwargs = tuple((key, _numbered(value, places)) for key, value in op.kwargs)
-    return Form(op.target, args, kwargs, tensors)
+    return UnsizedCall(op.target, args, kwargs, tensors)
 
 
 def timed(
     formula: Callable[[Ints], Floats],
-    form: Form,
+    form: UnsizedCall,
     sizes: Ints,
     timings: tuple[Timing, ...],
     same: Callable[[Ints], Bools],
@@ -121,26 +121,26 @@ class _Others:
     off: Floats
 
     def steadied(self, measured: float, said: float) -> float:
-        """How far a timing is off, with what is no more than noise taken out.
+        """The log-ratio of a timing and the formula, with noise taken out (shrinkage).
 
         Of calls for which the formula says the same, as tilings of one product, timings differ
         mostly by noise; each moves towards their mean by the part of their variance that noise
         explains (James and Stein 1961, with the noise known).
         """
         off = float(np.log(measured / said))
-        alike = self.off[np.abs(np.log(self.said / said)) < _ALIKE]
-        if len(alike) < 2:
+        near = self.off[np.abs(np.log(self.said / said)) < _EQUAL_WORK]
+        if len(near) < 2:
             return off
-        mean, variance = float(alike.mean()), float(alike.var(ddof=1))
+        mean, variance = float(near.mean()), float(near.var(ddof=1))
         kept = max(0.0, 1 - _NOISE**2 / variance) if variance > 0 else 0.0
         return mean + kept * (off - mean)
 
     def nearest(self, sizes: Ints) -> Floats | float:
-        """How far those at the most similar sizes are off, (K,)."""
+        """The log-ratio of the timings at the most similar sizes and the formula, (K,)."""
         if not len(self.off):
             return 0.0
-        apart = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(self.sizes)[:, None])
-        distances = apart.sum(axis=0)
+        gaps = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(self.sizes)[:, None])
+        distances = gaps.sum(axis=0)
         nearest = distances == distances.min(axis=1, keepdims=True)
         steady = [
             self.steadied(said * np.exp(off), said)
@@ -152,24 +152,24 @@ class _Others:
 
 def _others(
     formula: Callable[[Ints], Floats],
-    form: Form,
+    form: UnsizedCall,
     sizes: Ints,
     timings: tuple[Timing, ...],
     same: Callable[[Ints], Bools],
     backward: bool,
 ) -> _Others:
-    """What is known of the form at other sizes than `sizes`, too."""
-    alike: list[list[int]] = []
+    """All timings of the form, at any sizes, with the formula's seconds for each."""
+    near: list[list[int]] = []
     measured: list[float] = []
     default = sizes[:, 0].tolist()
     for timing, given in by_target(timings).get(form.target, ()):
         at, seconds = form.sizes_of(given, default), _seconds(timing, backward)
         if at is not None and seconds > 0:
-            alike.append(at)
+            near.append(at)
             measured.append(seconds)
-    columns = np.array(alike, dtype=np.int64).reshape(len(alike), len(sizes)).T
+    columns = np.array(near, dtype=np.int64).reshape(len(near), len(sizes)).T
     took = np.array(measured)
-    if not alike:
+    if not near:
         return _Others(columns, took, took)
     said = formula(columns)
     count = same(columns) & (said > 0)

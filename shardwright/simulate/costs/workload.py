@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.rules.rule import SPREAD, Dims, Rule
-from shardwright.simulate.costs.op_calls import Form, form_of
+from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ _FUNCTIONS = {
 
 
 class OperatorClass(Enum):
-    """What limits an operator, and so which efficiency applies."""
+    """The limiting resource of an operator, which decides its efficiency."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -88,7 +88,7 @@ class Workload:
     rows: tuple[int, ...] = ()  # factors of what experts are given, a row for each that was chosen
     skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
-    form: Form | None = None  # of operators that the device has timings of
+    form: UnsizedCall | None = None  # of operators that the device has timings of
     added: tuple[int, ...] = ()
     again: bool = False  # what makes the operator slow is computed in its backward pass, too
     internal_reductions: tuple[
@@ -193,9 +193,9 @@ def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...
     """Of a cross entropy the classes: what its devices bring together has none of them."""
     if not rule.internal_reductions:
         return ()
-    brought = {name for dims in rule.internal_reductions for names in dims for name in names}
+    reduced = {name for dims in rule.internal_reductions for names in dims for name in names}
     given = [name for names in rule.operands[0] for name in names]
-    return tuple(index[name] for name in given if name not in brought)
+    return tuple(index[name] for name in given if name not in reduced)
 
 
 def _added(name: str, graph: Graph) -> int:
@@ -220,7 +220,7 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
 
 
 def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
-    """What autograd keeps besides is as much less as this. Of experts all that is inside."""
+    """The tensor whose local size scales what autograd keeps besides; of experts all tokens."""
     if op.kind == "experts":
         return Port(work, 1, False, False)
     name = extra_scales_with(op, graph.tensor)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from typing import final
+from typing import NamedTuple, final
 
 
 class Use(enum.IntEnum):
-    """What a block is needed for."""
+    """The purpose of a block."""
 
     GRADIENT = 0
     SAVED = 1  # autograd keeps it for the backward pass
@@ -39,13 +39,26 @@ class Block:
 
     @property
     def counts_as(self) -> Use:
-        """What it is needed for now."""
+        """The present purpose of the block."""
         return Use.SAVED if self.savers and self.use is Use.WORKSPACE else self.use
+
+
+class AllocatedBytes(NamedTuple):
+    """Bytes that are alive, and what the allocator hands out beyond them."""
+
+    total: int
+    rounded: int
+
+    def plus(self, other: AllocatedBytes, times: int = 1) -> AllocatedBytes:
+        """Both together, the other one so many times."""
+        return AllocatedBytes(
+            self.total + times * other.total, self.rounded + times * other.rounded
+        )
 
 
 @final
 class Allocator:
-    """What is alive, and what was when it was most.
+    """Counts the bytes that are alive, and keeps what was alive at the peak.
 
     `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what
     happened at the peak. Blocks are as large as an allocator that hands out multiples of
@@ -56,6 +69,7 @@ class Allocator:
         self.granularity = granularity
         self.rounded = self.peak_rounded = 0
         self.total = self.peak = 0
+        self._high = AllocatedBytes(0, 0)  # where `total` was highest since `highest` was asked for
         self.where = self.peak_at = ""
         self.module: str | None = None
         # Every change as (module, use, bytes); the first `_at_peak` of them add up to the peak.
@@ -68,6 +82,16 @@ class Allocator:
         for module, use, size in self._changes[: self._at_peak]:
             found[module, use] += size
         return +found
+
+    @property
+    def level(self) -> AllocatedBytes:
+        """What is alive now."""
+        return AllocatedBytes(self.total, self.rounded)
+
+    def highest(self) -> AllocatedBytes:
+        """When most was alive since this was asked for last, the first of such moments."""
+        found, self._high = self._high, self.level
+        return found
 
     def new(self, size: int, use: Use = Use.WORKSPACE, *, like: Block | None = None) -> Block:
         """A block that its caller owns; it belongs to the module of `like`, or of this moment.
@@ -128,7 +152,7 @@ class Allocator:
 
     def briefly(self, size: int, use: Use = Use.WORKSPACE) -> None:
         """So many bytes are needed for a moment."""
-        if self.total + size > self.peak:  # else nothing is different afterwards
+        if self.total + size > self._high.total:  # else nothing is different afterwards
             self.drop(self.new(size, use))
 
     def _change(self, block: Block, sign: int) -> None:
@@ -136,6 +160,8 @@ class Allocator:
         self._note(block, block.counts_as, sign)
         self.rounded += sign * (-block.bytes % self.granularity)
         self.total += size
+        if self.total > self._high.total:
+            self._high = self.level
         if self.total > self.peak:
             self.peak, self.peak_at = self.total, self.where
             self._at_peak = len(self._changes)

@@ -10,6 +10,7 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.ir.op_memory import contiguous_strides
+from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import (
     Attention,
     Dropout,
@@ -21,104 +22,107 @@ from shardwright.program.instructions import (
     Uniform,
 )
 from shardwright.simulate.memory.allocator import Block
+from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 
 _BITS = 4  # bytes of a random number
 
 
-def draw(walk: Tape, one: Dropout | Uniform) -> None:
+def draw(tape: Tape, one: Dropout | Uniform) -> None:
     """Random bits of a tile, and what is made of them."""
-    heap, op = walk.heap, one.op
+    allocator, op = tape.allocator, one.op
     elements = prod(length for dim in one.positions for _, length, _ in dim)
-    heap.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
+    allocator.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
     result = op.outputs[0]
     if isinstance(one, Uniform):
-        dtype = walk.graph.tensor[result].dtype
+        dtype = tape.graph.tensor[result].dtype
         shape = tuple(prod(length for _, length, _ in dim) for dim in one.positions)
-        heap.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
-        new = heap.new(elements * ITEM_BYTES[dtype])
-        walk.views[result] = View(new, shape, contiguous_strides(shape), dtype)
+        allocator.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
+        new = allocator.new(elements * ITEM_BYTES[dtype])
+        tape.views[result] = View(new, shape, contiguous_strides(shape), dtype)
         return
-    x = walk.views[op.operands[0]]
-    mask = heap.new(elements)
-    heap.briefly(2 * x.bytes)  # scaled, and chosen
-    made = View(heap.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
-    walk.views[result] = made
-    if x.grad and walk.saving:
-        heap.save(mask)
+    x = tape.views[op.operands[0]]
+    mask = allocator.new(elements)
+    allocator.briefly(2 * x.bytes)  # scaled, and chosen
+    made = View(allocator.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
+    tape.views[result] = made
+    if x.grad and tape.saving:
+        allocator.save(mask)
 
         def back() -> None:
-            gradient = walk.taken(result)
+            gradient = tape.taken(result)
             if gradient is not None:
-                heap.briefly(2 * gradient.bytes)
-                chosen = heap.new(gradient.bytes)
-                heap.drop(gradient.block)
-                scaled = heap.new(gradient.bytes)
-                heap.drop(chosen)
-                walk.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
-            heap.unsave(mask)
+                allocator.briefly(2 * gradient.bytes)
+                chosen = allocator.new(gradient.bytes)
+                allocator.drop(gradient.block)
+                scaled = allocator.new(gradient.bytes)
+                allocator.drop(chosen)
+                tape.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
+            tape.unsave(mask)
 
-        walk.node(walk.label(op), (result,), back)
-    heap.drop(mask)
+        tape.node(tape.label(op), (result,), back)
+    allocator.drop(mask)
 
 
-def attention(walk: Tape, op: Op) -> None:
+def attention(tape: Tape, op: Op) -> None:
     """The fused kernel: it keeps its operands, its result and a number for each query."""
-    heap = walk.heap
+    allocator = tape.allocator
     names = tuple(dict.fromkeys(op.operands))
-    query, value = (walk.views[op.operands[i]] for i in (0, 2))
-    trained = [name for name in names if walk.views[name].grad]
+    query, value = (tape.views[op.operands[i]] for i in (0, 2))
+    trained = [name for name in names if tape.views[name].grad]
     shape = (*query.shape[:-1], value.shape[-1])
     size = prod(shape) * ITEM_BYTES[query.dtype]
     result = op.outputs[0]
     masks = []  # those that say yes or no become numbers that are added
     for name in op.operands[3:]:
-        mask = walk.views[name]
+        mask = tape.views[name]
         if mask.dtype == "bool":
-            masks.append(heap.new(prod(mask.shape) * ITEM_BYTES[query.dtype]))
+            masks.append(allocator.new(prod(mask.shape) * ITEM_BYTES[query.dtype]))
         else:
-            masks.append(heap.own(mask.block))
-    rows = heap.new(prod(shape[:-1]) * 4)
-    made = View(heap.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
-    walk.views[result] = made
+            masks.append(allocator.own(mask.block))
+    rows = allocator.new(prod(shape[:-1]) * 4)
+    made = View(allocator.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
+    tape.views[result] = made
     # Tiles of scores: of one thread forward, twice as many backward.
-    length, keys = shape[-2], walk.views[op.operands[1]].shape[-2]
+    length, keys = shape[-2], tape.views[op.operands[1]].shape[-2]
     tile = min(keys, 512) * (256 if length >= 768 else 64 if length >= 192 else 32)
-    heap.briefly(4 * tile)
+    allocator.briefly(4 * tile)
     saved = []
-    if trained and walk.saving:
+    if trained and tape.saving:
         own = (made.block, rows, *masks)
-        saved = [heap.save(block) for block in (*(walk.views[n].block for n in names[:3]), *own)]
+        saved = [
+            allocator.save(block) for block in (*(tape.views[n].block for n in names[:3]), *own)
+        ]
     for block in (rows, *masks):
-        heap.drop(block)
+        allocator.drop(block)
     if not saved:
         return
-    forms = {name: walk.views[name] for name in trained}
+    forms = {name: tape.views[name] for name in trained}
 
     def back() -> None:
-        came = walk.taken(result)
+        came = tape.taken(result)
         given = []
         if came is not None:
             for name, view in forms.items():
-                block = heap.new(view.bytes)
+                block = allocator.new(view.bytes)
                 strides = _by_heads(view.shape)
                 given.append((name, View(block, view.shape, strides, view.dtype)))
-            heap.briefly(8 * tile)
-            heap.drop(came.block)
+            allocator.briefly(8 * tile)
+            allocator.drop(came.block)
         for block in saved:
-            heap.unsave(block)
+            tape.unsave(block)
         for name, gradient in given:
-            walk.give(name, gradient)
+            tape.give(name, gradient)
 
-    walk.node(walk.label(op), (result,), back)
+    tape.node(tape.label(op), (result,), back)
 
 
-def is_fused(walk: Tape, op: Op) -> bool:
+def is_fused(tape: Tape, op: Op) -> bool:
     """Whether torch has one kernel for this attention."""
     if op.kind != "scaled_dot_product_attention":
         return False
-    views = [walk.views[name] for name in op.operands]
+    views = [tape.views[name] for name in op.operands]
     query, key, value = views[:3]
     heads = len({view.shape[:-2] for view in (query, key, value)}) == 1
     widths = query.shape[-1] == value.shape[-1]
@@ -133,21 +137,21 @@ def _by_heads(shape: Shape) -> Shape:
 
 
 def local_shapes(
-    walk: Tape, one: Joint | RunModule | Attention | SharedAttention
+    tape: Tape, one: Joint | RunModule | Attention | SharedAttention
 ) -> tuple[Shape, ...]:
     """Shapes of the local results."""
     op = one.op
     if isinstance(one, Joint):
         return one.shapes
     if isinstance(one, RunModule):
-        return tuple(walk.graph.tensor[name].shape for name in op.outputs)
-    views = [walk.views[name] for name in op.operands]
+        return tuple(tape.graph.tensor[name].shape for name in op.outputs)
+    views = [tape.views[name] for name in op.operands]
     return ((*views[0].shape[:-1], views[2].shape[-1]),)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an operator keeps: so many bytes of its own, and operands; `backward` lives there."""
+    """Memory that an operator keeps: bytes of its own, and operands; `backward`: workspace."""
 
     own: int
     operands: tuple[str, ...]
@@ -155,7 +159,7 @@ class Kept:
 
 
 def stated(
-    walk: Tape,
+    tape: Tape,
     op: Op,
     shapes: tuple[Shape, ...],
     one: Instruction | None = None,
@@ -165,77 +169,77 @@ def stated(
 
     What it saves is `known`, or else what the graph says.
     """
-    heap, graph = walk.heap, walk.graph
+    allocator, graph = tape.allocator, tape.graph
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
-    inside = walk.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
+    inside = tape.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
     if isinstance(one, SharedAttention):
-        inside = shared_bytes(walk, one)
-    trained = [name for name in names if walk.views[name].grad]
+        inside = shared_bytes(tape, one)
+    trained = [name for name in names if tape.views[name].grad]
     sizes = [
         prod(shape) * ITEM_BYTES[graph.tensor[name].dtype]
         for name, shape in zip(op.outputs, shapes, strict=True)
     ]
-    heap.briefly(sum(sizes) + inside)
+    allocator.briefly(sum(sizes) + inside)
     for name, shape, size in zip(op.outputs, shapes, sizes, strict=True):
         tensor = graph.tensor[name]
         grad = bool(trained) and tensor.requires_grad
-        view = View(heap.new(size), shape, contiguous_strides(shape), tensor.dtype, grad)
-        walk.views[name] = view
-    if not trained or not walk.saving:
+        view = View(allocator.new(size), shape, contiguous_strides(shape), tensor.dtype, grad)
+        tape.views[name] = view
+    if not trained or not tape.saving:
         return
-    forms = {name: walk.views[name] for name in trained}
-    original = walk.serial[op.name]
+    forms = {name: tape.views[name] for name in trained}
+    original = tape.serial[op.name]
     saved: list[Block] = []
     by_serial = dict(zip(original.operands, op.operands, strict=True))
     kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
     kept = kept if known is None else known.operands
     for name in dict.fromkeys(kept):
-        if id(walk.views[name].block) not in walk.given_again:
-            saved.append(heap.save(walk.views[name].block))
+        if id(tape.views[name].block) not in tape.given_again:
+            saved.append(allocator.save(tape.views[name].block))
     whole = sum(graph.tensor[name].bytes for name in original.outputs)
     extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
     if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
         extra = 2 * sum(sizes)
     elif joint:  # of each sample its normalizer and whether it counts
-        logits = walk.views[op.operands[0]]
+        logits = tape.views[op.operands[0]]
         extra = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
     if known is not None:
         extra = known.own
     if extra:
-        own = heap.new(extra)
-        saved.append(heap.save(own))
-        heap.drop(own)
+        own = allocator.new(extra)
+        saved.append(allocator.save(own))
+        allocator.drop(own)
 
     def back() -> None:
-        came = [walk.taken(name) for name in op.outputs]
+        came = [tape.taken(name) for name in op.outputs]
         made: list[tuple[str, View]] = []
         if any(gradient is not None for gradient in came):
-            heap.briefly(known.backward if known else 0)
+            allocator.briefly(known.backward if known else 0)
             made = [
-                (name, View(heap.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
+                (name, View(allocator.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
                 for name, v in forms.items()
             ]
             for gradient in came:
                 if gradient is not None:
-                    heap.drop(gradient.block)
+                    allocator.drop(gradient.block)
         for block in saved:
-            heap.unsave(block)
+            tape.unsave(block)
         for name, view in made:
-            walk.give(name, view)
+            tape.give(name, view)
 
-    walk.node(walk.label(op), op.outputs, back)
+    tape.node(tape.label(op), op.outputs, back)
 
 
-def shared_bytes(walk: Tape, one: SharedAttention) -> int:
-    """What shared attention holds for a while beside operands and result, and in single precision.
+def shared_bytes(tape: Tape, one: SharedAttention) -> int:
+    """Workspace of shared attention beside operands and result, in bytes.
 
     Halves on their way; of a ring two blocks of keys and values, and results in single precision.
     """
-    query, key, value = (walk.views[name] for name in one.op.operands[:3])
+    query, key, value = (tape.views[name] for name in one.op.operands[:3])
     wide = max(4, ITEM_BYTES[query.dtype])
-    found = query.bytes * one.halves
+    found = exchange_bytes(Exchange.SWAP, query.bytes, query.bytes) if one.halves else 0
     if one.keys:
         block = key.bytes + value.bytes
-        found += 2 * block + prod(query.shape) * wide
+        found += exchange_bytes(Exchange.RING, block, block) + prod(query.shape) * wide
     return found

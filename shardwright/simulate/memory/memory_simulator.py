@@ -9,9 +9,11 @@ redistributions need `moving`'s, and what kernels take inside `kernels`'.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import final
 
-from shardwright.ir.op_memory import Seen
+from shardwright.ir.graph import Op
+from shardwright.ir.op_memory import CallMemory, Seen
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -23,6 +25,7 @@ from shardwright.program.instructions import (
     SharedAttention,
     Uniform,
 )
+from shardwright.program.step.instructions import Gradients
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.instructions import (
     attention,
@@ -31,7 +34,7 @@ from shardwright.simulate.memory.instructions import (
     local_shapes,
     stated,
 )
-from shardwright.simulate.memory.mixture import held_experts
+from shardwright.simulate.memory.mixture import local_experts
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.memory.workspaces import inside
@@ -43,25 +46,25 @@ class MemorySimulator(Tape):
 
     def run(self, instruction: Instruction) -> None:
         """One instruction forward."""
-        heap = self.heap
-        heap.module = self.module(instruction)
+        allocator = self.allocator
+        allocator.module = self.module(instruction)
         match instruction:
             case Compute():  # first, as most are
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 if is_fused(self, instruction.op):
                     attention(self, instruction.op)
                 elif instruction.routing is not None:
-                    held_experts(self, instruction)
+                    local_experts(self, instruction)
                 else:
                     self.compute(instruction)
             case Redistribute():
-                heap.where = f"redistribution of {instruction.value}, forward"
+                allocator.where = f"redistribution of {instruction.value}, forward"
                 self.redistribute(instruction)
             case Dropout() | Uniform():
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
             case Joint() | RunModule() | Attention() | SharedAttention():
-                heap.where = f"{self.label(instruction.op)}, forward"
+                allocator.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
 
     def compute(self, one: Compute) -> None:
@@ -77,61 +80,95 @@ class MemorySimulator(Tape):
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
-        self.heap.briefly(seen.peak + kernel.forward)
+        self.allocator.briefly(seen.peak + kernel.forward)
         for size in seen.made:
-            blocks.append(self.heap.new(size))
+            blocks.append(self.allocator.new(size))
         for name, result in zip(op.outputs, seen.results, strict=True):
             if result is not None:
                 number, shape, strides, dtype = result
                 known = self.graph.tensor.get(name)  # casts of parameters are not in the graph
                 grad = any(v.grad for v in views) and (known is None or known.requires_grad)
-                self.heap.own(blocks[number])
+                self.allocator.own(blocks[number])
                 self.views[name] = View(blocks[number], shape, strides, dtype, grad)
         saved: dict[int, Block] = {}
         if self.saving:
             for number in seen.saved:
                 if id(blocks[number]) not in self.given_again:
-                    saved[number] = self.heap.save(blocks[number])
+                    saved[number] = self.allocator.save(blocks[number])
         for block in blocks[len(names) :]:
-            self.heap.drop(block)
+            self.allocator.drop(block)
         if not any(self.views[n].grad for n in op.outputs if n in self.views):
             for block in saved.values():
-                self.heap.unsave(block)
+                self.allocator.unsave(block)
             return
-        base = len(blocks)
+        self.backward_of(op, call, given, blocks, saved, kernel.backward)
+
+    def backward_of(
+        self,
+        op: Op,
+        whole: CallMemory,
+        given: tuple[Seen, ...],
+        blocks: Sequence[Block],
+        saved: Mapping[int, Block],
+        inside: int,
+    ) -> None:
+        """The node of an operator, whose operands and results are `blocks`, some of them `saved`.
+
+        `inside` is what its kernel takes for a while.
+        """
+        names = tuple(dict.fromkeys(op.operands))
+        aside = tuple(name in self.from_weights for name in names)
+        arrived: list[View | None] = []
 
         def back() -> None:
-            came = [self.taken(name) for name in op.outputs]
+            first = self.part is Gradients.INPUTS and any(aside)
+            second = self.part is Gradients.WEIGHTS and bool(arrived)
+            came = list(arrived) if second else [self.taken(name) for name in op.outputs]
+            if first:
+                arrived.extend(came)
+                for one in came:
+                    if one is not None:
+                        self.allocator.own(one.block)  # for the second part
+            if second:
+                self.hold(came)
+            left = {} if second else dict(saved)
             if all(gradient is None for gradient in came):
-                for block in saved.values():
-                    self.heap.unsave(block)
+                for block in left.values():
+                    self.unsave(block)
                 return
-            strides = tuple(None if g is None else g.strides for g in came)
-            behind = call.backward(strides)
+            call = whole
+            if first or second:
+                wanted = tuple(
+                    seen._replace(requires_grad=seen.requires_grad and out is second)
+                    for seen, out in zip(given, aside, strict=True)
+                )
+                call = self.book.call(op, names, wanted)
+            assert call.forward is not None, "the operator has run"
+            base = len(names) + len(call.forward.made)
+            behind = call.backward(tuple(None if g is None else g.strides for g in came))
             known = [g.block for g in came if g is not None]
             alive: dict[int, Block] = {}
-            left = dict(saved)
-            self.heap.briefly(kernel.backward)
+            self.allocator.briefly(inside)
             births = iter(known)
             for number, size in behind.events:
                 if size >= 0:
                     given_back = next(births, None)
-                    alive[number] = self.heap.new(size) if given_back is None else given_back
+                    alive[number] = self.allocator.new(size) if given_back is None else given_back
                 elif number in alive:
-                    self.heap.drop(alive.pop(number))
+                    self.allocator.drop(alive.pop(number))
                 elif number in left and number not in alive:
-                    self.heap.unsave(left.pop(number))
+                    self.unsave(left.pop(number))
             for block in left.values():
-                self.heap.unsave(block)
+                self.unsave(block)
             home = []
-            for name, gradient, view in zip(names, behind.gradients, given, strict=True):
-                if gradient is not None:
-                    number, how_strides = gradient
+            for name, found, view in zip(names, behind.gradients, given, strict=True):
+                if found is not None:
+                    number, how_strides = found
                     block = alive[number] if number >= base else blocks[number]
-                    self.heap.own(block)
+                    self.allocator.own(block)
                     home.append((name, View(block, view.shape, how_strides, view.dtype)))
             for block in alive.values():
-                self.heap.drop(block)
+                self.allocator.drop(block)
             for name, gradient_view in home:
                 self.give(name, gradient_view)
 

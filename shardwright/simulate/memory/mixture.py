@@ -10,37 +10,41 @@ from math import ceil, prod
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import Seen
+from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import Compute
+from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape
 
 
-def held_experts(walk: Tape, one: Compute) -> None:
+def local_experts(tape: Tape, one: Compute) -> None:
     """The operator as it would run on the rows that are there, and rows on their way."""
     op, how = one.op, one.routing
     assert how is not None, "a mixture of which all is here is an operator like others"
     names = tuple(dict.fromkeys(op.operands))
-    views = [walk.views[name] for name in names]
+    views = [tape.views[name] for name in names]
     tokens = views[0].shape[0]
-    offered = tokens * prod(walk.sizes[axis] for axis, _ in how.hops)
-    here = ceil(offered * min(1.0, walk.skew * how.length / len(how.split)))
+    offered = tokens * prod(tape.sizes[axis] for axis, _ in how.hops)
+    here = ceil(offered * min(1.0, tape.skew * how.length / len(how.split)))
     given = tuple(
-        Seen(v.shape, v.strides, v.dtype, v.grad and walk.saving)
+        Seen(v.shape, v.strides, v.dtype, v.grad and tape.saving)
         if len(v.shape) == 3
-        else _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and walk.saving)
+        else _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and tape.saving)
         for v in views
     )
-    seen = walk.book.call(op, names, given).forward
+    seen = tape.book.call(op, names, given).forward
     if seen is None:
-        stated(walk, op, one.shapes, one)
+        stated(tape, op, one.shapes, one)
         return
     made = [size for n, size in enumerate(seen.made, len(names)) if n in seen.saved]
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
-    each = walk.views[op.operands[1]].shape[1]
-    moving = (tokens + here) * each * row * bool(how.hops)  # what leaves, and what comes
-    walk.heap.briefly(max(seen.peak, sum(made) + moving))
+    each = tape.views[op.operands[1]].shape[1]
+    moving = exchange_bytes(Exchange.ROWS, tokens * each * row, here * each * row)
+    if not how.hops:
+        moving = 0
+    tape.allocator.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
-    stated(walk, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
+    stated(tape, op, one.shapes, one, Kept(sum(made), operands, seen.peak))
 
 
 def _rows(shape: tuple[int, ...], rows: int) -> Seen:

@@ -8,23 +8,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
-from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, chunk, local_atoms, shape_of
+from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
 from shardwright.ir.memory import Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
-from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Dropout, Instruction, Uniform
-from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
+from shardwright.program.lower.stages import RECEIVED
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.lowering import lower_step
-from shardwright.program.step.lower.micro_batches import micro_batched_step
-from shardwright.program.step.lower.whole_batch import whole_step
-from shardwright.program.step.optimize import STEP_PASSES, optimized
-from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import batch_size, micro_batches
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.program.step.lower.pipeline import stage_prefix
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.step_program import Host, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -46,7 +41,7 @@ def _owner(leaf: Leaf) -> str:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What memory needs to know of the optimizer and of the rank.
+    """Facts of the optimizer and of the rank that memory depends on.
 
     `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
     bytes that it takes beside to update tiles of so many bytes.
@@ -57,63 +52,53 @@ class Trainer:
     rank: RankModel
 
 
-def step_memory(
-    graph: Graph,
-    analysis: Analysis,
-    decisions: Decisions,
-    rank: int,
-    trainer: Trainer,
-    book: OpTracer,
-) -> Memory:
-    """What `rank` holds when it holds most, in a step after the first."""
-    step = _Step(graph, analysis, decisions, rank, trainer, book)
-    return step.memory()
+def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
+    """The peak memory of `rank` in a step after the first of the lowered plan."""
+    return StepSimulation(lowering, rank, trainer, book).memory()
 
 
-class _Step:
-    """A step while it is walked through."""
+class StepSimulation:
+    """A step of a rank while its memory is simulated."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        analysis: Analysis,
-        decisions: Decisions,
-        rank: int,
-        trainer: Trainer,
-        book: OpTracer,
-    ) -> None:
-        self.graph, self.analysis, self.decisions = graph, analysis, decisions
-        self.rank, self.trainer, self.book = rank, trainer, book
+    def __init__(self, lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> None:
+        self.lowering, self.rank, self.trainer, self.book = lowering, rank, trainer, book
+        self.graph, self.analysis = lowering.graph, lowering.analysis
+        self.decisions = lowering.decisions
         self.heap = Allocator(trainer.rank.backend.allocation_bytes)
-        self.coordinate = decisions.mesh.coordinate(rank)
-        self.updated = {buffer for buffer, _ in graph.updates}
-        self.master_weights = master_weights(graph)
+        self.group, self.place = divmod(rank, self.decisions.mesh.size)
+        self.coordinate = self.decisions.mesh.coordinate(self.place)
+        self.updated = {buffer for buffer, _ in self.graph.updates}
+        self.master_weights = master_weights(self.graph)
         self.keys = 0  # bytes of the positions of random numbers
 
     def memory(self) -> Memory:
-        whole = self.decisions.micro_batches == 1
-        tiles = self.one_program() if whole else self.micro_batched()
+        """The most that the rank holds at once."""
+        program = self.lowering.program(self.rank)
+        tiles = self.played(program)
         self.heap.where, self.heap.module = "the optimizer's update", None
         self.heap.briefly(self.trainer.update(list(tiles.values())))
         assert self.heap.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
-        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
+        held = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
+        for leaf in held:
+            if leaf.kind is not LeafKind.PARAMETER:
+                continue
             module = _owner(leaf)
             found[module, "parameters"] += self.stored(leaf.name).bytes
             found[module, "optimizer_state"] += tiles.get(leaf.name, 0) * self.trainer.states
         for (held_by, use), size in self.heap.at_peak().items():
             found[held_by, _PARTS[use]] += size
-        found[None, "batch"] = self.lasting()
+        found[None, "batch"] = self.lasting(held)
         granularity = self.heap.granularity
         odd = sum(-size % granularity for size in tiles.values()) * (1 + self.trainer.states)
         found[None, "rounding"] = self.heap.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
         return Memory.of(shares, rank=self.rank, at=self.heap.peak_at)
 
-    def lasting(self) -> int:
+    def lasting(self, held: Iterable[Leaf]) -> int:
         """Inputs, whole, buffers and constants, and what random numbers depend on."""
-        kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
-        leaves = self.graph.leaves_of(*kinds)
+        leaves = [*self.graph.leaves_of(LeafKind.INPUT)]
+        leaves += [leaf for leaf in held if leaf.kind is not LeafKind.PARAMETER]
         return sum(self.graph.tensor[leaf.name].bytes for leaf in leaves) + self.keys
 
     def stored(self, name: str) -> View:
@@ -125,27 +110,79 @@ class _Step:
         block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
 
-    def leaves(self, layouts: Mapping[str, Layout], at: tuple[int, ...]) -> dict[str, View]:
-        """All leaves as the program at `at` is given them."""
+    def leaves(self, names: Iterable[str]) -> dict[str, View]:
+        """Parameters, buffers and constants as the program is given them."""
         found: dict[str, View] = {}
-        for leaf in self.graph.leaves:
-            tensor = self.graph.tensor[leaf.name]
+        known = {leaf.name: leaf for leaf in self.graph.leaves}
+        for name in names:
+            leaf, tensor = known[name], self.graph.tensor[name]
             if leaf.kind is LeafKind.PARAMETER:
-                found[leaf.name] = self.stored(leaf.name)
+                found[name] = self.stored(name)
                 continue
-            shape, use, size = tensor.shape, Use.HELD, int(tensor.bytes)
-            if leaf.kind is LeafKind.INPUT:
-                atoms = local_atoms(self.analysis.atoms[leaf.name], layouts[leaf.name], at)
-                shape = shape_of(atoms)
-                size = prod(shape) * ITEM_BYTES[tensor.dtype]
-                use = Use.HELD if self.is_cut_first(leaf.name, shape) else Use.WORKSPACE
-            elif leaf.name in self.updated:
-                use = Use.WORKSPACE  # a copy, as the original is written to
-            strides = contiguous_strides(shape)
+            # Stages write to buffers when the step has ended; else there is a copy to write to.
+            copied = name in self.updated and self.decisions.pipeline is None
             self.heap.module = _owner(leaf)
-            block, grad = self.heap.new(size, use), tensor.requires_grad
-            found[leaf.name] = View(block, shape, strides, tensor.dtype, grad)
+            block = self.heap.new(int(tensor.bytes), Use.WORKSPACE if copied else Use.HELD)
+            strides = contiguous_strides(tensor.shape)
+            found[name] = View(block, tensor.shape, strides, tensor.dtype, tensor.requires_grad)
         return found
+
+    def inputs(self, program: StepProgram) -> tuple[dict[str, View], list[Block]]:
+        """The batch as the program is given it, and what is cut out of it for all micro-batches."""
+        found: dict[str, View] = {}
+        lies: dict[str, tuple[Leaf, Layout]] = {}
+        parts: list[Block] = []
+        for prefix, graph in self.graphs():
+            layouts = self.input_layouts(graph)
+            for leaf in graph.leaves_of(LeafKind.INPUT):
+                lies[f"{prefix}{leaf.name}"] = leaf, layouts[leaf.name]
+                if leaf.keys[0].startswith(RECEIVED) or not self.in_parts:
+                    continue
+                first, *others = layouts[leaf.name].placements
+                size = int(graph.tensor[leaf.name].bytes)
+                if not isinstance(first, Shard):
+                    continue
+                self.heap.module = ""
+                if not all(isinstance(one, Replicate) for one in others):
+                    parts.append(self.heap.new(size // self.decisions.mesh.size))
+                if graph.tensor[leaf.name].requires_grad:  # what its micro-batches' add up in
+                    self.heap.module = _owner(leaf)
+                    self.heap.new(size, Use.GRADIENT)
+        for key, place, value in program.inputs:
+            leaf, layout = lies[key]
+            number = self.lowering.numbers[place]
+            at = (number, *self.coordinate) if self.in_parts else self.coordinate
+            tensor = self.graph.tensor[leaf.name]
+            shape = shape_of(local_atoms(self.analysis.atoms[leaf.name], layout, at))
+            use = Use.HELD if self.is_cut_first(leaf.name, shape) else Use.WORKSPACE
+            self.heap.module = _owner(leaf)
+            block = self.heap.new(prod(shape) * ITEM_BYTES[tensor.dtype], use)
+            strides = contiguous_strides(shape)
+            found[value] = View(block, shape, strides, tensor.dtype, tensor.requires_grad)
+        return found, parts
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether layouts of inputs begin with the axis of micro-batches."""
+        return self.decisions.micro_batches > 1 or self.decisions.pipeline is not None
+
+    def graphs(self) -> list[tuple[str, Graph]]:
+        """The graphs that the rank runs, each with the prefix of its inputs' names."""
+        if self.decisions.pipeline is None:
+            return [("", self.graph)]
+        staged = self.lowering.staged
+        homes = enumerate(staged.pipeline.homes)
+        mine = [stage for stage, home in homes if home == self.group]
+        return [(stage_prefix(staged, stage), staged.parts[stage].graph) for stage in mine]
+
+    def input_layouts(self, graph: Graph) -> dict[str, Layout]:
+        """The layouts of a graph's inputs."""
+        d = self.decisions
+        if not self.in_parts:
+            return input_layouts(graph, self.analysis, d.mesh, d.tilings)
+        staged = d.pipeline is not None
+        micro = self.lowering.staged.micro if staged else self.lowering.micro
+        return micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
 
     def is_cut_first(self, name: str, tile: tuple[int, ...]) -> bool:
         """Whether a tile of an input is one piece of its memory, so that it need not be copied."""
@@ -153,87 +190,33 @@ class _Step:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def one_program(self) -> dict[str, int]:
-        """The batch at once; the bytes of the tiles to be updated, by parameter."""
-        d = self.decisions
-        step = whole_step(self.graph, self.analysis, d, self.rank, in_place)
-        step = replace(step, alone_bytes=self.trainer.rank.backend.alone_bytes)
-        program = optimized(lower_step(step), STEP_PASSES)
-        layouts = input_layouts(self.graph, self.analysis, d.mesh, d.tilings)
-        given = self.leaves(layouts, self.coordinate)
-        return self.played(program, given)
+    def played(
+        self, program: StepProgram, watch: Callable[[], None] | None = None
+    ) -> dict[str, int]:
+        """Run the program; the bytes of the tiles to be updated, by parameter.
 
-    def played(self, program: StepProgram, given: dict[str, View]) -> dict[str, int]:
-        """The program from the values `given`; the tiles to be updated, as `one_program`."""
+        Before it and after each instruction `watch` is called.
+        """
+        given = self.leaves(program.leaves)
+        batch, parts = self.inputs(program)
+        given |= batch
+        loss = self.graph.tensor[self.graph.outputs[0]]
+        self.heap.module = ""
+        for _, seed in program.seeds:
+            given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
         self.draws([one for region in program.regions for one in region.variants])
         for load in program.loads:
             strides = contiguous_strides(load.shape)
             given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
-        self.heap.module = ""
         host = Host(self.graph, self.heap, self.book, self.trainer.rank)
-        kept = StepMemory(program, given, host).play()
+        kept = StepMemory(program, given, host).play(watch)
         self.forget(given)
+        for block in parts:
+            self.heap.drop(block)
         return self.updated_tiles(kept, given)
 
-    def micro_batched(self) -> dict[str, int]:
-        """One micro-batch after the other, then what is left to reduce; as `one_program`."""
-        d, graph = self.decisions, self.graph
-        micro = micro_batches(graph, self.analysis, d.micro_batches)
-        like = self.alike(micro.count)
-        firsts = list(dict.fromkeys(like))
-        # Of those in between the second of a size tells for all that follow it.
-        numbers = sorted(
-            {*firsts, *(n + 1 for n in firsts if n + 1 < micro.count), micro.count - 1}
-        )
-        step = micro_batched_step(graph, self.analysis, micro, d, self.rank, in_place, firsts)
-        by_number = dict(zip(firsts, step.programs, strict=True))
-        programs = [by_number[like[number]] for number in numbers]
-        alone_bytes = self.trainer.rank.backend.alone_bytes
-        program = optimized(lower_step(replace(step, programs=programs, alone_bytes=alone_bytes)))
-        layouts = micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
-        inputs = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
-        loss = graph.tensor[graph.outputs[0]]
-        self.heap.module = ""
-        parts = {  # of the batch, cut out of it for all micro-batches at once
-            leaf.name: self.heap.new(graph.tensor[leaf.name].bytes // d.mesh.size)
-            for leaf in graph.leaves_of(LeafKind.INPUT)
-            if isinstance(layouts[leaf.name].placements[0], Shard)
-            and not all(isinstance(p, Replicate) for p in layouts[leaf.name].placements[1:])
-        }
-        for leaf in graph.leaves_of(LeafKind.INPUT):  # what its micro-batches' gradients add up in
-            cut = isinstance(layouts[leaf.name].placements[0], Shard)
-            if graph.tensor[leaf.name].requires_grad and cut:
-                self.heap.module = _owner(leaf)
-                self.heap.new(graph.tensor[leaf.name].bytes, Use.GRADIENT)
-        given: dict[str, View] = {}
-        for place, number in enumerate(numbers):
-            tag = f"@{place}" if len(numbers) > 1 else ""
-            for name, view in self.leaves(layouts, (number, *self.coordinate)).items():
-                if name in inputs:
-                    given[f"{name}{tag}"] = view
-                elif name in given:
-                    self.forget({name: view})
-                else:
-                    given[name] = view
-        self.heap.module = ""
-        for _, seed in program.seeds:
-            given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
-        tiles = self.played(program, given)
-        for block in parts.values():
-            self.heap.drop(block)
-        return tiles
-
-    def alike(self, count: int) -> list[int]:
-        """For each of `count` micro-batches the first that needs as much memory."""
-        size = batch_size(self.graph, self.analysis)
-        # Compiled pieces that draw are each micro-batch's own, and terms are kept by the first.
-        apart = self.graph.numerics.rng == "fast"
-        first: dict[tuple[int, bool], int] = {}
-        forms = ((chunk(size, count, n)[1], apart and n == 0) for n in range(count))
-        return [first.setdefault(form, n) for n, form in enumerate(forms)]
-
     def forget(self, given: Mapping[str, View]) -> None:
-        """What was made for the call alone is given back when it ends."""
+        """Frees what was made for the call alone when it ends."""
         for view in given.values():
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)
@@ -246,5 +229,10 @@ class _Step:
         """Count the positions that random numbers depend on, which the module holds."""
         for one in (one for instructions in programs for one in flattened(instructions)):
             if isinstance(one, Dropout | Uniform):
-                lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
-                self.keys += _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0
+                self.keys += random_key_bytes(one)
+
+
+def random_key_bytes(one: Dropout | Uniform) -> int:
+    """Bytes of the positions that an operator's random numbers depend on."""
+    lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
+    return _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0

@@ -6,7 +6,7 @@ Simulations of single instructions read and change it; `memory_simulator.py` run
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,47 +23,58 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.program.step.instructions import Gradients
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved
 from shardwright.simulate.memory.values import RankModel, View
 
 
 @dataclass
-class Node:
+class GradientNode:
     """A node of the autograd graph: it turns gradients of `results` into others.
 
-    What it makes belongs to `module`.
+    What it makes belongs to `module`. It leads to inputs of the region, to weights, or to both.
     """
 
     label: str
     module: str | None
     results: tuple[str, ...]
     run: Callable[[], None]
+    to_inputs: bool
+    to_weights: bool
 
 
 class Tape(ABC):
-    """One run of a region, in blocks of memory on `heap`; `given` are its inputs."""
+    """One run of a region, in blocks of memory on `allocator`; `given` are its inputs."""
 
     def __init__(
         self,
         graph: Graph,
         program: Program,
         given: Mapping[str, View],
-        heap: Allocator,
+        allocator: Allocator,
         footprints: OpTracer,
         rank: RankModel,
     ) -> None:
-        self.graph, self.program, self.heap, self.book = graph, program, heap, footprints
+        self.graph, self.program, self.allocator, self.book = graph, program, allocator, footprints
         self.sizes = dict(program.mesh.axes)
         self.rank, self.skew = rank, rank.expert_skew
         self.views: dict[str, View] = dict(given)
         self.ends: set[str] = set()  # inputs whose gradients are added to totals
         self.gradients: dict[str, View] = {}  # of values, not yet read by the nodes that made them
         self.kept: dict[str, View] = {}  # those totals
-        self.nodes: list[Node] = []
+        self.nodes: list[GradientNode] = []
         self.serial = graph.op
         self.saving = True
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
+        # Of a backward pass in two parts: the one that runs, values that gradients lead from to
+        # inputs, or to weights alone, and blocks that are saved until the second part has run.
+        self.part = Gradients.ALL
+        self.from_inputs: set[str] = set()
+        self.from_weights: set[str] = set()
+        self._until_weights: list[Block] = []
+        self._arrived: list[Block] = []  # gradients that are there until then, too
+        self._reading: tuple[str, ...] = ()
 
     @abstractmethod
     def run(self, instruction: Instruction) -> None:
@@ -75,20 +86,58 @@ class Tape(ABC):
         last.update((name, len(instructions)) for name in returned)
         mine: set[str] = set()
         for i, instruction in enumerate(instructions):
+            self._reading = reads(instruction)
             self.run(instruction)
             made = writes(instruction)
+            if not self.from_inputs.isdisjoint(self._reading):
+                self.from_inputs.update(made)
+            elif not self.from_weights.isdisjoint(self._reading):
+                self.from_weights.update(made)
             mine.update(made)
             for name in dict.fromkeys((*reads(instruction), *made)):
                 if name in mine and last.get(name, i) == i and name in self.views:
-                    self.heap.drop(self.views.pop(name).block)
+                    self.allocator.drop(self.views.pop(name).block)
 
-    def back(self) -> None:
-        """Run all nodes from the last to the first."""
-        while self.nodes:
-            node = self.nodes.pop()
-            self.heap.where = f"{node.label}, backward"
-            self.heap.module = node.module
+    def splits(self, weights: Collection[str]) -> None:
+        """The backward pass will come in two parts; these inputs are weights."""
+        self.from_weights = set(weights)
+        self.from_inputs = {
+            name for name, view in self.views.items() if view.grad and name not in weights
+        }
+
+    def back(self, part: Gradients = Gradients.ALL) -> None:
+        """Run nodes from the last to the first: all, or those that lead to inputs or weights.
+
+        Until the second part has run all that is saved is kept, and gradients that have arrived at
+        nodes that lead to both (`runtime/executor/split_calls.py`).
+        """
+        self.part = part
+        for node in reversed(self.nodes):
+            if part is Gradients.INPUTS and not node.to_inputs:
+                continue
+            if part is Gradients.WEIGHTS and node.to_inputs and not node.to_weights:
+                continue
+            self.allocator.where = f"{node.label}, backward"
+            self.allocator.module = node.module
             node.run()
+        if part is not Gradients.INPUTS:
+            self.nodes = []
+            for block in self._until_weights:
+                self.allocator.unsave(block)
+            for block in self._arrived:
+                self.allocator.drop(block)
+            self._until_weights, self._arrived = [], []
+
+    def hold(self, gradients: Sequence[View | None]) -> None:
+        """Keep gradients until the second part of the backward pass has run."""
+        self._arrived += [self.allocator.own(one.block) for one in gradients if one is not None]
+
+    def unsave(self, block: Block) -> None:
+        """A node has run that saved a block."""
+        if self.part is Gradients.ALL:
+            self.allocator.unsave(block)
+        else:
+            self._until_weights.append(block)
 
     def label(self, op: Op) -> str:
         where = op.source.module
@@ -110,11 +159,11 @@ class Tape(ABC):
         if old is None:
             self.gradients[name] = gradient
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.HELD:
-            self.heap.drop(gradient.block)
+            self.allocator.drop(gradient.block)
         else:
-            new = self.heap.new(old.bytes, like=old.block)
-            self.heap.drop(old.block)
-            self.heap.drop(gradient.block)
+            new = self.allocator.new(old.bytes, like=old.block)
+            self.allocator.drop(old.block)
+            self.allocator.drop(gradient.block)
             strides = contiguous_strides(old.shape)
             self.gradients[name] = View(new, old.shape, strides, old.dtype)
         if name in self.ends:
@@ -125,14 +174,14 @@ class Tape(ABC):
         gradient = self.gradients.pop(name)
         old = self.kept.get(name)
         if old is not None:
-            self.heap.drop(gradient.block)
+            self.allocator.drop(gradient.block)
             return
         if not gradient.contiguous:
-            new = self.heap.new(gradient.bytes)
-            self.heap.drop(gradient.block)
+            new = self.allocator.new(gradient.bytes)
+            self.allocator.drop(gradient.block)
             gradient = View(new, gradient.shape, contiguous_strides(gradient.shape), gradient.dtype)
-        self.heap.becomes(gradient.block, Use.GRADIENT)
-        self.heap.assign(gradient.block, self.views[name].block.module, gradient.bytes)
+        self.allocator.becomes(gradient.block, Use.GRADIENT)
+        self.allocator.assign(gradient.block, self.views[name].block.module, gradient.bytes)
         self.kept[name] = gradient
 
     def taken(self, name: str) -> View | None:
@@ -141,12 +190,18 @@ class Tape(ABC):
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
-            self.nodes.append(Node(label, self.heap.module, results, run))
+            inputs, weights = (
+                not known.isdisjoint(self._reading)
+                for known in (self.from_inputs, self.from_weights)
+            )
+            self.nodes.append(
+                GradientNode(label, self.allocator.module, results, run, inputs, weights)
+            )
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""
         source = self.views[one.value]
-        found = self.brought(one, source)
+        found = self.redistributed(one, source)
         found.grad = one.differentiable and source.grad
         self.views[one.result] = found
         if not found.grad:
@@ -158,27 +213,27 @@ class Tape(ABC):
                 return
             cast = self.cast(gradient, one.cast[1] if one.cast else "")
             sent = self.moved(cast, one.backward, one.atoms_grad, one.before)
-            self.heap.drop(cast.block)
-            self.heap.drop(gradient.block)
+            self.allocator.drop(cast.block)
+            self.allocator.drop(gradient.block)
             self.give(one.value, sent)
 
         self.node(f"gradient of {one.value}", (one.result,), back)
 
-    def brought(self, one: Redistribute, source: View) -> View:
+    def redistributed(self, one: Redistribute, source: View) -> View:
         """The value in its new layout, with an owner."""
         cast = self.cast(source, one.cast[0] if one.cast else "")
         found = self.moved(cast, one.forward, one.atoms_before, one.after)
-        self.heap.drop(cast.block)
+        self.allocator.drop(cast.block)
         return found
 
     def cast(self, view: View, dtype: str) -> View:
         """`view` in another dtype, or as it is, with an owner."""
         if dtype in ("", view.dtype):
-            self.heap.own(view.block)
+            self.allocator.own(view.block)
             return view
-        block = self.heap.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
+        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
         return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.heap, view, moves, atoms, shape, self.sizes, self.rank.backend)
+        return moved(self.allocator, view, moves, atoms, shape, self.sizes, self.rank.backend)

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """What a rank's memory depends on beside its program; figures as those of a `Machine`."""
+    """Facts that a rank's memory depends on beside its program; figures as those of a `Machine`."""
 
     backend: BackendSpec
     channel_block: int = PLAIN_BLOCK

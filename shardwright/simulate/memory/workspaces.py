@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.ir.graph import ITEM_BYTES, Op
-from shardwright.ir.op_memory import Forward, Seen
+from shardwright.ir.op_memory import ForwardMemory, Seen
 from shardwright.simulate.memory.values import RankModel
 
 _FEW = 4  # channels that oneDNN's convolutions take as they come
@@ -24,8 +24,8 @@ class Inside(NamedTuple):
     backward: int = 0
 
 
-def inside(op: Op, given: Sequence[Seen], seen: Forward, rank: RankModel) -> Inside:
-    """What the kernels of `op` take inside on operands `given`, beside what was `seen`."""
+def inside(op: Op, given: Sequence[Seen], seen: ForwardMemory, rank: RankModel) -> Inside:
+    """Workspace of the kernels of `op` on operands `given`, beside what was `seen`."""
     on_cpu = rank.backend.device == "cpu"
     if on_cpu and "conv" in op.kind and len(given) > 1 and given[0].dtype != "float64":
         return _convolution(given[0], given[1], sum(seen.made), rank.channel_block)

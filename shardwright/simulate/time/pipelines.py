@@ -104,7 +104,7 @@ def steps_seconds(
 def least_step_seconds(
     schedule: str, alone: float, once: float, stages: int, micro_batches: int
 ) -> Seconds:
-    """What no pipeline beats that together does what takes one of its groups `alone` seconds.
+    """A lower bound on the step of a pipeline whose whole work takes one group `alone` seconds.
 
     At most `once` of them are spent once a step, the others on micro-batches. `stages` are the
     groups, each of which may have several in schedules that are made for that.

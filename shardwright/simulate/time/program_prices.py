@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.plan import Phase, Plan
-from shardwright.ir.plan import Transfer as Moved
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.pipeline import AXIS
+from shardwright.ir.plan import Phase, Plan, PlannedTransfer
+from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
-from shardwright.program.step.instructions import Part, Transfer, after_moves
+from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.instructions import Part, Recv, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, step_price
-from shardwright.simulate.costs.copies import packing_seconds
+from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
 
@@ -34,6 +36,8 @@ _LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
 def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     """The prices of the step programs of `plan`, which is of `graph` and on `machine`."""
     mesh = plan.layout_mesh
+    if plan.pipeline is not None:
+        return _staged_prices(plan, graph, machine)
     return StepPrices(
         ops=op_seconds(plan, graph),
         transfer=partial(transfer_seconds, mesh=mesh, machine=machine),
@@ -45,13 +49,63 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     )
 
 
+def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
+    """The prices of a plan with stages; `update` is that of all of them."""
+    mesh = plan.mesh
+    link = links(machine, mesh)[mesh.names.index(AXIS)]
+
+    def transfer(one: Transfer) -> TransferSeconds:
+        if axis_of(one.channel) != AXIS:
+            return transfer_seconds(one, plan.layout_mesh, machine)
+        joined = replace(link, ranks=len(members(one.channel, mesh)))
+        size = sum(_bytes(part.sent, part) for part in one.parts)
+        return TransferSeconds(step_price(one.collective, joined, machine).seconds(size, size))
+
+    def message(one: Recv) -> float:
+        sizes = (prod(part.shape) * ITEM_BYTES[part.dtype] for part in one.payload)
+        return step_price(Exchange.MESSAGE, link, machine).seconds(sum(sizes), 0)
+
+    return StepPrices(
+        ops=op_seconds(plan, graph),
+        transfer=transfer,
+        hidden=partial(hidden_part, machine=machine),
+        links=shared_links(plan.layout_mesh, machine),
+        contention=partial(_contention, machine=machine, mesh=mesh),
+        message=message,
+        late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
+        update=sum(parameter.seconds for parameter in plan.parameters),
+    )
+
+
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
-    """Seconds of every operator in one micro-batch.
+    """Seconds of every operator of `graph`, which may be a part of the plan's, in one micro-batch.
 
     Cuts of tiles that need no communication belong to the operator that reads them.
     """
-    inner: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
-    local: defaultdict[tuple[str, bool], float] = defaultdict(float)
+    inner, local = seconds_of_transfers(plan, graph)
+    each = plan.micro_batches
+    return {
+        op.name: OpSeconds(
+            op.forward_seconds / each + local.get((op.name, False), 0.0),
+            op.backward_seconds / each + local.get((op.name, True), 0.0),
+            op.source.module,
+            tuple(inner.get((op.name, False), ())),
+            tuple(inner.get((op.name, True), ())),
+        )
+        for op in plan.ops
+        if op.name in graph.op
+    }
+
+
+_ByPass = tuple[str, bool]  # an operator, and whether it is its backward pass
+
+
+def seconds_of_transfers(
+    plan: Plan, graph: Graph
+) -> tuple[dict[_ByPass, list[tuple[str, float]]], dict[_ByPass, float]]:
+    """What is moved inside of operators, as `OpSeconds.inner`, and seconds of local moves."""
+    inner: defaultdict[_ByPass, list[tuple[str, float]]] = defaultdict(list)
+    local: defaultdict[_ByPass, float] = defaultdict(float)
     for t in plan.transfers:
         key = t.consumer, t.phase is Phase.BACKWARD
         if _is_inner(t, graph):
@@ -60,20 +114,10 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
                 inner[key].append((axis, t.seconds / t.times))
         elif all(one.split(" ")[0] in _LOCAL for one in t.collectives):
             local[key] += t.seconds / t.times
-    each = plan.micro_batches
-    return {
-        op.name: OpSeconds(
-            op.forward_seconds / each + local[op.name, False],
-            op.backward_seconds / each + local[op.name, True],
-            op.source.module,
-            tuple(inner[op.name, False]),
-            tuple(inner[op.name, True]),
-        )
-        for op in plan.ops
-    }
+    return inner, local
 
 
-def _is_inner(t: Moved, graph: Graph) -> bool:
+def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
     """Whether it is communicated inside of the operator, and not before it."""
     maker = graph.producer.get(t.value)
     return maker is not None and maker.name == t.consumer
@@ -91,6 +135,8 @@ def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSec
     if one.collective is Collective.ALL_GATHER:  # tiles are joined, and copies cut out
         empty = sum(_packing(part, 2, machine) for part in one.parts)
         return TransferSeconds(seconds, fill, empty)
+    if one.collective is Collective.ALL_REDUCE:  # one kernel joins all of them
+        return TransferSeconds(seconds, fill + copy_seconds(float(2 * before), 1, machine.device))
     return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
 
 
@@ -102,14 +148,20 @@ def _packing(part: Part, handled: int, machine: Machine) -> float:
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer."""
+    """Seconds of the moves without communication that come before a transfer.
+
+    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    """
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        axis = links(machine, mesh)[mesh.names.index(move.axis)]
-        total += collective_seconds(
-            move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
-        )
+        if move.axis in mesh.names:
+            axis = links(machine, mesh)[mesh.names.index(move.axis)]
+            total += collective_seconds(
+                move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
+            )
+        else:  # a micro-batch is cut out
+            total += copy_seconds(float(2 * _bytes(after, part)), 1, machine.device)
         shape = after
     return total
 
@@ -142,7 +194,7 @@ def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
 def _contention(one: str, other: str, *, machine: Machine, mesh: Mesh) -> float:
     """The part of its time by which a transfer on a link, of one axis or several, delays another's.
 
-    The links have different axes, which they are named by.
+    The links have different axes, or are channels along them, which they are named by.
     """
-    pairs = product(one.split(" "), other.split(" "))
+    pairs = product(map(axis_of, one.split(" ")), map(axis_of, other.split(" ")))
     return max(contention_of(machine, mesh, a, b) for a, b in pairs)

@@ -8,88 +8,79 @@ before started at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
 
-from shardwright.program.step.instructions import (
-    Forward,
-    StepInstruction,
-    StepProgram,
-    Transfer,
-    Wait,
-)
-
-SAMPLED = 3  # micro-batches of a program that stands for more
-
-
-class Played(NamedTuple):
-    """An instruction; of a `Transfer` or a `Wait` the number of the transfer, of others -1."""
-
-    instruction: StepInstruction
-    transfer: int = -1
+from shardwright.program.step.instructions import Forward, Transfer, Wait
+from shardwright.program.step.unrolled import Played
 
 
 class SteadyStateError(ValueError):
     """A program whose second micro-batch cannot come several times."""
 
 
-def played(program: StepProgram, micro_batches: int) -> list[Played]:
-    """The instructions of `program`, of `min(micro_batches, SAMPLED)`, for `micro_batches`.
+def played(order: Sequence[Played], lowered: int, micro_batches: int) -> list[Played]:
+    """The instructions `order`, of `lowered` micro-batches, for so many `micro_batches`.
 
-    Raises `SteadyStateError` where what the second micro-batch leaves in flight is not what it
-    finds in flight.
+    Transfers have numbers in the order in which they are started. Raises `SteadyStateError` where
+    what the second micro-batch leaves in flight is not what it finds in flight.
     """
-    order = program.instructions
     numbers = _Numbers()
-    if micro_batches <= SAMPLED:
+    if micro_batches <= lowered:
         return list(numbers.of(order))
     start, end = (_first_run(order, batch) for batch in ("1", "2"))
     repeated = order[start:end]
-    found = [one for one in _in_flight(order[:start]) if one.handle in _waited(repeated)]
+    waited = _waited(repeated)
+    found = [one for one in _in_flight(order[:start]) if one.transfer in waited]
     left = _in_flight(repeated)
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
     result = list(numbers.of(order[:start]))
-    for _ in range(micro_batches - SAMPLED + 1):
+    for _ in range(micro_batches - lowered + 1):
         result += numbers.of(repeated)
         for one, latest in zip(found, left, strict=True):
-            numbers.known[one.handle] = numbers.known[latest.handle]
+            numbers.known[one.transfer] = numbers.known[latest.transfer]
     return [*result, *numbers.of(order[end:])]
 
 
 class _Numbers:
-    """Numbers of transfers while instructions are played; `known` has the latest by handle."""
+    """Numbers of transfers while instructions are played; `known` has the latest by name."""
 
     def __init__(self) -> None:
-        self.known: dict[str, int] = {}
+        self.known: dict[Hashable, int] = {}
         self._next = 0
 
-    def of(self, order: Sequence[StepInstruction]) -> Iterator[Played]:
+    def of(self, order: Sequence[Played]) -> Iterator[Played]:
         for one in order:
-            if isinstance(one, Transfer):
-                self.known[one.handle] = self._next
+            if one.transfer is None:
+                yield one
+                continue
+            if isinstance(one.instruction, Transfer):
+                self.known[one.transfer] = self._next
                 self._next += 1
-            number = self.known[one.handle] if isinstance(one, Transfer | Wait) else -1
-            yield Played(one, number)
+            yield Played(one.instruction, self.known[one.transfer])
 
 
-def _first_run(order: Sequence[StepInstruction], batch: str) -> int:
+def _first_run(order: Sequence[Played], batch: str) -> int:
     """The place of the first run of a region in the micro-batch with this number."""
-    for place, one in enumerate(order):
+    for place, (one, _) in enumerate(order):
         if isinstance(one, Forward) and one.call.partition("@")[2] == batch:
             return place
     raise SteadyStateError(f"micro-batch {batch} runs no region")
 
 
-def _in_flight(order: Sequence[StepInstruction]) -> list[Transfer]:
+def _in_flight(order: Sequence[Played]) -> list[Played]:
     """The transfers that are started and not waited for, in the order of their start."""
     waited = _waited(order)
-    return [one for one in order if isinstance(one, Transfer) and one.handle not in waited]
+    return [
+        one for one in order if isinstance(one.instruction, Transfer) and one.transfer not in waited
+    ]
 
 
-def _waited(order: Sequence[StepInstruction]) -> set[str]:
-    return {one.handle for one in order if isinstance(one, Wait)}
+def _waited(order: Sequence[Played]) -> set[Hashable]:
+    return {one.transfer for one in order if isinstance(one.instruction, Wait)}
 
 
-def _form(one: Transfer) -> tuple[object, ...]:
-    return one.collective, one.channel, one.bytes
+def _form(one: Played) -> tuple[object, ...]:
+    transfer = one.instruction
+    assert isinstance(transfer, Transfer)
+    return transfer.collective, transfer.channel, transfer.bytes

@@ -6,14 +6,13 @@ How late grows with the time since they last met: with its root where disturbanc
 independent, nearly with the time itself where one rank is slower for a while (`Machine`).
 
 Tables that add up cannot know how far apart the waits of a plan are. There each costs what one more
-costs among as many as is usual for the model; a finished plan pays for each of its own what is
-missing of it (`with_whole_waits`).
+costs among as many as is usual for the model; the simulation of a step program knows
+(`step_program.py`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp
 
@@ -21,13 +20,11 @@ import numpy as np
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
-from shardwright.ir.plan import Plan
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import SKEWED_SECONDS, Machine
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import operator_seconds
 from shardwright.simulate.costs.workload import OperatorClass, workload
-from shardwright.simulate.time.step import waits_of
 
 _CONTRACTIONS = frozenset(
     {
@@ -64,7 +61,7 @@ def skewed(
 
     That is a part of `between`, which is asked for only where ranks are apart at all. n waits in
     time t cost n (t / n)^power, so that one more costs 1 - power of what each does; or the `whole`
-    of it, where nothing adds what is missing: in pipelines, and on machines that settle nothing.
+    of it, where additive seconds are compared: in pipelines, and on machines that settle nothing.
     """
     if not machine.arrival_skew_seconds or machine.charged_skew_seconds:
         return machine
@@ -75,25 +72,9 @@ def skewed(
 
 
 def late(machine: Machine, seconds: float) -> float:
-    """How long a rank waits for the last one, on average, when all have computed for `seconds`."""
+    """The mean wait for the last rank when all have computed for `seconds`, in seconds."""
     grown = (seconds / SKEWED_SECONDS) ** machine.arrival_skew_power
     return machine.arrival_skew_seconds * float(grown)
-
-
-def with_whole_waits(plan: Plan, machine: Machine) -> Plan:
-    """`plan` whose transfers take what is missing of their waits on a `skewed` machine.
-
-    What is waited for later than it is sent finds ranks apart by so much less, and leaves them so.
-    """
-    if not machine.arrival_skew_seconds:
-        return plan
-    more: defaultdict[int, float] = defaultdict(float)  # by what the transfer is, not what it says
-    since = float(sum(one.seconds for one in plan.parameters))  # since the step before met last
-    for wait in waits_of(plan):
-        lost, since = at_a_wait(machine, since + wait.computed, wait.slack)
-        if lost:
-            more[id(wait.first)] += max(0.0, lost - machine.charged_skew_seconds)
-    return with_more(plan, more)
 
 
 def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, float]:
@@ -104,26 +85,14 @@ def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, floa
         since: seconds of computing since ranks were together.
         slack: of these, seconds since what is waited for was started.
     """
-    apart = late(machine, max(0.0, since - slack))
-    if not apart:
+    spread = late(machine, max(0.0, since - slack))
+    if not spread:
         return 0.0, since
-    lost = apart * exp(-slack / (2 * apart))
-    return lost, slack + _after(machine, apart - lost)
+    lost = spread * exp(-slack / (2 * spread))
+    return lost, slack + _after(machine, spread - lost)
 
 
-def with_more(plan: Plan, more: Mapping[int, float]) -> Plan:
-    """`plan` whose transfers take so many seconds more, by their `id`, and so its step."""
-    if not more:
-        return plan
-    transfers = tuple(
-        replace(t, seconds=Seconds(t.seconds + more[id(t)])) if id(t) in more else t
-        for t in plan.transfers
-    )
-    step = Seconds(plan.step_seconds + sum(more.values()))
-    return replace(plan, transfers=transfers, step_seconds=step)
-
-
-def _after(machine: Machine, apart: float) -> float:
-    """Seconds after which ranks are so far `apart`, the inverse of `late`."""
-    grown = apart / machine.arrival_skew_seconds
+def _after(machine: Machine, spread: float) -> float:
+    """Seconds after which ranks are so far `spread`, the inverse of `late`."""
+    grown = spread / machine.arrival_skew_seconds
     return SKEWED_SECONDS * float(grown ** (1 / machine.arrival_skew_power))

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.solve.algebra.minplus import Rows
-from shardwright.solve.elimination.schedule import Join, Schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule, Join
 
 
-def outsides(schedule: Schedule, tables: Sequence[Rows]) -> list[Rows]:
+def outsides(schedule: EliminationSchedule, tables: Sequence[Rows]) -> list[Rows]:
     """The outside of every factor, of a schedule with nothing kept or pinned: (L, axes of it...).
 
     `tables` are the insides, one for each table of the schedule.
@@ -59,7 +59,7 @@ def insides(join: Join, tables: Sequence[Rows]) -> list[Rows]:
     return found
 
 
-def _table(schedule: Schedule, factor: int) -> int:
+def _table(schedule: EliminationSchedule, factor: int) -> int:
     return schedule.factors[factor].table
 
 

@@ -22,7 +22,12 @@ from functools import cache
 import numpy as np
 
 from shardwright.solve.elimination.problem import Floats, Ints
-from shardwright.solve.elimination.schedule import ExternalTable, Join, Leaf, Schedule
+from shardwright.solve.elimination.schedule import (
+    EliminationSchedule,
+    ExternalTable,
+    InputTable,
+    Join,
+)
 
 Rows = Floats  # (objectives, ...)
 
@@ -68,7 +73,7 @@ def extreme_objectives(most_time: float, most_memory: float) -> Objectives:
 
 
 def minimise(
-    schedule: Schedule, objectives: Objectives, num_nodes: int, pins: Ints
+    schedule: EliminationSchedule, objectives: Objectives, num_nodes: int, pins: Ints
 ) -> tuple[Rows, Ints]:
     """The least value of every objective, and an assignment that attains it: (L,), (L, nodes).
 
@@ -76,7 +81,7 @@ def minimise(
     """
     chosen = dict(zip(schedule.pinned, pins.T, strict=True))
 
-    def pinned_rows(leaf: Leaf) -> Rows:
+    def pinned_rows(leaf: InputTable) -> Rows:
         return _pinned_rows(leaf, objectives, chosen)
 
     tables = forward(schedule, objectives, leaf_rows=pinned_rows if chosen else None)
@@ -87,7 +92,7 @@ def minimise(
     return values, choice
 
 
-def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
+def relaxed_minimum(schedule: EliminationSchedule, objectives: Objectives) -> Rows:
     """A lower bound of every objective over all choices of the pinned nodes: (L,).
 
     Every cost over a pinned node takes that node's best choice independently.
@@ -96,7 +101,7 @@ def relaxed_minimum(schedule: Schedule, objectives: Objectives) -> Rows:
     return tables[schedule.factors[schedule.root].table]
 
 
-def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) -> Rows:
+def _pinned_rows(leaf: InputTable, objectives: Objectives, chosen: dict[int, Ints]) -> Rows:
     table = objectives.rows(leaf.time, leaf.memory)
     rows = np.arange(len(table))
     for axis, pin in reversed(list(enumerate(leaf.pinned))):
@@ -105,7 +110,7 @@ def _pinned_rows(leaf: Leaf, objectives: Objectives, chosen: dict[int, Ints]) ->
     return table
 
 
-def relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
+def relaxed_rows(leaf: InputTable, objectives: Objectives) -> Rows:
     """A lower bound of a table over all choices of its pinned nodes: (L, remaining axes...)."""
     table = objectives.rows(leaf.time, leaf.memory)
     pinned = tuple(axis + 1 for axis, pin in enumerate(leaf.pinned) if pin is not None)
@@ -113,11 +118,11 @@ def relaxed_rows(leaf: Leaf, objectives: Objectives) -> Rows:
 
 
 def forward(
-    schedule: Schedule,
+    schedule: EliminationSchedule,
     objectives: Objectives,
     given: Sequence[Rows] = (),
     done: Sequence[Rows] = (),
-    leaf_rows: Callable[[Leaf], Rows] | None = None,
+    leaf_rows: Callable[[InputTable], Rows] | None = None,
 ) -> list[Rows]:
     """Compute all tables of a schedule, the first of which are `done`: (L, axes of the table...).
 
@@ -126,7 +131,7 @@ def forward(
     tables = list(done)
     weigh = leaf_rows or _objective_rows(schedule, objectives, len(done))
     for table in schedule.tables[len(done) :]:
-        if isinstance(table, Leaf):
+        if isinstance(table, InputTable):
             tables.append(weigh(table))
         elif isinstance(table, ExternalTable):
             tables.append(given[table.number])
@@ -136,8 +141,8 @@ def forward(
 
 
 def _objective_rows(
-    schedule: Schedule, objectives: Objectives, done: int
-) -> Callable[[Leaf], Rows]:
+    schedule: EliminationSchedule, objectives: Objectives, done: int
+) -> Callable[[InputTable], Rows]:
     """A function from leaf to rows, which weighs all leaves after the first `done` tables at once.
 
     It must be called on leaves in their order.
@@ -149,7 +154,7 @@ def _objective_rows(
     rows += np.multiply.outer(objectives.memory, leaves.memory[first:])
     rows[:, leaves.forbidden[np.searchsorted(leaves.forbidden, first) :] - first] = np.inf
 
-    def of(leaf: Leaf) -> Rows:
+    def of(leaf: InputTable) -> Rows:
         begin = next(places) - first
         own: Rows = rows[:, begin : begin + leaf.time.size]
         return own.reshape(len(objectives), *leaf.time.shape)
@@ -217,7 +222,7 @@ def _aligned(table: Rows, axes: tuple[int, ...], join: Join) -> Rows:
 def _arrangement(
     axes: tuple[int, ...], num: int, eliminates: bool
 ) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
-    """How to transpose and to index a table whose axes are the joint axes `axes` of `num`."""
+    """The transposition and the index of a table whose axes are the joint axes `axes` of `num`."""
     objectives = -1
     joint = [num - 1, objectives, *range(num - 1)] if eliminates else [objectives, *range(num)]
     have = {objectives: 0, **{axis: 1 + i for i, axis in enumerate(axes)}}
@@ -232,7 +237,9 @@ def _sum(tables: Sequence[Rows]) -> Rows:
     return total
 
 
-def backward(schedule: Schedule, tables: Sequence[Rows], choice: Ints, rows: Ints) -> None:
+def backward(
+    schedule: EliminationSchedule, tables: Sequence[Rows], choice: Ints, rows: Ints
+) -> None:
     """Fill in `choice` (A, nodes), last eliminated node first; kept nodes have chosen already.
 
     Assignment a is for objective `rows[a]`.

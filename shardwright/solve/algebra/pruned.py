@@ -29,9 +29,14 @@ from shardwright.solve.algebra.frontier import (
 )
 from shardwright.solve.algebra.marginals import insides, outsides
 from shardwright.solve.algebra.minplus import Rows, forward
-from shardwright.solve.algebra.region import Bools, Region
+from shardwright.solve.algebra.region import Bools, DominatedRegion
 from shardwright.solve.elimination.problem import Floats, Ints, Problem
-from shardwright.solve.elimination.schedule import Join, Schedule, Step, make_schedule
+from shardwright.solve.elimination.schedule import (
+    EliminationSchedule,
+    EliminationStep,
+    Join,
+    make_schedule,
+)
 
 SUMS_PER_STEP = 500  # cost of a step that makes no sums, in sums
 _TABLE = 250_000  # frontiers of a table, at most
@@ -66,7 +71,7 @@ class BudgetExceededError(Exception):
 
 
 def without_excluded_choices(
-    problem: Problem, schedule: Schedule, tables: Sequence[Rows], region: Region
+    problem: Problem, schedule: EliminationSchedule, tables: Sequence[Rows], region: DominatedRegion
 ) -> tuple[Problem, list[Ints]] | None:
     """The problem without choices that lead out of the region, and the remaining choices; or None.
 
@@ -96,7 +101,7 @@ def without_excluded_choices(
 
 
 def assignments_in_region(
-    problem: Problem, region: Region, slack: float, budget: Budget
+    problem: Problem, region: DominatedRegion, slack: float, budget: Budget
 ) -> AssignmentsInRegion:
     """The part of the frontier of `problem` in the region, up to `slack` seconds.
 
@@ -127,14 +132,14 @@ def assignments_in_region(
     return AssignmentsInRegion(found, used)
 
 
-def _pruned(table: Frontiers, region: Region, outside: Rows) -> Frontiers:
+def _pruned(table: Frontiers, region: DominatedRegion, outside: Rows) -> Frontiers:
     cell = np.repeat(np.arange(len(table)), table.lengths)
     return select(
         table, _keep(region, outside.reshape(len(outside), -1))(cell, table.time, table.memory)
     )
 
 
-def _keep(region: Region, rest: Rows) -> Keep:
+def _keep(region: DominatedRegion, rest: Rows) -> Keep:
     def keep(cell: Ints, time: Floats, memory: Ints) -> Bools:
         return region.may_contain_sums(time, memory, rest, cell)
 
@@ -142,12 +147,12 @@ def _keep(region: Region, rest: Rows) -> Keep:
 
 
 def _join(
-    schedule: Schedule,
-    step: Step,
+    schedule: EliminationSchedule,
+    step: EliminationStep,
     inputs: Sequence[Frontiers],
     tables: Sequence[Rows],
     outside: Rows,
-    region: Region,
+    region: DominatedRegion,
     budget: Budget,
 ) -> Frontiers:
     """The join of `eliminate.py`, without points that lead out of the region."""
@@ -190,7 +195,7 @@ def _join(
 
 
 def _unroll(
-    schedule: Schedule, trace: Sequence[tuple[Ints, ...]], count: int, num_nodes: int
+    schedule: EliminationSchedule, trace: Sequence[tuple[Ints, ...]], count: int, num_nodes: int
 ) -> Ints:
     """Follow the traces back from every point of the root: (points, nodes)."""
     place = {schedule.root: np.arange(count)}

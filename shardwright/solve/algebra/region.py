@@ -29,7 +29,7 @@ _ROUNDING = 1e-9  # sums of many seconds are off by less, relatively
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class DominatedRegion:
     """All (time, memory) that lie at or below at least one of the corners in both.
 
     A point with a lower bound in each of `objectives` lies outside if at every corner one of its

@@ -25,10 +25,10 @@ from shardwright.solve.elimination.pin import minimise_pinned
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Ints, Point, Problem, most
 from shardwright.solve.elimination.schedule import (
+    EliminationSchedule,
     ExternalTable,
+    InputTable,
     Join,
-    Leaf,
-    Schedule,
     make_schedule,
 )
 
@@ -66,19 +66,19 @@ Point(time=4.0, memory=40, choice=(1, 1)))
     return ExactFrontier(best_points(PriceList.of(problem), found), schedule.pinned)
 
 
-def _pins_of_the_ends(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
+def _pins_of_the_ends(problem: Problem, schedule: EliminationSchedule) -> list[tuple[int, ...]]:
     _, choices = minimise_pinned(problem, schedule, extreme_objectives(*most(problem)))
     return sorted({tuple(row) for row in choices[:, list(schedule.pinned)].tolist()})
 
 
 def _assignments(
-    schedule: Schedule, num_nodes: int, pins: Sequence[int], limit: int | None
+    schedule: EliminationSchedule, num_nodes: int, pins: Sequence[int], limit: int | None
 ) -> Ints:
     """Every assignment on the frontier where the pinned nodes choose `pins`: (A, nodes)."""
     chosen = dict(zip(schedule.pinned, pins, strict=True))
     tables: list[Frontiers] = []
     for table in schedule.tables:
-        if isinstance(table, Leaf):
+        if isinstance(table, InputTable):
             tables.append(_leaf(table, chosen, limit))
         elif isinstance(table, ExternalTable):
             raise AssertionError("only a folded problem has tables that are given")
@@ -87,13 +87,13 @@ def _assignments(
     return _unroll(schedule, tables, num_nodes, chosen)
 
 
-def _leaf(leaf: Leaf, chosen: dict[int, int], limit: int | None) -> Frontiers:
+def _leaf(leaf: InputTable, chosen: dict[int, int], limit: int | None) -> Frontiers:
     index = tuple(slice(None) if pin is None else chosen[pin] for pin in leaf.pinned)
     return singletons(np.asarray(leaf.time[index]), np.asarray(leaf.memory[index]), limit)
 
 
 def _join(
-    join: Join, schedule: Schedule, tables: Sequence[Frontiers], limit: int | None
+    join: Join, schedule: EliminationSchedule, tables: Sequence[Frontiers], limit: int | None
 ) -> Frontiers:
     """The product of the inputs, united over the choices of the eliminated node.
 
@@ -119,7 +119,10 @@ def _join(
 
 
 def _unroll(
-    schedule: Schedule, tables: Sequence[Frontiers], num_nodes: int, chosen: dict[int, int]
+    schedule: EliminationSchedule,
+    tables: Sequence[Frontiers],
+    num_nodes: int,
+    chosen: dict[int, int],
 ) -> Ints:
     """Follow the traces back from every point of the root: (points, nodes)."""
     root = tables[schedule.factors[schedule.root].table]

@@ -21,7 +21,7 @@ from typing import final
 import numpy as np
 
 from shardwright.solve.elimination.problem import Bools, Edge, Floats, Ints, Node, Problem
-from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.folded import Folded, FoldedChain
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class _Groups:
             edges.append(Edge(number[a], number[b], *self._between(edge)))
         nodes = tuple(self._node(first, inside.get(first, ())) for first in firsts)
         runs = tuple(
-            Run(
+            FoldedChain(
                 tuple(sorted({number[self.group[node]] for node in run.nodes})),
                 number[run.entry],
                 number[run.exit],

@@ -13,13 +13,13 @@ import numpy as np
 
 from shardwright.solve.algebra.minplus import Objectives, Rows, minimise
 from shardwright.solve.elimination.problem import Ints, Problem
-from shardwright.solve.elimination.schedule import Schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule
 
 _ROUNDS = 4
 
 
 def minimise_pinned(
-    problem: Problem, schedule: Schedule, objectives: Objectives
+    problem: Problem, schedule: EliminationSchedule, objectives: Objectives
 ) -> tuple[Rows, Ints]:
     """Minimise every objective, choosing for the pinned nodes too: values (L,), choices (L, N).
 

@@ -33,7 +33,7 @@ from shardwright.solve.elimination.problem import Edge, Floats, Ints, Node, Prob
 NOTHING: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
-class Leaf(NamedTuple):
+class InputTable(NamedTuple):
     """A cost table of the problem; `pinned[i]` is the pinned node of axis i, or None."""
 
     time: Floats
@@ -71,14 +71,14 @@ class Join(NamedTuple):
         return self.sizes[:-1] if self.eliminates else self.sizes
 
 
-class Factor(NamedTuple):
+class ScopedTable(NamedTuple):
     """A table in the graph: axis i of table `table` is node `scope[i]`."""
 
     scope: tuple[int, ...]
     table: int
 
 
-class Step(NamedTuple):
+class EliminationStep(NamedTuple):
     """Factors `inputs` become factor `output`; `node` is eliminated, unless it is None."""
 
     node: int | None
@@ -96,12 +96,12 @@ class Leaves(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
-    """How to eliminate all nodes: the distinct tables to compute, and their scopes in the graph."""
+class EliminationSchedule:
+    """A plan of elimination: the distinct tables to compute, and their scopes in the graph."""
 
-    tables: tuple[Leaf | ExternalTable | Join, ...]  # each after those it needs
-    factors: tuple[Factor, ...]
-    steps: tuple[Step, ...]
+    tables: tuple[InputTable | ExternalTable | Join, ...]  # each after those it needs
+    factors: tuple[ScopedTable, ...]
+    steps: tuple[EliminationStep, ...]
     root: int  # the factor that holds the answer; its scope is that of the kept nodes
     pinned: tuple[int, ...]
     known: dict[object, int]  # inputs of a table -> the table
@@ -109,7 +109,7 @@ class Schedule:
     @cached_property
     def leaves(self) -> Leaves:
         """All cost tables, for weighing at once."""
-        leaves = {i: table for i, table in enumerate(self.tables) if isinstance(table, Leaf)}
+        leaves = {i: table for i, table in enumerate(self.tables) if isinstance(table, InputTable)}
         sizes = [leaf.time.size for leaf in leaves.values()]
         time = np.concatenate([leaf.time.ravel() for leaf in leaves.values()])
         memory = np.concatenate([leaf.memory.ravel() for leaf in leaves.values()])
@@ -124,9 +124,9 @@ def make_schedule(
     max_table: int,
     kept: Sequence[int] = (),
     given: Mapping[int, tuple[int, ...]] = NOTHING,
-    after: Schedule | None = None,
+    after: EliminationSchedule | None = None,
     pins: Sequence[int] = (),
-) -> Schedule:
+) -> EliminationSchedule:
     """Schedule the elimination of every node, with no new table above `max_table` entries.
 
     * `kept`: nodes that are not eliminated;
@@ -210,20 +210,22 @@ def elimination_order(
 class _Builder:
     """Builds a schedule in which equal computations are one table."""
 
-    def __init__(self, problem: Problem, pinned: frozenset[int], after: Schedule | None) -> None:
+    def __init__(
+        self, problem: Problem, pinned: frozenset[int], after: EliminationSchedule | None
+    ) -> None:
         self.problem = problem
         self.sizes = problem.sizes
         self.pinned = pinned
-        self.tables: list[Leaf | ExternalTable | Join] = list(after.tables) if after else []
-        self.factors: list[Factor] = []
-        self.steps: list[Step] = []
+        self.tables: list[InputTable | ExternalTable | Join] = list(after.tables) if after else []
+        self.factors: list[ScopedTable] = []
+        self.steps: list[EliminationStep] = []
         self.known: dict[object, int] = dict(after.known) if after else {}
         self.live: dict[int, set[int]] = defaultdict(set)  # node -> factors that mention it
         self.constants: list[int] = []  # factors of empty scope
 
     def build(
         self, order: Sequence[int], given: Mapping[int, tuple[int, ...]], kept: tuple[int, ...]
-    ) -> Schedule:
+    ) -> EliminationSchedule:
         for number, node in enumerate(self.problem.nodes):
             self._add_leaf(node, (number,))
         for edge in self.problem.edges:
@@ -237,7 +239,7 @@ class _Builder:
         root = left[0]
         if len(left) > 1 or self.factors[root].scope != kept:
             root = self._join(tuple(left), None, kept)
-        return Schedule(
+        return EliminationSchedule(
             tuple(self.tables),
             tuple(self.factors),
             tuple(self.steps),
@@ -279,23 +281,23 @@ class _Builder:
             for n in self.factors[number].scope:
                 self.live[n].discard(number)
         output = self._add_factor(tuple(scope), join, join)
-        self.steps.append(Step(node, inputs, output))
+        self.steps.append(EliminationStep(node, inputs, output))
         return output
 
     def _add_leaf(self, part: Node | Edge, ends: tuple[int, ...]) -> None:
         pinned = tuple(end if end in self.pinned else None for end in ends)
         scope = tuple(end for end in ends if end not in self.pinned)
-        leaf = Leaf(part.time, part.memory, pinned)
+        leaf = InputTable(part.time, part.memory, pinned)
         self._add_factor(scope, leaf, (id(part.time), id(part.memory), pinned))
 
     def _add_factor(
-        self, scope: tuple[int, ...], table: Leaf | ExternalTable | Join, key: object
+        self, scope: tuple[int, ...], table: InputTable | ExternalTable | Join, key: object
     ) -> int:
         place = self.known.setdefault(key, len(self.tables))
         if place == len(self.tables):
             self.tables.append(table)
         number = len(self.factors)
-        self.factors.append(Factor(scope, place))
+        self.factors.append(ScopedTable(scope, place))
         for node in scope:
             self.live[node].add(number)
         if not scope:

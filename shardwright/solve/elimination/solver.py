@@ -3,7 +3,8 @@
 Paper: elimination is TensorOpt's (arXiv 2004.10856), folding TAPAS' (arXiv 2302.00247). The inside
 of one copy of each run is eliminated, which leaves a table from entry to exit; the power of this
 table replaces all copies; the nodes outside are eliminated last.
-Deviation: where a graph is so wide that nodes must be pinned it is not folded.
+Deviation: where a graph is so wide that nodes must be pinned it is not folded, and a few more are
+pinned, because coordinate descent computes all tables once for each of its rounds.
 Complexity: one elimination for each run, log n products for n copies.
 Oracle: the same without runs, and `tests/harness/oracles.py::enumerate_problem`.
 """
@@ -21,11 +22,12 @@ from shardwright.solve.algebra.powers import paths, power
 from shardwright.solve.elimination.merged import Merged, merge
 from shardwright.solve.elimination.pin import minimise_pinned
 from shardwright.solve.elimination.problem import Ints, Problem
-from shardwright.solve.elimination.schedule import Schedule, make_schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule, make_schedule
 from shardwright.solve.folding.bound_pruning import PrunedProblem, pruned_by_bounds
 from shardwright.solve.folding.folded import Folded
 
 _WIDE = 100_000  # entries of the table of one run, beyond which shared inputs are pruned
+_PINNED_TABLE = 60_000  # the same where nodes are pinned, whose rounds compute all tables again
 
 
 class Solver(Protocol):
@@ -103,7 +105,10 @@ class _PrunedSolver:
 class _FlatSolver:
     def __init__(self, problem: Problem, max_table: int) -> None:
         self.problem = problem
-        self.schedule = make_schedule(problem, max_table)
+        schedule = make_schedule(problem, max_table)
+        if schedule.pinned:
+            schedule = make_schedule(problem, min(max_table, _PINNED_TABLE))
+        self.schedule = schedule
         self.pinned = self.schedule.pinned
         self.entries = _entries(self.schedule)
 
@@ -118,7 +123,7 @@ class _RunElimination(NamedTuple):
     """The elimination of the inside of one copy of a run."""
 
     copies: int
-    schedule: Schedule
+    schedule: EliminationSchedule
     numbers: tuple[int, ...]  # nodes in the folded problem: entry, exit, shared inputs, inside
     kept: int  # how many of these are not eliminated
     places: Ints  # (copies, the run's nodes) in a whole assignment
@@ -133,7 +138,7 @@ class _FoldedSolver:
         at = {node: i for i, node in enumerate(self.numbers)}
         self.runs: list[_RunElimination] = []
         scopes = []
-        last: Schedule | None = None
+        last: EliminationSchedule | None = None
         for number, run in enumerate(folded.runs):
             template, numbers, kept = folded.template(run)
             schedule = last = make_schedule(template, max_table, kept, after=last)
@@ -181,5 +186,5 @@ class _FoldedSolver:
         return values, choice
 
 
-def _entries(schedule: Schedule) -> int:
+def _entries(schedule: EliminationSchedule) -> int:
     return sum(int(np.prod(table.shape)) for table in schedule.tables)

@@ -149,7 +149,7 @@ def _candidates(rows: Objectives, bounds: Rows, points: Floats, margin: float) -
 
 
 def _ties(one: Floats, other: Floats) -> Floats:
-    """Where between two rows two points cost the same, as a fraction, for every pair that does."""
+    """The fractions between two rows at which two points cost the same, for every such pair."""
     before, after = np.subtract.outer(one, one), np.subtract.outer(other, other)
     crossing = before * after < 0
     found: Floats = np.unique(before[crossing] / (before[crossing] - after[crossing]))

@@ -26,7 +26,7 @@ from shardwright.solve.elimination.problem import (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FoldedChain:
     """Nodes of the problem that represent `count` copies of themselves in a chain.
 
     `entry` is the node before the first copy; for every later copy the `exit`, one of `nodes`, of
@@ -50,7 +50,7 @@ class Folded:
     """
 
     problem: Problem
-    runs: tuple[Run, ...] = ()
+    runs: tuple[FoldedChain, ...] = ()
 
     def __post_init__(self) -> None:
         taken: set[int] = set()
@@ -86,7 +86,7 @@ class Folded:
         """Entries of the largest table over the entry, the exit and the shared inputs of a run."""
         return max((self._entries(run) for run in self.runs), default=1)
 
-    def _entries(self, run: Run) -> int:
+    def _entries(self, run: FoldedChain) -> int:
         edges = [self.problem.edges[e] for e in self.inner_edges(run)]
         outside = {end for edge in edges for end in (edge.tail, edge.head)} - set(run.nodes)
         return math.prod(self.problem.sizes[node] for node in outside | {run.entry, run.exit})
@@ -126,7 +126,7 @@ class Folded:
             exits = np.concatenate(([run.entry], places[:-1, at[run.exit]]))
 
             def end(
-                nodes: Ints, run: Run = run, places: Ints = places, exits: Ints = exits
+                nodes: Ints, run: FoldedChain = run, places: Ints = places, exits: Ints = exits
             ) -> Ints:
                 found = np.tile(nodes, (run.count, 1))
                 for i, node in enumerate(run.nodes):
@@ -141,7 +141,7 @@ class Folded:
             head.append(heads[:-1].ravel())
         return np.concatenate(table), np.concatenate(tail), np.concatenate(head)
 
-    def inner_edges(self, run: Run) -> list[int]:
+    def inner_edges(self, run: FoldedChain) -> list[int]:
         """The numbers of the edges of `problem` that exist in every copy of a run."""
         inside = set(run.nodes)
         return [
@@ -162,7 +162,7 @@ class Folded:
         ]
         return Problem.unchecked(nodes, edges)
 
-    def template(self, run: Run) -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
+    def template(self, run: FoldedChain) -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
         """One copy of a run as a problem, its nodes' numbers, and its nodes to keep.
 
         Kept are entry, exit and the nodes outside with edges into the run; only nodes of the run

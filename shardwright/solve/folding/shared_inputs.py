@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.solve.algebra.minplus import Objectives, Rows, forward, relaxed_rows
 from shardwright.solve.algebra.powers import power
-from shardwright.solve.elimination.schedule import Leaf, Schedule, make_schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule, InputTable, make_schedule
 from shardwright.solve.folding.folded import Folded
 
 
@@ -39,9 +39,9 @@ class SharedInputBounds:
 
     def __init__(self, folded: Folded, shared: Sequence[int], max_table: int) -> None:
         self.too_wide = False
-        self._inner: list[Schedule] = []  # of every shared input and run
+        self._inner: list[EliminationSchedule] = []  # of every shared input and run
         self._powers: dict[tuple[int, int], int] = {}  # (table, copies) -> number of the power
-        self._outer: list[Schedule] = []  # of every shared input
+        self._outer: list[EliminationSchedule] = []  # of every shared input
         outer, outside = folded.outer()
         at = {node: i for i, node in enumerate(outside)}
         scopes: list[dict[int, tuple[int, ...]]] = []
@@ -71,7 +71,7 @@ class SharedInputBounds:
         `single` computes in single precision.
         """
 
-        def relaxed(leaf: Leaf) -> Rows:
+        def relaxed(leaf: InputTable) -> Rows:
             rows = relaxed_rows(leaf, objectives)
             return rows.astype(np.float32) if single else rows
 

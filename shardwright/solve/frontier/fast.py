@@ -47,7 +47,7 @@ class FastFrontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much work goes into a frontier.
+    """Limits on the work for a frontier.
 
     * `max_weights`, `seconds`: limits of the sweep; with `seconds` the result depends on the host;
     * `max_points`: points between the supported ones;

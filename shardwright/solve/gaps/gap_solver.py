@@ -31,11 +31,11 @@ from shardwright.solve.algebra.pruned import (
     assignments_in_region,
     without_excluded_choices,
 )
-from shardwright.solve.algebra.region import Region, corners_below
+from shardwright.solve.algebra.region import DominatedRegion, corners_below
 from shardwright.solve.elimination.merged import Merged, merge
 from shardwright.solve.elimination.pricing import PriceList, best_points
 from shardwright.solve.elimination.problem import Ints, Point, Problem
-from shardwright.solve.elimination.schedule import Join, Schedule, make_schedule
+from shardwright.solve.elimination.schedule import EliminationSchedule, Join, make_schedule
 from shardwright.solve.folding.folded import Folded
 from shardwright.solve.frontier.sweep import DualBound
 
@@ -99,7 +99,7 @@ class _GapSolver:
     def __init__(
         self,
         merged: Merged,
-        schedule: Schedule,
+        schedule: EliminationSchedule,
         prices: PriceList,
         budget: Budget,
         deadline: float,
@@ -151,12 +151,12 @@ class _GapSolver:
         weights = np.array([_weight(gap) for gap in gaps])[:: -(-len(gaps) // _WEIGHTS)]
         around = np.concatenate(([0.0], weights.min() * _BELOW, weights, weights.max() * _ABOVE))
         small: _Small | None = self.problem, [np.arange(k) for k in self.problem.sizes]
-        schedule: Schedule | None = self.schedule
+        schedule: EliminationSchedule | None = self.schedule
         for objectives in (
             weighted(weights),
             Objectives(np.append(np.ones(len(around)), 0.0), np.append(around, 1.0)),
         ):
-            region = Region(objectives, corner_time, corner_memory)
+            region = DominatedRegion(objectives, corner_time, corner_memory)
             if small is not None:
                 small = self._reduced(small, schedule, region)
                 schedule = None
@@ -180,7 +180,9 @@ class _GapSolver:
         ]
         return BoundedFrontier(points, current.bound.with_proved(proved))
 
-    def _reduced(self, small: _Small, schedule: Schedule | None, region: Region) -> _Small | None:
+    def _reduced(
+        self, small: _Small, schedule: EliminationSchedule | None, region: DominatedRegion
+    ) -> _Small | None:
         problem, kept = small
         schedule = schedule or make_schedule(problem, _TABLE)
         if schedule.pinned:
@@ -215,7 +217,7 @@ def _largest_gain(current: BoundedFrontier, left: Point, right: Point) -> float:
     return float((1 - current.bound.bounds_at(limits) / [p.time for p in stairs[1:]]).max())
 
 
-def _entries(schedule: Schedule) -> int:
+def _entries(schedule: EliminationSchedule) -> int:
     """Entries of the inputs of a schedule's outsides, for one objective."""
     total = 0
     for step in schedule.steps:

@@ -140,6 +140,17 @@ def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(into.dtype).expand(into.shape)
 
 
+def _repeat_interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
+    """Repeats of a single element, as an expansion, whose copies can be split."""
+    if dim is None or x.shape[dim] != 1:
+        return NotImplemented
+    sizes = list(x.shape)
+    sizes[dim] = repeats
+    return x.expand(sizes)
+
+
 def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
     losses = {
@@ -162,6 +173,7 @@ def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     found[aten.type_as.default] = _type_as
     found[aten.copy.default] = _copy
     found[aten.chalf.default] = _chalf
+    found[aten.repeat_interleave.self_int] = _repeat_interleave
     norms = {**batchnorm.table(), **local_batchnorm.table(numerics)}
     composed = {**composed_losses.table(), **deviations.table()}
     return {**found, **norms, **composed, **random_ops.table(), **recurrent.table()}

@@ -16,7 +16,7 @@ import torch
 from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol
 from shardwright.tracing.decompose.experts import EXPERTS
 from shardwright.tracing.export.operators import call_op
-from shardwright.tracing.gradients.autograd import Facts, observe
+from shardwright.tracing.gradients.autograd import AutogradFacts, observe
 
 _PRODUCTS = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
 _LOGICAL = ("_to_copy", "clone", "alias", "contiguous")
@@ -182,7 +182,7 @@ class _Mixture:
         inner = self._observed(op, 2).extra_saved - extra
         return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
 
-    def _observed(self, op: Op, times: int) -> Facts:
+    def _observed(self, op: Op, times: int) -> AutogradFacts:
         """The autograd facts of the mixture with `times` its inner width."""
         operands = list(dict.fromkeys(op.operands))
         up, down = op.operands[3:5]

@@ -8,8 +8,8 @@ from typing import Any, final
 from torch import Tensor
 
 from shardwright.tracing.dedup.module_steps import (
+    FunctionRecorder,
     NotComparableError,
-    Steps,
     TensorMeta,
     tensor_meta,
 )
@@ -19,7 +19,7 @@ from shardwright.tracing.dedup.module_steps import (
 class BlockCall:
     """One call of a block, by its `number` in an export; `given` is its `shallow_form`."""
 
-    def __init__(self, number: int, given: Any, steps: Steps) -> None:
+    def __init__(self, number: int, given: Any, steps: FunctionRecorder) -> None:
         self.number = number
         self.given = given
         self.steps = steps

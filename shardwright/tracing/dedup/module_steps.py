@@ -43,7 +43,7 @@ def enter(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 @final
-class Steps(TorchFunctionMode):
+class FunctionRecorder(TorchFunctionMode):
     """A mode that records each function of torch that is called.
 
     Tensors are identified by numbers, `operands` first; no other tensor of the

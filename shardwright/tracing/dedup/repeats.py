@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from shardwright.tracing.dedup.block_call import BlockCall, shallow_form, tensors_in, with_tensors
 from shardwright.tracing.dedup.candidates import Blocks
-from shardwright.tracing.dedup.module_steps import Steps, TensorMeta, enter, tensor_meta
+from shardwright.tracing.dedup.module_steps import FunctionRecorder, TensorMeta, enter, tensor_meta
 from shardwright.tracing.dedup.trace_guard import TraceGuard
 from shardwright.tracing.patched_forward import replaced_forward
 
@@ -77,7 +77,7 @@ class Repeats:
         self._inline = inline
         self._known: dict[int, list[BlockCall]] = {}  # traced calls, by block
         self._calls = 0
-        self._running: Steps | None = None
+        self._running: FunctionRecorder | None = None
         self._stack = ExitStack()
         self._traced: type = Tensor
 
@@ -143,7 +143,7 @@ class Repeats:
         given = self._in_own_thread(lambda: shallow_form((args, kwargs)))
         candidates = [call for call in known if call.given == given]
         rehearsal = bool(candidates) and number not in self._inline
-        call = BlockCall(number, given, Steps(operands, rehearsal=rehearsal))
+        call = BlockCall(number, given, FunctionRecorder(operands, rehearsal=rehearsal))
         if rehearsal:
             return self._rehearsed(call, candidates, run, args, kwargs)
         return self._traced_inline(call, known, run, args, kwargs)
@@ -225,7 +225,7 @@ class Repeats:
         return with_tensors(returned, lambda t: new.get(id(t), call.steps.original(t)))
 
     @contextmanager
-    def _noting(self, steps: Steps) -> Iterator[None]:
+    def _noting(self, steps: FunctionRecorder) -> Iterator[None]:
         self._running = steps
         try:
             yield

@@ -29,7 +29,7 @@ import torch
 from shardwright.ir.graph import Graph, Op, Tensor
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.samples import domains_of
-from shardwright.tracing.discovery.trial import Call, Cut, Trial
+from shardwright.tracing.discovery.trial import Cut, Trial, TrialCall
 
 # Twice a prime each, so that no size divides another; smaller ones for many dimensions.
 _SIZES = ((6, 10, 14, 22, 26, 34, 38, 46), (3, 4, 5, 6, 7, 8, 9, 10))
@@ -39,7 +39,7 @@ _PATIENCE = 60  # seconds for one operator
 _HARSH_PATIENCE = 10  # further seconds, for samples that may crash native code
 
 Finding = tuple[Trial, list[Cut]] | CaptureError | None  # None: the call does not run
-Search = Callable[[Call, bool], Finding]  # arguments: the call, and whether autograd works
+Search = Callable[[TrialCall, bool], Finding]  # arguments: the call, and whether autograd works
 
 
 def discover(op: Op, graph: Graph, least: int = 0) -> str | None:
@@ -63,7 +63,7 @@ def first_notation(op: Op, graph: Graph, search: Search, least: int = 0) -> str 
     end = time.monotonic() + _PATIENCE
     for sizes in _trials(tuple(described.values()), least):
         for wide in (torch.float64, torch.float32):
-            call = Call(op, described, sizes, wide, dims, least)
+            call = TrialCall(op, described, sizes, wide, dims, least)
             found = _in_a_process(end - time.monotonic(), search, call)
             if isinstance(found, CaptureError):
                 raise found
@@ -72,7 +72,7 @@ def first_notation(op: Op, graph: Graph, search: Search, least: int = 0) -> str 
     return None
 
 
-def _in_a_process(seconds: float, search: Search, call: Call) -> str | CaptureError | None:
+def _in_a_process(seconds: float, search: Search, call: TrialCall) -> str | CaptureError | None:
     """The notation that `search` finds; None if the process died or took too long."""
     context = multiprocessing.get_context(
         "fork"
@@ -110,7 +110,7 @@ def _received(
         return otherwise
 
 
-def _send_answers(ask: Any, search: Search, call: Call) -> None:
+def _send_answers(ask: Any, search: Search, call: TrialCall) -> None:
     """Send the notation that `search` finds, and whether gradients are still to be compared.
 
     Then send the splits that remain after the samples that may crash native code, if the process
@@ -151,7 +151,7 @@ def _notation(found: Finding) -> str | CaptureError | None:
     return (found[0].text(found[1]) if found[1] else "") if isinstance(found, tuple) else found
 
 
-def first_running_trial(call: Call, differentiates: bool) -> Trial | None:
+def first_running_trial(call: TrialCall, differentiates: bool) -> Trial | None:
     """The call in the first domain in which it runs."""
     for domain in domains_of(call.op.kind):
         trial = Trial(call, domain, differentiates)
@@ -160,7 +160,7 @@ def first_running_trial(call: Call, differentiates: bool) -> Trial | None:
     return None
 
 
-def _splits(call: Call, differentiates: bool) -> Finding:
+def _splits(call: TrialCall, differentiates: bool) -> Finding:
     """The splits that recombine at these sizes, and at other sizes that the operator accepts."""
     try:
         with (

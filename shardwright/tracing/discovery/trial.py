@@ -24,7 +24,7 @@ OperandDim = tuple[str, int]  # an operand and one of its dimensions
 
 
 @dataclass(frozen=True)
-class Call:
+class TrialCall:
     """An operator call to run, with its sizes replaced by `sizes` and floats in `float_dtype`.
 
     `dims` are the numbers of dimensions of its results.
@@ -50,7 +50,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TrialTiles:
     """A sample of a call and two tiles of it: operands and results of each.
 
     The dimension that is split has length `size` in the sample, and the two `lengths` in the tiles.
@@ -70,7 +70,7 @@ class Trial:
     Where autograd does not work, all calls are made, and whether splits recombine remains unknown.
     """
 
-    def __init__(self, call: Call, domain: str, differentiates: bool) -> None:
+    def __init__(self, call: TrialCall, domain: str, differentiates: bool) -> None:
         op, sizes = call.op, call.sizes
         self.op = replace(
             op,
@@ -189,7 +189,9 @@ class Trial:
                     return False
         return True
 
-    def tiles(self, cut: Mapping[str, int], number: int, zeros: Sequence[str] = ()) -> Tiles | None:
+    def tiles(
+        self, cut: Mapping[str, int], number: int, zeros: Sequence[str] = ()
+    ) -> TrialTiles | None:
         """A sample and its tiles; None where the operator rejects them.
 
         Operands in `zeros`, which are not split, are zero in the second tile.
@@ -211,12 +213,12 @@ class Trial:
         one, other = (self._call(tile) for tile in tiles)
         if one is None or other is None:
             return None
-        return Tiles(drawn, whole, tiles, (one, other), size, lengths)
+        return TrialTiles(drawn, whole, tiles, (one, other), size, lengths)
 
     def _compare(
         self, cut: Mapping[str, int], number: int
     ) -> tuple[tuple[int, int] | None, ...] | None:
-        """How each result recombines, or None where the tiles do not give the whole."""
+        """The recombination of each result, or None where the tiles do not give the whole."""
         tiles = self.tiles(cut, number)
         if tiles is None:
             return None
@@ -231,7 +233,7 @@ class Trial:
         return tuple(found)
 
     def _same_gradients(
-        self, tiles: Tiles, cut: Mapping[str, int], found: Sequence[tuple[int, int] | None]
+        self, tiles: TrialTiles, cut: Mapping[str, int], found: Sequence[tuple[int, int] | None]
     ) -> bool:
         """Whether the gradients of the tiles give those of the whole.
 
@@ -281,7 +283,7 @@ class Trial:
 
 
 def gradients_of(
-    tiles: Tiles,
+    tiles: TrialTiles,
     cut: Mapping[str, int],
     found: Sequence[tuple[int, int] | None],
     scale: float = 1.0,

@@ -16,7 +16,7 @@ import torch
 from shardwright.ir.graph import Graph, Op
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.experiment import Finding, first_notation, first_running_trial
-from shardwright.tracing.discovery.trial import Call, Tiles, Trial, gradients_of
+from shardwright.tracing.discovery.trial import Trial, TrialCall, TrialTiles, gradients_of
 
 _SAMPLES = (
     0,
@@ -60,7 +60,7 @@ def check_user_rule(op: Op, graph: Graph, text: str, parse: Parse) -> None:
     first_notation(op, graph, partial(_checked, text, parse))
 
 
-def _checked(text: str, parse: Parse, call: Call, differentiates: bool) -> Finding:
+def _checked(text: str, parse: Parse, call: TrialCall, differentiates: bool) -> Finding:
     """A search for `discover` that returns the error of a false rule, and otherwise no splits."""
     try:
         with (
@@ -125,7 +125,7 @@ def _place(dims: Names, name: str) -> int | None:
     return None
 
 
-def _results_differ(tiles: Tiles, places: Sequence[int | None]) -> bool:
+def _results_differ(tiles: TrialTiles, places: Sequence[int | None]) -> bool:
     for whole, a, b, place in zip(tiles.whole, *tiles.results, places, strict=True):
         if place is None and (a.shape != b.shape or a.dtype == torch.bool):
             return a.shape != b.shape

@@ -15,8 +15,8 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What one call does under autograd; operands and results by position.
+class AutogradFacts:
+    """Facts of one call under autograd; operands and results by position.
 
     * `requires_grad[i]`: result i needs a gradient;
     * `alias_of[i]`: the operand whose memory result i shares, or -1;
@@ -35,7 +35,7 @@ class Facts:
 
 def observe(
     call: Callable[[list[torch.Tensor]], list[torch.Tensor]], operands: list[torch.Tensor]
-) -> Facts:
+) -> AutogradFacts:
     """Run `call` on meta `operands` (leaves that require grad or not) and record what it saves."""
     kept: list[torch.Tensor] = []
 
@@ -65,7 +65,7 @@ def observe(
         elif not any(storage is other for other in seen):
             seen.append(storage)
             extra += storage.nbytes()  # a view keeps its whole storage alive
-    return Facts(
+    return AutogradFacts(
         requires_grad=tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results),
         alias_of=alias_of,
         saved_operands=tuple(sorted(saved_operands)),

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Op, Ref, Tensor
 from shardwright.tracing.export.opaque import OpaqueCall, sample_like
 from shardwright.tracing.export.operators import call_op
-from shardwright.tracing.gradients.autograd import Facts, observe
+from shardwright.tracing.gradients.autograd import AutogradFacts, observe
 
 
 @final
@@ -23,9 +23,9 @@ class AutogradProbe:
     def __init__(self, model: nn.Module, opaque: Mapping[str, Any]) -> None:
         self.model = model
         self.opaque = opaque
-        self._known: dict[Any, Facts] = {}
+        self._known: dict[Any, AutogradFacts] = {}
 
-    def facts(self, op: Op, tensors: Mapping[str, Tensor], values: Any) -> Facts:
+    def facts(self, op: Op, tensors: Mapping[str, Tensor], values: Any) -> AutogradFacts:
         """The facts of `op`, with operands described in `tensors` and results `values`."""
         operands = list(dict.fromkeys(op.operands))
         described = [tensors[name] for name in operands]
@@ -64,7 +64,7 @@ class AutogradProbe:
             self._known[key] = facts
         return self._known[key]
 
-    def _opaque_facts(self, op: Op, tensors: Mapping[str, Tensor]) -> Facts:
+    def _opaque_facts(self, op: Op, tensors: Mapping[str, Tensor]) -> AutogradFacts:
         """The facts of a module kept whole, from a run on its weights and random numbers."""
         operands = list(dict.fromkeys(op.operands))
         key = op.args[1]
@@ -106,8 +106,8 @@ def _renamed(arg: Arg, position: Mapping[str, int]) -> Any:
     return (type(arg).__name__, arg)
 
 
-def _fused_attention(facts: Facts, operands: list[Tensor], out: Any) -> Facts:
-    """What the fused kernels save: q, k, v, the output, and a log-sum-exp per query.
+def _fused_attention(facts: AutogradFacts, operands: list[Tensor], out: Any) -> AutogradFacts:
+    """The tensors that the fused kernels save: q, k, v, the output, and a log-sum-exp per query.
 
     On meta tensors torch takes the unfused path, which saves the whole score matrix.
     """

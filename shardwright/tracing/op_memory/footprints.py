@@ -16,8 +16,8 @@ import torch
 
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.ir.op_memory import (
-    Backward,
-    Forward,
+    BackwardMemory,
+    ForwardMemory,
     Seen,
     Strides,
     call_key,
@@ -25,7 +25,7 @@ from shardwright.ir.op_memory import (
 )
 from shardwright.tracing.op_memory.op_memory_trace import OpMemoryTrace
 
-T = TypeVar("T", Forward, Backward)
+T = TypeVar("T", ForwardMemory, BackwardMemory)
 _Tracing = Callable[[tuple[Seen, ...], torch.device], T]
 _META = torch.device("meta")
 _UNSEEN = (NotImplementedError, RuntimeError)  # torch's errors for operators that need real data
@@ -39,35 +39,35 @@ class Footprints:
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
-        self._calls: dict[Hashable, Call] = {}
+        self._calls: dict[Hashable, MeasuredCall] = {}
 
-    def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> Call:
+    def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> MeasuredCall:
         """A call of `op`, whose operands, with names `names` without repeats, are `given`."""
         key = call_key(op, names, given)
         if (found := self._calls.get(key)) is None:
-            found = self._calls[key] = Call(op, names, given, on_cpu=self._on_cpu)
+            found = self._calls[key] = MeasuredCall(op, names, given, on_cpu=self._on_cpu)
         return found
 
 
 @final
-class Call:
+class MeasuredCall:
     """One call, and all calls equal to it; traced when it is first asked for."""
 
     def __init__(
         self, op: Op, names: Sequence[str], given: tuple[Seen, ...], *, on_cpu: bool
     ) -> None:
         self._op, self._names, self._given, self._on_cpu = op, names, given, on_cpu
-        self._backward: dict[tuple[Strides | None, ...], Backward] = {}
+        self._backward: dict[tuple[Strides | None, ...], BackwardMemory] = {}
 
     @cached_property
-    def forward(self) -> Forward | None:
+    def forward(self) -> ForwardMemory | None:
         """The trace of the forward pass; None if it cannot be traced."""
         try:
             return self._traced(lambda given, on: self._trace(given, on).forward())
         except _UNSEEN:
             return None
 
-    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
+    def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
         """The trace of the backward pass, given the strides of the results' gradients.
 
         A stride of None means that the result gets no gradient. Where the pass cannot be traced,
@@ -108,7 +108,7 @@ class Call:
 
 def _one_each(
     given: tuple[Seen, ...], gradients: tuple[Strides | None, ...], first: int
-) -> Backward:
+) -> BackwardMemory:
     """A new gradient for each operand that requires one; storages are numbered from `first`."""
     came = [first + i for i in range(sum(s is not None for s in gradients))]
     events = [(number, 0) for number in came]
@@ -120,7 +120,7 @@ def _one_each(
         number = first + len(events)
         events.append((number, prod(seen.shape) * ITEM_BYTES[seen.dtype]))
         found.append((number, contiguous_strides(seen.shape)))
-    return Backward((*events, *((number, -1) for number in came)), tuple(found))
+    return BackwardMemory((*events, *((number, -1) for number in came)), tuple(found))
 
 
 def _time(op: Op) -> int:
@@ -137,7 +137,7 @@ def _cut(op: Op, given: tuple[Seen, ...], length: int) -> tuple[Seen, ...]:
 
 def _grown(short: Any, longer: Any, more: float) -> Any:
     """Extrapolate linearly from two traces by `more` steps; `ValueError` if their forms differ."""
-    if isinstance(short, Forward | Backward):
+    if isinstance(short, ForwardMemory | BackwardMemory):
         parts = (
             _grown(getattr(short, f.name), getattr(longer, f.name), more) for f in fields(short)
         )

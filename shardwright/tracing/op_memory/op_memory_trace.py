@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.ir.graph import Op
-from shardwright.ir.op_memory import Backward, Forward, Seen, Strides
+from shardwright.ir.op_memory import BackwardMemory, ForwardMemory, Seen, Strides
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 
@@ -105,7 +105,7 @@ class OpMemoryTrace:
         self.storages = _Storages()
         self.saved: list[int] = []
 
-    def forward(self) -> Forward:
+    def forward(self) -> ForwardMemory:
         operands = self._operands()
         with self.storages, torch.enable_grad():
             first = len(self.storages.events)
@@ -118,9 +118,9 @@ class OpMemoryTrace:
                 for r in results
             )
             made = tuple(self.storages.sizes[len(self.given) :])
-        return Forward(found, made, tuple(dict.fromkeys(self.saved)), _most(events))
+        return ForwardMemory(found, made, tuple(dict.fromkeys(self.saved)), _most(events))
 
-    def backward(self, gradients: tuple[Strides | None, ...]) -> Backward:
+    def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
         operands = self._operands()
         edges = [
             get_gradient_edge(x) if seen.requires_grad else None
@@ -150,7 +150,7 @@ class OpMemoryTrace:
         def again(number: int) -> int:
             return number if number < made else number - before + made
 
-        return Backward(
+        return BackwardMemory(
             tuple((again(n), size) for n, size in events if not made <= n < before),
             tuple(None if end is None else (again(end[0]), end[1]) for end in numbers),
         )

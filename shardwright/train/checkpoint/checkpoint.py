@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.train.checkpoint.async_save import AsyncSaver
-from shardwright.train.checkpoint.folder import CheckpointFolder, Saved
+from shardwright.train.checkpoint.folder import CheckpointFolder, SavedCheckpoint
 from shardwright.train.checkpoint.reading import (
     CheckpointError,
     DamageError,
@@ -30,7 +30,7 @@ from shardwright.train.checkpoint.reading import (
     read_digests,
     read_index,
 )
-from shardwright.train.checkpoint.state import Run
+from shardwright.train.checkpoint.state import TrainingState
 
 PLAN = "plan.json"
 
@@ -58,7 +58,7 @@ class Checkpoints:
         self._begun: tuple[int, Future[None]] | None = None
         _on_rank_0(partial(self.folder.open, patience))
 
-    def save(self, run: Run) -> None:
+    def save(self, run: TrainingState) -> None:
         """Write the run as it is, and wait for it.
 
         Args:
@@ -70,7 +70,7 @@ class Checkpoints:
         self.begin(run)
         self.settle()
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: TrainingState) -> None:
         """Begin to write the run as it is now, from a copy; steps may go on meanwhile.
 
         Args:
@@ -128,7 +128,7 @@ class Checkpoints:
             f" {_reason(error)}"
         )
 
-    def resume(self, run: Run) -> tuple[Saved | None, list[str]]:
+    def resume(self, run: TrainingState) -> tuple[SavedCheckpoint | None, list[str]]:
         """Restore the latest complete checkpoint into `run`.
 
         Later ones that are damaged are renamed to `step-….damaged`.
@@ -167,7 +167,7 @@ class Checkpoints:
             )
         return None, wrong
 
-    def _restore(self, run: Run, saved: Saved) -> None:
+    def _restore(self, run: TrainingState, saved: SavedCheckpoint) -> None:
         """Load one checkpoint; raises `DamageError`, or `CheckpointError` if it is of another run.
 
         Both are raised on all ranks.
@@ -204,7 +204,7 @@ class Checkpoints:
 
 
 def _on_rank_0(do: Callable[[], Any]) -> Any:
-    """What `do` returns on rank 0, on every rank; what it raises there is raised everywhere."""
+    """Runs `do` on rank 0; its result is returned, and its error raised, on every rank."""
     if not dist.is_initialized():
         return do()
     answer: list[Any] = [None, None]
@@ -220,7 +220,7 @@ def _on_rank_0(do: Callable[[], Any]) -> Any:
 
 
 def _raise_on_all_ranks(do: Callable[[], T]) -> T:
-    """What `do` returns on each rank; what it raises on one is raised on all."""
+    """Runs `do` on each rank and returns its result; an error of one is raised on all."""
     error: Exception | None = None
     try:
         result = do()

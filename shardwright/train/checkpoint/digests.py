@@ -56,7 +56,7 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 @dataclass(frozen=True)
 class _Digested(WriteResult):
-    """What one rank has written of a tensor, with its digest."""
+    """A part of a tensor that one rank has written, with its digest."""
 
     digest: str = ""
 
@@ -88,5 +88,5 @@ class DigestWriter(FileSystemWriter):
 
 
 def place_of(stored: Any) -> Place:
-    """Where an index says that a tensor is stored."""
+    """The file, offset and length of a tensor, from the entry of an index."""
     return str(stored.relative_path), int(stored.offset), int(stored.length)

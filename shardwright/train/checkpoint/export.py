@@ -157,7 +157,7 @@ def _has_adapters(model: Any) -> bool:
 
 
 def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
-    """What the model's own `save_pretrained` writes, of the trained weights."""
+    """Writes the trained weights with the model's own `save_pretrained`."""
     state = full_state_dict(module, model)
     if dist.is_initialized() and dist.get_rank() != 0:
         return

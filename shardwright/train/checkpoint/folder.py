@@ -35,7 +35,7 @@ _LARGEST_FILE = 2**30  # bytes of a file without tensors: the index of a million
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """One complete checkpoint: its folder, its step, its files by size and its record.
 
     `has_digests` is false of one that an earlier version wrote.
@@ -77,7 +77,7 @@ class CheckpointFolder:
             ) from e
 
     def staging(self, step: int) -> Path:
-        """Where the checkpoint of `step` is written before it is complete."""
+        """The folder in which the checkpoint of `step` is written before it is complete."""
         return self.path / f"{_name(step)}{_PARTIAL}"
 
     def begin(self, step: int) -> Path:
@@ -126,7 +126,7 @@ class CheckpointFolder:
         named = [match for name in found if (match := _NAME.fullmatch(name))]
         return [m[0] for m in sorted(named, key=lambda m: int(m[1]), reverse=True)]
 
-    def latest(self, before: int | None = None) -> tuple[Saved | None, list[str]]:
+    def latest(self, before: int | None = None) -> tuple[SavedCheckpoint | None, list[str]]:
         """The latest whole checkpoint before a step, and what is wrong with later ones of these."""
         wrong: list[str] = []
         for name in self.names():
@@ -155,7 +155,7 @@ class CheckpointFolder:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def read_record(folder: Path) -> Saved:
+def read_record(folder: Path) -> SavedCheckpoint:
     """The checkpoint in `folder`; raises `CheckpointError` unless all its files are whole."""
     file = folder / RECORD
     try:
@@ -183,7 +183,7 @@ def read_record(folder: Path) -> Saved:
             raise CheckpointError(f"{file} lists {name!r}, which is no plain file name")
         _check_size(folder / name, size)
     if version == _WITHOUT_DIGESTS:
-        return Saved(folder, step, sizes, record, has_digests=False)
+        return SavedCheckpoint(folder, step, sizes, record, has_digests=False)
     digests = record.get("digests")
     if not isinstance(digests, dict) or not digests.keys() <= sizes.keys():
         raise CheckpointError(f"{file} does not list the digests of its files")
@@ -191,7 +191,7 @@ def read_record(folder: Path) -> Saved:
         if sizes[name] > _LARGEST_FILE:
             raise CheckpointError(f"{folder / name} has {sizes[name]} bytes, too many for it")
         _check_digest(folder / name, digest)
-    return Saved(folder, step, sizes, record, has_digests=True)
+    return SavedCheckpoint(folder, step, sizes, record, has_digests=True)
 
 
 def _check_digest(file: Path, digest: str) -> None:

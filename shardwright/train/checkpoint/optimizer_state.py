@@ -33,7 +33,7 @@ def tensors_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torc
 
 
 def facts_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """What else there is to know, for JSON: hyperparameters, members of groups, numbers."""
+    """The rest of the optimizer's state, for JSON: hyperparameters, members of groups, numbers."""
     hyper, members = [], []
     for group in optimizer.param_groups:
         options = {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}

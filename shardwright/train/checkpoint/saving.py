@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.train.checkpoint.checkpoint import Checkpoints
 from shardwright.train.checkpoint.reading import CheckpointError
-from shardwright.train.checkpoint.state import Run
+from shardwright.train.checkpoint.state import TrainingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class PeriodicSaver:
     failed: Callable[[CheckpointError], None]
     background: bool = True
 
-    def now(self, run: Run) -> None:
+    def now(self, run: TrainingState) -> None:
         """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
         self._wait()
         if self.checkpoints.last != run.step:
             self.checkpoints.save(run)
 
-    def is_due(self, run: Run, steps: int) -> bool:
+    def is_due(self, run: TrainingState, steps: int) -> bool:
         """Whether it is time."""
         return run.step >= steps or run.step % self.every == 0
 
-    def after_step(self, run: Run, steps: int) -> None:
+    def after_step(self, run: TrainingState, steps: int) -> None:
         """Save if it is time. What the disk does not take is told, and tried again next time."""
         if not self.is_due(run, steps):
             return

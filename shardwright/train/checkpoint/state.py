@@ -22,7 +22,7 @@ from shardwright.train.json_codec import from_json, to_json
 
 
 class Trainable(Protocol):
-    """What training needs of a parallel module."""
+    """The interface that training needs of a parallel module."""
 
     @property
     def known(self) -> Sequence[Shapes]: ...
@@ -53,7 +53,7 @@ class Steppable(Trainable, Protocol):
 
 
 @dataclass
-class Run:
+class TrainingState:
     """One rank's side of a training run, between two steps.
 
     Attributes:

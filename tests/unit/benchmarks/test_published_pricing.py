@@ -12,10 +12,11 @@ from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
 from benchmarks.published.row import Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, parameters, result_of, size_of
-from benchmarks.published.setups import approximations, machine_of, strategy_of
+from benchmarks.published.setups import OVERLAP, approximations, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
 
 RESULT = Path(run.__file__).with_name("result.json")
+FITTED = Path(run.__file__).with_name("fit.json")
 ROW = Row(
     source="vtrain",
     path="a.csv",
@@ -64,10 +65,17 @@ def test_a_row_is_a_machine_with_the_stated_network():
     two = machine_of(replace(ROW, gpus=16))
     slow = machine_of(replace(ROW, gpus=16, network_gbit=800))
     assert slow.levels[1].bytes_per_s == two.levels[1].bytes_per_s / 2
-    with pytest.raises(UnpriceableError, match="A10G"):
-        machine_of(replace(ROW, gpu="A10G"))
-    with pytest.raises(UnpriceableError, match="whole hosts"):
-        machine_of(replace(ROW, gpus=12))
+    with pytest.raises(UnpriceableError, match="P100"):
+        machine_of(replace(ROW, gpu="P100"))
+    assert [level.size for level in machine_of(replace(ROW, gpus=12)).levels] == [6, 2]
+    rack = replace(ROW, gpu="GB200", gpus=128, gpus_per_node=4)
+    assert [level.size for level in machine_of(rack).levels] == [64, 2]
+
+
+def test_a_row_states_its_attention_and_fsdp_overlaps():
+    plain, first = machine_of(ROW), machine_of(replace(ROW, attention="flash-1"))
+    assert first.device.efficiency.attention < plain.device.efficiency.attention
+    assert (plain.overlap, machine_of(replace(ROW, zero=3)).overlap) == (0.0, OVERLAP)
 
 
 def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch):
@@ -108,12 +116,12 @@ def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(ke
     assert plain.seconds == simulated.seconds == plan.step_seconds
     assert simulated.gib == plan.memory.peak / 2**30
     assert predict(replace(ROW, zero=1, dp_replicate=1, dp_shard=2)).unpriced
-    assert predict(replace(ROW, gpu="A10G")).unpriced == "no preset has the GPU A10G"
+    assert predict(replace(ROW, gpu="P100")).unpriced == "no preset has the GPU P100"
 
 
 def test_predictions_are_kept_until_the_row_changes(kept_graphs, tmp_path, monkeypatch):
     log = tmp_path / "log"
-    rows = [ROW, replace(ROW, line=3, gpu="A10G")]
+    rows = [ROW, replace(ROW, line=3, gpu="P100")]
     first = {one.key: one for one in predictions(rows, 1, log)}
     assert first.keys() == {row.key for row in rows}
     monkeypatch.setattr(run, "predict", lambda row: Prediction(row.key, unpriced="anew"))
@@ -132,7 +140,7 @@ def test_the_score_is_a_mean_over_sources():
     pairs = [made(i, 1.0 + i, 1.1 * (1.0 + i)) for i in range(4)]
     pairs.append(made(9, 1.0, 1.5, source="litgpt"))
     pairs.append(made(10, None, 1.5, source="litgpt", metric="", verdict="out of memory"))
-    refused = replace(ROW, line=20, gpu="A10G"), "no preset"
+    refused = replace(ROW, line=20, gpu="P100"), "no preset"
     found = {row.key: one for row, one in pairs}
     found[refused[0].key] = Prediction(refused[0].key, unpriced=refused[1])
     rows = [row for row, _ in pairs] + [refused[0], replace(ROW, line=21, excluded="inference")]
@@ -178,7 +186,7 @@ def test_plots_draw_every_row_with_a_time():
 
 
 def test_the_page_is_what_the_result_gives():
-    for path, text in page.pages(RESULT).items():
+    for path, text in page.pages(RESULT, FITTED).items():
         assert path.read_text() == text, "run python -m benchmarks.published --page"
 
 

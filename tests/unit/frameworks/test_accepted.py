@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from transformers import HfArgumentParser, TrainingArguments
 
 from shardwright.frameworks.config import Batch
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import write_config
 from shardwright.ir.strategy.strategy import Strategy
 from tests.harness.strategies import training_strategies
 
-FACTS = Facts(batch=Batch(samples=2**10 * 3**6, sequence=4096), clip=0.5)
+FACTS = ConfigFacts(batch=Batch(samples=2**10 * 3**6, sequence=4096), clip=0.5)
 
 
 @settings(max_examples=40)

@@ -10,7 +10,7 @@ from shardwright.frameworks.config import Batch
 from shardwright.frameworks.documents.forms import parse_document
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.reading import no_companion, read_document
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, edit_config, write_config
 from shardwright.ir.strategy.strategy import Strategy
 from tests.harness import published_configs as published
@@ -92,7 +92,7 @@ def test_what_cannot_be_edited_is_said():
         changed(published.QWEN3_DUMP, 4, recompute=Strategy.parse("ac=full").recompute)
 
 
-FACTS = Facts(batch=Batch(samples=2**10 * 3**6, sequence=4096), model="llama3 8B", layers=32)
+FACTS = ConfigFacts(batch=Batch(samples=2**10 * 3**6, sequence=4096), model="llama3 8B", layers=32)
 
 
 @pytest.mark.parametrize("framework", WRITERS)

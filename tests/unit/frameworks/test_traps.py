@@ -5,7 +5,7 @@ import pytest
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
 from shardwright.frameworks.reading import read_text
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import write_config
 from shardwright.ir.strategy.recompute import Recompute
 from shardwright.ir.strategy.strategy import Strategy
@@ -169,7 +169,7 @@ def test_9_sequence_parallel_is_norms_within_tp_or_ulysses_or_a_ring():
 
 
 def test_10_written_configs_of_torchtitan_construct():
-    facts = Facts(batch=Batch(samples=64, sequence=4096), model="llama3 8B", layers=32)
+    facts = ConfigFacts(batch=Batch(samples=64, sequence=4096), model="llama3 8B", layers=32)
     graphs = "config.training.disable_cuda_graphs = True"
     for text, written in (
         ("dp_shard=4 pp=2 mb=4", True),
@@ -181,7 +181,7 @@ def test_10_written_configs_of_torchtitan_construct():
     float8 = write_config("torchtitan", Strategy.parse("dp_shard=4 bf16 fp8=tensorwise"), facts)
     assert float8.strategy.fp8 == "rowwise"
     assert float8.reasons == ("float8 is rowwise or mxfp8",)
-    odd = Facts(batch=Batch(samples=64, sequence=4097), model="llama3 8B", layers=32)
+    odd = ConfigFacts(batch=Batch(samples=64, sequence=4097), model="llama3 8B", layers=32)
     chunked = write_config("torchtitan", Strategy.parse("dp_shard=64 bf16 loss=chunked(8)"), odd)
     assert chunked.strategy.loss == "vocabulary-parallel"
     assert any("4097 tokens" in reason for reason in chunked.reasons)

@@ -7,13 +7,13 @@ from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.reading import read_text
-from shardwright.frameworks.writers.nearest import Facts
+from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, convert_config, write_config
 from shardwright.ir.strategy.strategy import Strategy
 from tests.harness.strategies import training_strategies
 
 # Divided by every product of degrees and micro-batches that the strategies have.
-FACTS = Facts(
+FACTS = ConfigFacts(
     batch=Batch(samples=2**10 * 3**6, sequence=4096), model="llama3 8B", layers=32, clip=0.5
 )
 
@@ -40,7 +40,7 @@ def test_a_known_framework_is_needed():
 
 
 def test_a_batch_that_the_nearest_degrees_do_not_divide_is_refused():
-    facts = Facts(batch=Batch(samples=4, sequence=128))
+    facts = ConfigFacts(batch=Batch(samples=4, sequence=128))
     with pytest.raises(FrameworkError, match="4 samples of a step are not divided by 8"):
         write_config("trainer", Strategy(dp_shard=4, tp=2), facts)
 

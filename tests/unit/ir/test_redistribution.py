@@ -7,7 +7,7 @@ from shardwright.ir.layout import Partial, Replicate, Shard
 from shardwright.ir.redistribution import (
     LOCAL,
     MOVING,
-    ByCollective,
+    ByKind,
     Collective,
     Exchange,
     communication_named,
@@ -17,6 +17,7 @@ from shardwright.simulate.costs import collectives as costs
 from shardwright.simulate.memory import collectives as memory
 
 DEVICES, TILE = 2, 3
+EVERY = (*Collective, *Exchange)
 WHOLE = DEVICES * TILE
 
 
@@ -27,13 +28,25 @@ def test_every_layer_knows_every_kind(kind):
     assert (kind in MOVING) != (kind in LOCAL)
 
 
+@pytest.mark.parametrize("kind", Exchange)
+def test_exchanges_have_a_price_and_those_inside_of_operators_a_memory(kind):
+    assert callable(costs._PRICES[kind]) and kind.gradient is kind
+    with pytest.raises(ValueError, match="is no communication whose memory is known"):
+        memory._STEPS[kind]
+    if kind is Exchange.MESSAGE:
+        with pytest.raises(ValueError, match="is no communication inside of one operator"):
+            memory.exchange_bytes(kind, 1, 2)
+    else:
+        assert memory.exchange_bytes(kind, 3, 4) == {Exchange.SWAP: 4}.get(kind, 7)
+
+
 def test_a_kind_that_a_layer_forgets_or_does_not_know_is_an_error():
     with pytest.raises(ValueError, match="with a colour, slice is missing"):
-        ByCollective("with a colour", {kind: 1 for kind in Collective if kind.value != "slice"})
+        ByKind("with a colour", {kind: 1 for kind in EVERY if kind.value != "slice"})
     with pytest.raises(ValueError, match="with a colour, mask is missing or must not be there"):
-        ByCollective("with a colour", dict.fromkeys([*MOVING, Collective.MASK], 1), MOVING)
-    with pytest.raises(ValueError, match="broadcast is no collective with a colour"):
-        ByCollective("with a colour", dict.fromkeys(Collective, 1))["broadcast"]
+        ByKind("with a colour", dict.fromkeys([*MOVING, Collective.MASK], 1), MOVING)
+    with pytest.raises(ValueError, match="broadcast is no communication with a colour"):
+        ByKind("with a colour", dict.fromkeys(EVERY, 1))["broadcast"]
 
 
 def test_names_in_plans_are_those_of_known_kinds():

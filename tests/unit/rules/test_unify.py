@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.rules.analysis import analyze, splittable
+from shardwright.rules.analysis import analyze
 from shardwright.rules.unify import Dim, equate
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
+from tests.harness.small_graphs import splittable
 
 
 def atoms(*dims):

@@ -45,7 +45,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stretches import (
     Item,
-    Redistribution,
+    RunRedistribution,
     Stretch,
     communicates,
     dropped_copies,
@@ -59,8 +59,8 @@ Copies = Sequence[tuple[int, str]]  # as in `Backward`
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a step is lowered from.
+class LoweringInput:
+    """The input of the lowering of one rank's step.
 
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
@@ -80,7 +80,7 @@ class Step:
     prefix: str = ""
 
 
-def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
+def lower_step(step: LoweringInput, *, trains: bool = True) -> StepProgram:
     """The micro-batches one after the other, each forward and, if it `trains`, backward.
 
     A whole batch returns its results before a `Seed` takes their gradients.
@@ -109,7 +109,7 @@ def lower_step(step: Step, *, trains: bool = True) -> StepProgram:
     )
 
 
-def _lowered_whole(step: Step, *, trains: bool) -> StepProgram:
+def _lowered_whole(step: LoweringInput, *, trains: bool) -> StepProgram:
     (program,) = step.programs
     writer = StepWriter(step)
     batch = MicroBatchWriter(writer, program, 0)
@@ -129,7 +129,7 @@ def _lowered_whole(step: Step, *, trains: bool) -> StepProgram:
 
 
 def _program(
-    step: Step,
+    step: LoweringInput,
     writer: StepWriter,
     seeds: Sequence[tuple[str, str]],
     outputs: tuple[str, ...],
@@ -156,9 +156,9 @@ def _program(
 
 
 class StepWriter:
-    """What all micro-batches share: instructions, regions, sums of gradients."""
+    """State that all micro-batches share: instructions, regions, sums of gradients."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: LoweringInput) -> None:
         self.step = step
         self.graph = step.graph
         self.masters = master_weights(step.graph)
@@ -241,14 +241,14 @@ class StepWriter:
 class _Parts:
     """A micro-batch's program in stretches; equal micro-batches share one."""
 
-    def __init__(self, step: Step, program: Program) -> None:
+    def __init__(self, step: LoweringInput, program: Program) -> None:
         reduced = {one.value for one in step.reductions}
         self.program = program
         self.loads = loads(program)
         self.items = items(program, step.graph, reduced, step.rewrite)
         self.types = value_types(program, step.graph)
         self.redistributed = {
-            one.instruction.result: one for one in self.items if isinstance(one, Redistribution)
+            one.instruction.result: one for one in self.items if isinstance(one, RunRedistribution)
         }
         # What each segment of recomputation has: places of items, and names of values made there.
         self.places: defaultdict[int, list[int]] = defaultdict(list)
@@ -357,7 +357,7 @@ class MicroBatchWriter:
         self.add_backward(place, item, part, given, copies)
 
     def run_backward_of_weights(self, place: int, item: Stretch) -> None:
-        """What is left of a stretch's backward pass."""
+        """The remaining part of a stretch's backward pass."""
         if (copies := self.weights_left.pop(place, None)) is not None:
             self.add_backward(place, item, Gradients.WEIGHTS, (), copies)
 
@@ -384,7 +384,7 @@ class MicroBatchWriter:
             if gradient:
                 self.give(name, gradient)
 
-    def redistribute(self, item: Redistribution) -> None:
+    def redistribute(self, item: RunRedistribution) -> None:
         """A redistribution forward; without moves its result is the value itself."""
         one = item.instruction
         if not one.forward:
@@ -460,7 +460,7 @@ class MicroBatchWriter:
 
 def _made(item: Item) -> tuple[str, ...]:
     """Names of the values that an item makes."""
-    if isinstance(item, Redistribution):
+    if isinstance(item, RunRedistribution):
         return (item.instruction.result,)
     return tuple(name for one in item.instructions for name in writes(one))
 

@@ -17,7 +17,7 @@ from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
 
 
 class Message(NamedTuple):
-    """What crosses from stage `source` to `target` in micro-batch `number`.
+    """The message from stage `source` to `target` in micro-batch `number`.
 
     Values if the target is behind the source, else their gradients.
     """
@@ -33,7 +33,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PassMessages:
     """One pass of a group, with its messages.
 
     Before the pass the group starts to receive `posts`, waits for `received`, which is one of the
@@ -51,7 +51,7 @@ class Step:
 @lru_cache(maxsize=16)
 def steps(
     schedule: str, groups: int, stages: int, micro_batches: int
-) -> tuple[tuple[Step, ...], ...]:
+) -> tuple[tuple[PassMessages, ...], ...]:
     """The steps of each group; raises `PipelineError` for a schedule that waits for itself."""
     played = _Play(schedule, groups, stages, micro_batches)
     while any(played.advance(group) for group in range(groups)):
@@ -73,7 +73,7 @@ class _Play:
         self.stages = stages
         self.orders = orders(schedule, groups, stages, micro_batches)
         self.homes = schedule_named(schedule).homes(groups, stages)
-        self.found: list[list[Step]] = [[] for _ in range(groups)]
+        self.found: list[list[PassMessages]] = [[] for _ in range(groups)]
         # How many passes of each group a group knows to have begun, and each sender knew.
         self.known = [[0] * groups for _ in range(groups)]
         self.carried: dict[Message, list[int]] = {}
@@ -122,7 +122,7 @@ class _Play:
                 self.carried[sent] = list(known)
                 self.unknown[group].append(sent)
         self.done.add(one)
-        self.found[group].append(Step(one, posts, received, known_sent, sent))
+        self.found[group].append(PassMessages(one, posts, received, known_sent, sent))
         return True
 
     def post(self, source: int, group: int, needed: Message, at: int) -> tuple[Message, ...]:
@@ -146,14 +146,14 @@ class _Play:
         return tuple(found)
 
     def needed(self, one: Pass) -> Message | None:
-        """What a pass reads of another stage."""
+        """The message from another stage that a pass reads."""
         if one.kind is Kind.WEIGHTS:
             return None
         source = one.stage + (-1 if one.kind is Kind.FORWARD else 1)
         return Message(source, one.stage, one.number) if 0 <= source < self.stages else None
 
     def given(self, one: Pass) -> Message | None:
-        """What a pass makes for another stage."""
+        """The message to another stage that a pass makes."""
         if one.kind is Kind.WEIGHTS:
             return None
         target = one.stage + (1 if one.kind is Kind.FORWARD else -1)

@@ -11,7 +11,7 @@ from shardwright.program.lower.micro_batches import lower_micro
 from shardwright.program.lower.mixed_precision import with_casts
 from shardwright.program.lower.rank_program import verify
 from shardwright.program.lower.scalar_reductions import early_sums, late_sums
-from shardwright.program.step.lower.lowering import Step
+from shardwright.program.step.lower.lowering import LoweringInput
 from shardwright.program.step.lower.stretches import Rewrite
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches
@@ -25,13 +25,13 @@ def micro_batched_step(
     rank: int,
     rewrite: Rewrite | None = None,
     numbers: Sequence[int] | None = None,
-) -> Step:
+) -> LoweringInput:
     """The step of `rank`, whose regions are as `rewrite` leaves them.
 
     Of the micro-batches with these `numbers`; None is all of them.
     """
     lowered = lower_micro(graph, analysis, micro, decisions, rank, numbers)
-    return Step(
+    return LoweringInput(
         decisions.mesh,
         rank,
         graph,

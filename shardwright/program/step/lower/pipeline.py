@@ -38,9 +38,8 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.lowering import MicroBatchWriter, Step, StepWriter
-from shardwright.program.step.lower.messages import Message, steps
-from shardwright.program.step.lower.messages import Step as PassStep
+from shardwright.program.step.lower.lowering import LoweringInput, MicroBatchWriter, StepWriter
+from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stretches import Rewrite, loads
 
@@ -82,26 +81,35 @@ def pipeline_channels(staged: StagedGraph) -> tuple[str, ...]:
 
 
 def lower_pipeline(
-    staged: StagedGraph, rank: int, rewrite: Rewrite | None = None, *, trains: bool = True
+    staged: StagedGraph,
+    rank: int,
+    rewrite: Rewrite | None = None,
+    *,
+    trains: bool = True,
+    like: Sequence[int] | None = None,
 ) -> StepProgram:
     """The step of `rank` of all groups; without backward passes if it does not train.
 
-    Regions are as `rewrite` leaves them.
+    Regions are as `rewrite` leaves them. `like` has for each micro-batch one whose operators it
+    runs instead of its own, for a simulation; None is itself.
     """
-    return _GroupWriter(staged, rank, rewrite).written(trains=trains)
+    every = range(staged.decisions.micro_batches)
+    return _GroupWriter(staged, rank, rewrite, like or every).written(trains=trains)
 
 
 class _GroupWriter:
     """One rank's program while it is written."""
 
-    def __init__(self, staged: StagedGraph, rank: int, rewrite: Rewrite | None) -> None:
+    def __init__(
+        self, staged: StagedGraph, rank: int, rewrite: Rewrite | None, like: Sequence[int]
+    ) -> None:
         self.staged, self.rank = staged, rank
         self.group, self.place = divmod(rank, staged.decisions.mesh.size)
         self.instructions: list[StepInstruction] = []
         table = RegionTable(staged.graph.numerics.rng == "fast")
         homes = staged.pipeline.homes
         self.stages = {
-            stage: _StageWriter(staged, stage, self.place, rewrite, table, self.instructions)
+            stage: _StageWriter(staged, stage, self.place, rewrite, table, like, self.instructions)
             for stage, home in enumerate(homes)
             if home == self.group
         }
@@ -140,7 +148,7 @@ class _GroupWriter:
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 
-    def step(self, step: PassStep, waiting: dict[Message, str]) -> None:
+    def step(self, step: PassMessages, waiting: dict[Message, str]) -> None:
         """One pass, with its messages."""
         one, stage = step.one, self.stages[step.one.stage]
         batch = stage.batches[one.number]
@@ -162,7 +170,7 @@ class _GroupWriter:
         if step.sent is not None:
             waiting[step.sent] = self.send(step.sent)
 
-    def backward(self, step: PassStep, stage: _StageWriter, batch: MicroBatchWriter) -> None:
+    def backward(self, step: PassMessages, stage: _StageWriter, batch: MicroBatchWriter) -> None:
         """A backward pass: of its gradients, those of the loss or of what was sent come first."""
         one, part = step.one, _PARTS[step.one.kind]
         if part is not Gradients.ALL and not stage.splits:
@@ -301,20 +309,23 @@ class _StageWriter:
         place: int,
         rewrite: Rewrite | None,
         table: RegionTable,
+        like: Sequence[int],
         instructions: list[StepInstruction],
     ) -> None:
         self.staged, self.stage, self.place = staged, stage, place
         self.part = staged.parts[stage]
         graph = self.part.graph
         self.splits = splits_backward(self.part)
-        lowered = staged.programs(stage, place)
-        self.programs = [with_casts(program, graph) for program in lowered.programs]
-        for program in self.programs:
+        firsts = sorted(set(like))
+        lowered = staged.programs(stage, place, firsts)
+        distinct = [with_casts(program, graph) for program in lowered.programs]
+        for program in distinct:
             verify(program)
+        self.programs = [distinct[firsts.index(number)] for number in like]
         self.reductions = lowered.reductions
         self.prefix = stage_prefix(staged, stage)
         mesh = staged.decisions.mesh
-        step = Step(
+        step = LoweringInput(
             mesh,
             place,
             graph,
@@ -333,11 +344,11 @@ class _StageWriter:
         self.names = {leaf.name for leaf in graph.leaves}
 
     def before(self, number: int) -> tuple[Crossing, ...]:
-        """What comes from the stage before in a micro-batch."""
+        """The values that come from the stage before in a micro-batch."""
         return self.staged.crossing(self.stage - 1, number, self.place)
 
     def behind(self, number: int) -> tuple[Crossing, ...]:
-        """What goes to the stage behind."""
+        """The values that go to the stage behind."""
         return self.staged.crossing(self.stage, number, self.place)
 
     def returned(self, batch: MicroBatchWriter) -> list[str]:
@@ -406,7 +417,7 @@ def _handle(message: Message, word: str) -> str:
 
 
 def _loads(programs: Sequence[Program]) -> tuple[Load, ...]:
-    """How parameters are loaded, each once; stages take a shared one in the same shape."""
+    """Loads of parameters, each once; stages take a shared one in the same shape."""
     found: dict[str, Load] = {}
     for program in programs:
         for one in loads(program).values():

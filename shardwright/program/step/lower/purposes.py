@@ -18,7 +18,7 @@ from shardwright.program.step.instructions import (
 
 
 class Purpose(enum.Enum):
-    """What is moved."""
+    """The kind of value that a transfer moves."""
 
     COPY = "copy"  # a parameter, to be read as a whole
     GRADIENT = "gradient"  # of a parameter, reduced to the layout that it is stored in

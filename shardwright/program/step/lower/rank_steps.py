@@ -10,11 +10,13 @@ from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.lowering import Step, lower_step
+from shardwright.program.step.lower.lowering import LoweringInput, lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
-from shardwright.program.step.optimize import STEP_PASSES, Pass, optimized
+from shardwright.program.step.optimize import PASSES, STEP_PASSES, Pass, optimized
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches
 
@@ -22,19 +24,22 @@ PASSES_BY_NAME: Mapping[str, Sequence[Pass]] = {"all": STEP_PASSES, "naive": ()}
 
 
 def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
-    """Raise `PlanError` for a plan with stages, and for a rank that its mesh does not have."""
-    if pipeline is not None:
+    """Raise `PlanError` for an asynchronous pipeline, and for a rank that the plan does not have.
+
+    `mesh` is that of layouts: in a pipeline that of one group.
+    """
+    if pipeline is not None and pipeline.weights is not None:
         raise PlanError(
-            "plans with pipeline stages do not run as step programs yet; give a plan without stages"
+            f"{pipeline.schedule} is asynchronous and has no step program; give a plan without"
+            " weight versions"
         )
-    if not 0 <= rank < mesh.size:
-        raise PlanError(
-            f"rank {rank} is none of the plan's {mesh.size} ranks; give 0 to {mesh.size - 1}"
-        )
+    ranks = mesh.size * (1 if pipeline is None else pipeline.groups)
+    if not 0 <= rank < ranks:
+        raise PlanError(f"rank {rank} is none of the plan's {ranks} ranks; give 0 to {ranks - 1}")
 
 
-def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> Step:
-    """What the step of `rank` is lowered from."""
+def step_of(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> LoweringInput:
+    """The input of the lowering of the step of `rank`."""
     if decisions.micro_batches == 1:
         return whole_step(graph, analysis, decisions, rank, in_place)
     batches = micro_batches(graph, analysis, decisions.micro_batches)
@@ -53,4 +58,9 @@ def step_program(
     Raises `PlanError` as `check_rank` does.
     """
     check_rank(decisions.pipeline, decisions.mesh, rank)
+    if decisions.pipeline is not None:
+        staged = StagedGraph(graph, analysis, decisions)
+        # Its results are summed behind everything else, so none is made later.
+        chosen = PASSES if passes is STEP_PASSES else passes
+        return optimized(lower_pipeline(staged, rank, in_place), chosen)
     return optimized(lower_step(step_of(graph, analysis, decisions, rank)), passes)

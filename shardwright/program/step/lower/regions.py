@@ -26,11 +26,9 @@ from shardwright.program.instructions import (
 from shardwright.program.lower.rank_program import with_operands
 from shardwright.program.step.instructions import Region
 
-Instructions = tuple[Instruction, ...]
-
 
 class Used(NamedTuple):
-    """Which region a stretch of operators is, and which of its variants."""
+    """The region of a stretch of operators, and its variant."""
 
     region: int
     variant: int

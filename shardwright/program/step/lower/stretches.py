@@ -14,7 +14,7 @@ from shardwright.program.instructions import (
     Instruction,
     Load,
     Program,
-    Recompute,
+    RecomputedSegment,
     Redistribute,
     reads,
     writes,
@@ -38,14 +38,14 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Redistribution:
+class RunRedistribution:
     """A redistribution that communicates, forward or backward, or whose result is dropped."""
 
     instruction: Redistribute
     segment: int
 
 
-Item = Stretch | Redistribution
+Item = Stretch | RunRedistribution
 
 
 Rewrite = Callable[[Program, Graph], Program]
@@ -65,19 +65,19 @@ def items(
     copy_of = _copies(program, graph)
     read_later: set[str] = set(returned)
     found: list[Item] = []
-    for piece, segment in reversed(cut):
-        if isinstance(piece, Redistribute):
-            read_later.add(piece.value)
-            found.append(Redistribution(piece, segment))
+    for run, segment in reversed(cut):
+        if isinstance(run, Redistribute):
+            read_later.add(run.value)
+            found.append(RunRedistribution(run, segment))
             continue
-        made = [name for one in piece for name in writes(one)]
+        made = [name for one in run for name in writes(one)]
         inside = set(made)
-        inputs = dict.fromkeys(name for one in piece for name in reads(one) if name not in inside)
+        inputs = dict.fromkeys(name for one in run for name in reads(one) if name not in inside)
         outputs = tuple(name for name in made if name in read_later)
         read_later.update(inputs)
-        dropped = {name for one in piece if isinstance(one, Compute) for name in one.regathers}
+        dropped = {name for one in run if isinstance(one, Compute) for name in one.regathers}
         copies = {name: copy_of[name] for name in inputs if copy_of.get(name) in dropped}
-        instructions = tuple(piece)
+        instructions = tuple(run)
         if rewrite is not None:
             part = Program(program.mesh, program.rank, tuple(inputs), instructions, outputs, ())
             instructions = rewrite(part, graph).instructions
@@ -86,7 +86,7 @@ def items(
 
 
 def loads(program: Program) -> dict[str, Load]:
-    """What is loaded, by the name of the result."""
+    """The loads of a program, by the name of the result."""
     return {one.result: one for one in program.instructions if isinstance(one, Load)}
 
 
@@ -143,7 +143,7 @@ def _flat(
     instructions: Sequence[Instruction], segment: int = 0
 ) -> Iterator[tuple[Instruction, int]]:
     for one in instructions:
-        if isinstance(one, Recompute):
+        if isinstance(one, RecomputedSegment):
             yield from _flat(one.instructions, one.number)
         else:
             yield one, segment
@@ -152,12 +152,12 @@ def _flat(
 def _cut(
     program: Program, reduced: Collection[str]
 ) -> list[tuple[list[Instruction] | Redistribute, int]]:
-    """What `Redistribution` is for, and the stretches in between."""
+    """The program cut at redistributions that communicate, with the runs in between."""
     loaded = {name: load.leaf for name, load in loads(program).items()}
     unread = {name for name, leaf in loaded.items() if leaf in reduced}
     dropped = dropped_copies(program)
     found: list[tuple[list[Instruction] | Redistribute, int]] = []
-    open_piece: list[Instruction] | None = None
+    open_run: list[Instruction] | None = None
     last_segment = 0
     for one, segment in _flat(program.instructions):
         if isinstance(one, Load):
@@ -167,18 +167,18 @@ def _cut(
             unread.discard(one.value)
             if one.after == () and one.forward:
                 unread.add(one.result)
-            open_piece = None
+            open_run = None
             continue
         first_read = unread.intersection(reads(one))
         unread -= first_read
         alone = bool(inner_axes(one))
-        if open_piece is None or first_read or alone or segment != last_segment:
-            open_piece = []
-            found.append((open_piece, segment))
-        open_piece.append(one)
+        if open_run is None or first_read or alone or segment != last_segment:
+            open_run = []
+            found.append((open_run, segment))
+        open_run.append(one)
         last_segment = segment
         if alone:
-            open_piece = None
+            open_run = None
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.ir.graph import Graph
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.rank_program import lower
-from shardwright.program.step.lower.lowering import Step
+from shardwright.program.step.lower.lowering import LoweringInput
 from shardwright.program.step.lower.micro_batches import prepared
 from shardwright.program.step.lower.stretches import Rewrite
 from shardwright.rules.analysis import Analysis
@@ -17,9 +17,9 @@ def whole_step(
     decisions: Decisions,
     rank: int,
     rewrite: Rewrite | None = None,
-) -> Step:
+) -> LoweringInput:
     """The step of `rank` that takes its batch as a whole; regions are as `rewrite` leaves them."""
-    return Step(
+    return LoweringInput(
         decisions.mesh,
         rank,
         graph,

@@ -102,7 +102,7 @@ def _call(name: str, batch: str) -> str:
 
 
 class _Wiring(NamedTuple):
-    """What goes into a chain and comes out of it, by value, and which of its members it is of.
+    """Inputs and outputs of a chain, by value, with the members that they belong to.
 
     Chains of equal regions with an equal `form` are equal regions.
     """
@@ -223,7 +223,7 @@ class _Fusion:
         return _Fused(used.region, used.variant, *wiring[:4])
 
     def wiring_of(self, parts: Sequence[Forward]) -> _Wiring:
-        """How the members of a chain are wired to each other and to what is around them."""
+        """The connections of a chain's members to each other and to what is around them."""
         inside = {part.call for part in parts}
         made: dict[str, int] = {}  # value made in the chain -> its number
         taken: dict[tuple[str, Sink], int] = {}
@@ -340,7 +340,7 @@ def _made(parts: Iterable[Backward], inputs: int) -> list[str]:
 
 
 def _sinks(instructions: Sequence[StepInstruction]) -> Mapping[str, Sink]:
-    """What each gradient is added to: those with the same may be one."""
+    """The sum that each gradient is added to: those of the same sum may be one."""
     found: dict[str, Sink] = {}
     for at, one in enumerate(instructions):
         match one:

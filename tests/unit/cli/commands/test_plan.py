@@ -11,7 +11,10 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
     result = shardwright_command("plan", target, "--machine", "2xcpu", "-o", file)
     assert result.exit_code == 0, result.exception
     first, second, blank, *_ = result.stdout.splitlines()
-    assert first == "fits on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of 7.45 GiB"
+    assert first == (
+        "fits with 7.16 GiB to spare on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of"
+        " 7.45 GiB"
+    )
     assert second == "2-way data parallel, no pipeline (none was searched; --stages 1,2,4 does)"
     assert blank == ""
     for text in (
@@ -95,7 +98,7 @@ def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devi
 def test_the_fewest_devices_share_the_seconds_and_skip_what_cannot_hold_the_weights(
     api, target, as_json, monkeypatch
 ):
-    monkeypatch.setattr("shardwright.cli.planning.Captured.state_bytes", 500 * 2**20)
+    monkeypatch.setattr("shardwright.cli.planning.CapturedTarget.state_bytes", 500 * 2**20)
     options = ("--objective", "devices", "--memory-limit", "120MiB", "--seconds", "12")
     found = as_json("plan", target, "--machine", "8xcpu", *options)
     assert found["devices"] == 5

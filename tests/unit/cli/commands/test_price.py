@@ -12,7 +12,7 @@ def test_price_prints_and_writes_the_plan(target, tmp_path, shardwright_command)
     given = ("--strategy", "dp_shard=2 zero=2", "--memory-limit", "1GiB", "-o", file)
     result = shardwright_command("price", target, *HERE, *given)
     assert result.exit_code == 0, result.exception
-    assert "fits on 2 devices of 2xcpu" in result.stdout
+    assert "to spare on 2 devices of 2xcpu" in " ".join(result.stdout.split())
     assert "strategy: dp_shard=2 zero=2" in result.stdout
     plan = load_plan(file)
     assert (str(plan.mesh), plan.micro_batches) == ("dp_shard=2", 1)

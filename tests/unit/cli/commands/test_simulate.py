@@ -2,15 +2,13 @@ import json
 from dataclasses import replace
 
 from shardwright.plan_io.files import load_plan, save_plan
-from shardwright.simulate.time.pipeline_step import pipeline_timeline
-from shardwright.simulate.time.step import timeline
 from tests.harness import plans
-from tests.unit.simulate.time.test_pipeline_step import pipeline
+from tests.unit.simulate.time.test_async_pipeline import pipeline
 
 
 def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shardwright_command):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
-    save_plan(plans.transformer(), file)
+    save_plan(plans.timed(plans.transformer()), file)
     result = shardwright_command("simulate", file, "-o", trace)
     assert result.exit_code == 0, result.exception
     assert "of communication" in result.stdout and "perfetto" in result.stdout
@@ -22,7 +20,7 @@ def test_a_trace_has_a_track_for_each_stream_and_the_users_names(tmp_path, shard
     assert "blocks.2.down: linear" in {e["name"] for e in spans}
     assert "all_gather dp: embed.weight" in {e["name"] for e in spans}
     ends = max(e["ts"] + e["dur"] for e in spans)
-    assert abs(ends - timeline(load_plan(file)).seconds * 1e6) < 1e-3
+    assert abs(ends - load_plan(file).timeline.seconds * 1e6) < 1e-3
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
@@ -30,7 +28,7 @@ def test_a_measured_step_is_a_process_beside_the_simulated_one(
     tmp_path, shardwright_command, as_json
 ):
     file, seen, trace = (tmp_path / name for name in ("plan.json", "seen.json", "trace.json"))
-    save_plan(plans.transformer(), file)
+    save_plan(plans.timed(plans.transformer()), file)
     spans = [("ProfilerStep#3", 500.0, 2000.0), ("aten::mm", 600.0, 80.0), ("aten::old", 0.0, 9.0)]
     place = {"ph": "X", "pid": 9, "tid": 9}
     seen.write_text(json.dumps([place | {"name": n, "ts": t, "dur": d} for n, t, d in spans]))
@@ -42,14 +40,16 @@ def test_a_measured_step_is_a_process_beside_the_simulated_one(
     assert list(processes.values()) == ["simulated, each of 4 ranks", "measured, seen.json"]
     drawn = {name: [e for e in events if e["ph"] == "X" and e["pid"] == pid]
              for pid, name in processes.items()}  # fmt: skip
-    assert len(drawn["simulated, each of 4 ranks"]) == len(timeline(load_plan(file)).tasks)
+    assert len(drawn["simulated, each of 4 ranks"]) == len(load_plan(file).timeline.tasks)
     measured = [(e["name"], e["ts"], e["dur"]) for e in drawn["measured, seen.json"]]
     assert measured == [("ProfilerStep#3", 0.0, 2000.0), ("aten::mm", 100.0, 80.0)]
     found = as_json("simulate", file, "-o", trace, "--measured", seen)
     assert found["measured_step_seconds"] == [0.002]
 
 
-def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, plan_file, mistake):
+def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, mistake):
+    plan_file = tmp_path / "plan.json"
+    save_plan(plans.timed(plans.simple()), plan_file)
     trace, there = tmp_path / "trace.json", tmp_path / "there.json"
     there.write_text("no")
     assert "give its path with -o" in mistake("simulate", plan_file, "--measured", there)
@@ -59,8 +59,13 @@ def test_a_measured_step_that_cannot_be_shown_is_a_mistake(tmp_path, plan_file, 
     assert not trace.exists()
 
 
-def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
+def test_a_plan_whose_step_was_not_simulated_has_no_timeline(tmp_path, mistake):
     save_plan(plans.transformer(), tmp_path / "plan.json")
+    assert "`shardwright recost TARGET plan.json`" in mistake("simulate", tmp_path / "plan.json")
+
+
+def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
+    save_plan(plans.timed(plans.transformer()), tmp_path / "plan.json")
     found = as_json("simulate", tmp_path / "plan.json")
     by_stream = {track["stream"]: track for track in found["tracks"]}
     serial = sum(track["busy_seconds"] for track in found["tracks"])
@@ -70,35 +75,27 @@ def test_simulate_json_has_what_is_exposed(tmp_path, as_json):
     assert found["file"] is None
 
 
-def test_a_trace_that_cannot_be_written_is_a_mistake(tmp_path, plan_file, mistake):
+def test_a_trace_that_cannot_be_written_is_a_mistake(tmp_path, mistake):
+    plan_file = tmp_path / "plan.json"
+    save_plan(plans.timed(plans.simple()), plan_file)
     line = mistake("simulate", plan_file, "-o", tmp_path / "nowhere" / "trace.json")
     assert "cannot write" in line and "choose another path" in line
 
 
 def test_a_pipeline_has_two_tracks_for_each_stage(tmp_path, shardwright_command, as_json):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
-    plan = pipeline("1F1B", (3.0, 3.0), 4, way=0.5)
-    save_plan(plan, file)
-    assert shardwright_command("simulate", file, "-o", trace).exit_code == 0
+    save_plan(pipeline((3.0, 3.0), way=0.5), file)
+    result = shardwright_command("simulate", file, "-o", trace)
+    assert "for 6 mini-batches from an empty pipeline on" in " ".join(result.stdout.split())
     events = json.loads(trace.read_text())["traceEvents"]
     groups = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert groups == ["simulated, stage 1, rank 0", "simulated, stage 2, rank 1"]
     assert {"forward 4", "backward 1", "receive values 2", "receive gradients 3"} <= {
         e["name"] for e in events
     }
-    found = as_json("simulate", file)
-    assert found["mini_batches"] == 1
-    assert abs(found["step_seconds"] - pipeline_timeline(plan).seconds) < 1e-9
-
-    save_plan(replace(plan, schedule="async stash", micro_batches=1), file)
-    result = shardwright_command("simulate", file)
-    assert "for 6 mini-batches from an empty pipeline on" in " ".join(result.stdout.split())
+    assert as_json("simulate", file)["mini_batches"] == 6
 
 
-def test_groups_of_several_stages_are_shown_by_group(tmp_path, as_json):
-    plan = pipeline("GPipe", (3.0,) * 4, 4)
-    mesh = type(plan.mesh).parse("pp=2")
-    save_plan(replace(plan, schedule="Interleaved1F1B", mesh=mesh), tmp_path / "plan.json")
-    found = as_json("simulate", tmp_path / "plan.json")
-    assert abs(found["step_seconds"] - (4 * 6.0 + 3.0) * 1e-3) < 1e-9
-    assert {t["ranks"] for t in found["tracks"]} == {"stages 1, 3, rank 0", "stages 2, 4, rank 1"}
+def test_a_pipeline_whose_step_was_not_simulated_has_no_timeline(tmp_path, mistake):
+    save_plan(replace(pipeline((3.0, 3.0)), schedule="GPipe"), tmp_path / "plan.json")
+    assert "plan again" in mistake("simulate", tmp_path / "plan.json")

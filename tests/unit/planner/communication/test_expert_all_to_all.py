@@ -7,12 +7,13 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
+from shardwright.ir.redistribution import Exchange
 from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
-from shardwright.simulate.costs.collectives import exchange_price
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
 from tests.harness.operator_calls import CALLS
 
@@ -42,7 +43,7 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
     # Three tokens, then two of them, choose twice; three of five experts have 0.6 · 1.25 of both.
     rows = 2 * 2 * 2 * 0.75
     assert {t.bytes for t in sent} == {int(rows * WIDTH * ITEM)}
-    price = exchange_price(links(costs.machine, MESH)[1], costs.machine)
+    price = step_price(Exchange.ROWS, links(costs.machine, MESH)[1], costs.machine)
     for t in sent:
         assert t.seconds == pytest.approx(price.fixed + price.per_larger * 2 * rows * WIDTH * ITEM)
     table = costs.operator(ONE.op)

@@ -7,7 +7,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
 from shardwright.planner.communication.prices import Prices
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, decode, joined
-from shardwright.simulate.costs.collectives import redistribution_seconds
+from tests.harness.cost_queries import redistribution_seconds
 
 ATOMS = ((7, 12), (33,))  # odd, so that tiles are uneven
 

@@ -28,6 +28,7 @@ class Made:
     peak: int
     needs: int
     least: int = 0
+    again: bool = False
 
     @property
     def cost(self):
@@ -141,3 +142,22 @@ def test_no_mesh_alone_gives_a_clearly_faster_plan_within_a_limit(machine):
                 assert plan.step_seconds <= 1.02 * one.fastest(limit).step_seconds
             except InfeasibleError:
                 continue
+
+
+def test_where_a_plan_fits_with_room_faster_ones_of_its_mesh_are_tried():
+    made = [Made("d", 1.0, 100, 70), Made("d", 1.2, 80, 56), Made("d", 1.4, 60, 42)]
+    others, settled = off_frontier(*made)
+    found = others.faster(Bytes(72), Seconds(2.0), 0.9)
+    assert found is not None and found.step_seconds == 1.0
+    assert settled == [1.2, 1.0]
+
+
+def test_of_a_second_search_the_last_that_would_be_faster_is_tried_although_unlikely():
+    made = [Made("e", 1.0 + i / 10, 100 - 5 * i, 80 - 4 * i) for i in range(5)]
+    others, settled = off_frontier(*made)
+    assert others.faster(Bytes(70), Seconds(1.35), 0.95) is None
+    assert settled == []
+    others, settled = off_frontier(*(replace(one, again=True) for one in made))
+    found = others.faster(Bytes(70), Seconds(1.35), 0.95)
+    assert found is not None and (found.step_seconds, found.peak_bytes) == (1.3, 68)
+    assert settled == [1.3]

@@ -114,7 +114,6 @@ def test_plans_move_a_table_as_often_as_programs_do():
                 if isinstance(one, Redistribute) and one.result.startswith(f"{TABLE}/")
             ]
             assert len(movers(plan)) == len(written), chosen
-            assert plan.step_seconds == pytest.approx(total(plan), rel=1e-9)
             often[len(written)] += 1
     assert {1, 2, 3} <= set(often)
 

@@ -15,8 +15,8 @@ from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.planner.tables.model import CostModel, Pricing
 from shardwright.rules.analysis import analyze
+from shardwright.rules.placements import layouts_under
 from shardwright.rules.rule import PassPartial, Split
-from shardwright.simulate.costs.layouts import result_layout
 from shardwright.tracing.capture import capture_call
 from tests.harness.cost_queries import Asking
 from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule, toy_machine
@@ -319,7 +319,7 @@ def test_a_spread_table_equals_the_entries_asked_one_by_one():
     rules = costs.analysis.rules
     makes = [(a, b) for a in rules["z0"].choices() for b in rules["z0"].choices()]
     takes = [(a, b) for a in rules["y1"].choices() for b in rules["y1"].choices()]
-    sources = [result_layout(rules["z0"], tiling, 0, mesh) for tiling in makes]
+    sources = [layouts_under(rules["z0"], tiling, mesh).results[0] for tiling in makes]
     table = costs.edge(relu.name, sources, mm, [0], takes)
     assert table.seconds.shape == table.bytes.shape == (len(makes), len(takes))
     for i, source in enumerate(sources):
@@ -357,7 +357,7 @@ def test_a_slower_link_never_makes_a_table_cheaper(first, second, backend):
     fast, slow = model(backend=backend), model(backend=backend, bandwidth=4.0, latency=2.0)
     mm, relu = fast.graph.ops[:2]
     makes, takes = MM.choices(), RELU.choices()
-    sources = [result_layout(MM, (choice,), 0, TWO) for choice in makes]
+    sources = [layouts_under(MM, (choice,), TWO).results[0] for choice in makes]
     tilings = [(choice,) for choice in takes]
     a, b = (costs.edge(mm.name, sources, relu, [0], tilings) for costs in (fast, slow))
     assert np.all(a.seconds <= b.seconds)

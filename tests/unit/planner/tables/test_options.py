@@ -1,12 +1,11 @@
-from itertools import product
-
 import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.planner.tables.layout_codes import decode
 from shardwright.planner.tables.options import OptionCache
+from shardwright.rules.placements import tilings
 from shardwright.rules.rule import Split
-from shardwright.simulate.costs.layouts import feasible, local_sizes, tiling_layouts
+from shardwright.simulate.costs.tile_sizes import local_sizes
 from tests.harness.small_graphs import MM, RELU, SUM, rule
 
 MESH = Mesh.parse("dp=2 tp=4")
@@ -18,12 +17,9 @@ UNEVEN = rule("(a b) c, b -> c (a b), b", additive=[1], linear=[{0}], a=3, b=5, 
 def test_options_are_the_feasible_tilings_with_their_layouts_and_sizes(found, mesh):
     mesh = Mesh.parse(mesh)
     options = OptionCache(mesh).options(found)
-    choices = [found.choices() if size > 1 else (None,) for size in mesh.shape]
-    tilings = [tiling for tiling in product(*choices) if feasible(found, tiling, mesh)]
-    assert [options.tiling(found, k) for k in range(len(options))] == tilings
-    for k, (tiling, placed) in enumerate(
-        zip(tilings, tiling_layouts(found, tilings, mesh), strict=True)
-    ):
+    expected = list(tilings(found, mesh))
+    assert [options.tiling(found, k) for k in range(len(options))] == [one for one, _ in expected]
+    for k, (tiling, placed) in enumerate(expected):
         assert options.find(found, tiling) == k
         assert tuple(options.sizes[:, k].tolist()) == local_sizes(found, tiling, mesh)
         for codes, dims, layouts in (

@@ -20,7 +20,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.lowering import Step, lower_step
+from shardwright.program.step.lower.lowering import LoweringInput, lower_step
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
@@ -35,7 +35,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "step_programs.txt"
 def naive(strategy, rank=0, count=2):
     mesh = Mesh.parse(STRATEGIES[strategy][0])
     micro = lowered(strategy, rank, count)
-    return lower_step(Step(mesh, rank, GRAPH, micro.programs, micro.reductions))
+    return lower_step(LoweringInput(mesh, rank, GRAPH, micro.programs, micro.reductions))
 
 
 def ranks(strategy, make=optimized):

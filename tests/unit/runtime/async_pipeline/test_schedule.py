@@ -3,10 +3,9 @@
 import pytest
 
 from shardwright.runtime.async_pipeline.schedule import (
-    backward_tick,
-    calls,
-    forward_tick,
+    call_at,
     pipeoptim_horizon,
+    remaining,
     spectrain_horizon,
 )
 
@@ -16,6 +15,22 @@ SPECTRAIN = {  # (forward, backward) per stage, as published for 4 and 8 stages
     4: [(3, 0), (2, 0), (2, 1), (1, 1)],
     8: [(7, 0), (6, 0), (6, 1), (5, 1), (5, 2), (4, 2), (4, 3), (3, 3)],
 }
+
+
+def forward_tick(minibatch, stage):
+    """When a stage runs the forward pass of a mini-batch; one tick is one pass."""
+    return 2 * minibatch + stage
+
+
+def backward_tick(minibatch, stage, stages):
+    """When a stage runs the backward pass of a mini-batch and updates its weights."""
+    return 2 * minibatch + 2 * stages - 1 - stage
+
+
+def calls(stage, stages, start, stop):
+    """Everything a stage does for mini-batches `start` to `stop`, from empty to empty pipeline."""
+    at_arrivals = [call_at(m, stage, stages, start) for m in range(start, stop)]
+    return [*at_arrivals, *remaining(stage, stages, start, stop)]
 
 
 def order(stage, stages):

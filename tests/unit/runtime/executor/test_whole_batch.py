@@ -1,13 +1,21 @@
-"""A module that runs a step program is a module: what own training loops may do with a call."""
+"""A module that runs a step program is a module: what own training loops may do with a call.
+
+On one device nothing is sent, and autograd runs the step (`executor/direct.py`); every test is run
+by the executor of programs too.
+"""
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.program.step.instructions import Relayout, Wait
+from shardwright.runtime.executor import whole_batch
+from shardwright.runtime.executor.direct import is_direct
 from shardwright.runtime.executor.executor import StepExecutor
 
 ONE = sw.Machine.preset("1xcpu")
@@ -31,7 +39,19 @@ def batch():
 
 
 @pytest.fixture
-def module():
+def by_instructions(monkeypatch):
+    """Nothing is left to autograd."""
+    monkeypatch.setattr(whole_batch, "is_direct", lambda program: False)
+
+
+@pytest.fixture(params=["direct", "by_instructions"])
+def module(request, monkeypatch):
+    if request.param == "by_instructions":
+        request.getfixturevalue("by_instructions")
+    return made()
+
+
+def made():
     torch.manual_seed(0)
     model = Net().double()
     return sw.parallelize(model, sw.plan(model, (batch(),), machine=ONE))
@@ -61,7 +81,8 @@ def runs(monkeypatch):
     return found
 
 
-def test_what_runs_is_the_program(module, runs):
+def test_what_runs_is_the_program(by_instructions, runs):
+    module = made()
     loss = loss_of(module)
     ((_, program, trace),) = runs
     assert 0 < len(trace) < len(program.instructions), "the backward part waits for backward"
@@ -69,7 +90,25 @@ def test_what_runs_is_the_program(module, runs):
     assert tuple(trace) == program.instructions
 
 
-def test_a_result_that_is_dropped_frees_what_its_call_kept(module, runs):
+def test_a_step_without_communication_is_the_graph_of_its_regions(runs):
+    module = made()
+    loss = loss_of(module)
+    loss.backward()
+    assert not runs
+    whole = module._sw_program
+    (playing,) = whole._plays.values()
+    assert playing.direct is not None
+    several = replace(whole.program.regions[0], variants=whole.program.regions[0].variants * 2)
+    assert is_direct(whole.program)
+    assert not is_direct(replace(whole.program, regions=(several,)))
+    for one in (Wait("t1", ()), Relayout("a", "b", (), (), (), "float32")):
+        assert not is_direct(
+            replace(whole.program, instructions=(*whole.program.instructions, one))
+        )
+
+
+def test_a_result_that_is_dropped_frees_what_its_call_kept(by_instructions, runs):
+    module = made()
     gc.collect()
     gc.disable()
     try:
@@ -119,7 +158,7 @@ def test_a_parameter_that_changed_is_found_before_it_is_read_again(module):
     loss.backward(retain_graph=True)
     with torch.no_grad():
         module.get_parameter("down.weight").mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
+    with pytest.raises(RuntimeError, match=r"modified by an in-?place operation"):
         loss.backward()
 
 
@@ -158,7 +197,8 @@ def test_a_step_after_an_error_is_as_any_other(module):
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=0)
 
 
-def test_without_parameters_to_train_nothing_is_saved(module, runs):
+def test_without_parameters_to_train_nothing_is_saved(by_instructions, runs):
+    module = made()
     module.requires_grad_(False)
     first, _ = module(batch())
     assert not first.requires_grad

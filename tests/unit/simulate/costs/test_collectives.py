@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.topology import links
 from shardwright.simulate.costs.collectives import (
+    StepPrice,
     collective_seconds,
     priced_steps,
-    redistribution_seconds,
+    step_price,
 )
+from tests.harness.cost_queries import redistribution_seconds
 from tests.harness.small_graphs import toy_machine
 
 # Four devices, links of 16 B/s and 1 s a hop, 2 s to start a collective.
@@ -98,3 +100,24 @@ def test_a_slower_link_never_makes_an_edge_cheaper(mesh, data, size, backend):
     assert cost <= redistribution_seconds(atoms, 4, src, dst, late)
     if 1 not in mesh.shape:
         assert (cost == 0) == (src == dst)
+
+
+def test_messages_and_swaps_cost_hops_and_bytes():
+    (link,) = links(NCCL, MESH)
+    for kind in (Exchange.MESSAGE, Exchange.RING):
+        assert collective_seconds(kind, link, 64, 64, NCCL) == 2 + 1 + 64 / 16
+    per_byte = link.exchange_seconds_per_byte * 4 / 3
+    assert collective_seconds(Exchange.SWAP, link, 48, 48, NCCL) == 2 * (2 + 1) + 48 * per_byte
+
+
+def test_rows_cost_three_calls_and_their_sorting():
+    (link,) = links(NCCL, MESH)
+    price = step_price(Exchange.ROWS, link, NCCL)
+    assert price.fixed == 3 * (2 + 3) + 12 * NCCL.device.launch_seconds
+    assert price.per_larger > link.exchange_seconds_per_byte
+
+
+@pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, *Exchange])
+def test_one_device_pays_nothing(kind):
+    (link,) = links(toy_machine(1), Mesh.parse("tp=1"))
+    assert step_price(kind, link, NCCL) == StepPrice(0.0)

@@ -11,8 +11,8 @@ from shardwright.machine.calls import Timing
 from shardwright.machine.model import Efficiency
 from shardwright.rules.rule import Split
 from shardwright.simulate.costs import compute
-from shardwright.simulate.costs.layouts import local_sizes
-from shardwright.simulate.costs.op_calls import Form
+from shardwright.simulate.costs.op_calls import UnsizedCall
+from shardwright.simulate.costs.tile_sizes import local_sizes
 from shardwright.simulate.costs.workload import OperatorClass, workload
 from tests.harness.small_graphs import build, linear_layer, op, rule, toy_machine
 
@@ -204,7 +204,7 @@ def test_a_cross_entropy_of_split_classes_is_computed_term_by_term():
 
 def test_a_timing_at_the_size_of_a_tile_of_classes_is_of_the_fused_operator():
     tensors = ((((0,), (1,)), "float32", True), (((0,),), "int64", False))
-    form = Form("aten.cross_entropy_loss.default", (Ref("0"), Ref("1")), (), tensors)
+    form = UnsizedCall("aten.cross_entropy_loss.default", (Ref("0"), Ref("1")), (), tensors)
     work = replace(cross_entropy(), form=form)
     tile = str(form.at([64, 16]))
     known = replace(DEVICE, timings=(Timing(tile, 3.0, 5.0),))

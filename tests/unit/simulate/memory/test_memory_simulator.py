@@ -8,6 +8,7 @@ import shardwright as sw
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.harness import models
@@ -57,11 +58,8 @@ def test_predicted_memory_is_what_a_step_takes(name):
             captured,
             analysis,
             decisions,
-            weights=dict(model.named_parameters(remove_duplicate=False)),
-            buffers=dict(model.named_buffers(remove_duplicate=False)),
-            persistent=frozenset(model.state_dict()),
-            device_mesh=None,
-            device=torch.device("cpu"),
+            ModuleOptions.of(model, torch.device("cpu")),
+            None,
         )
         memory = predicted(graph, analysis, decisions)
         measured = counted(module, batch)

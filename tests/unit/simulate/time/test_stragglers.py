@@ -9,10 +9,9 @@ from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.simulate.costs.compute import operator_seconds
-from shardwright.simulate.time.stragglers import late, skewed, stretch, with_whole_waits
-from tests.harness.plans import MS, moved
+from shardwright.simulate.time.stragglers import at_a_wait, late, skewed, stretch
+from tests.harness.plans import MS
 from tests.harness.small_graphs import linear_layer, toy_machine
-from tests.unit.simulate.time.test_step import layers, sharded
 
 APART = replace(toy_machine(), arrival_skew_seconds=0.5)
 MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
@@ -44,60 +43,20 @@ def test_where_plans_are_settled_a_wait_costs_what_one_more_does():
         assert both.charged_skew_seconds == 0.5
 
 
-def waiting(plan, machine=LATE):
-    """What transfers of a plan take longer by, in ms, in their order."""
-    found = with_whole_waits(plan, machine)
-    more = [b.seconds - a.seconds for a, b in zip(plan.transfers, found.transfers, strict=True)]
-    assert found.step_seconds == pytest.approx(plan.step_seconds + sum(more))
-    return [one / MS for one in more]
-
-
-def blocking(*consumers, phase="forward", what="all_reduce dp"):
-    """Three layers of 3 ms without sums of gradients; some wait for what they read."""
-    plan = layers()
-    brought = tuple(moved(f"to {n}", n, phase, what, 1.0, 1.0) for n in consumers)
-    parts = (*plan.ops, *brought, *plan.parameters)
-    return replace(plan, transfers=brought, step_seconds=sum(part.seconds for part in parts))
-
-
-def test_sums_of_gradients_are_waited_for_after_a_whole_step():
-    # The sum that is sent last finds ranks apart by all that was computed: 9 ms and the update's.
-    assert waiting(layers()) == pytest.approx([1.05**0.5 - 0.1, 0, 0])
-    slowly = replace(LATE, arrival_skew_power=1.0)
-    assert waiting(layers(), slowly) == pytest.approx([1.05 - 0.1, 0, 0])
-
-
-def test_a_wait_costs_by_what_was_computed_since_the_one_before():
-    # 1.5 ms of the last step's update come before the first.
-    found = waiting(blocking("first", "second", "third"))
-    assert found == pytest.approx([0.15**0.5 - 0.1, 0.1**0.5 - 0.1, 0.1**0.5 - 0.1])
-    back = waiting(blocking("second", phase="backward"))
-    assert back == pytest.approx([(0.15 + 0.3 + 0.4) ** 0.5 - 0.1])
-
-
-def test_ranks_that_have_just_met_do_not_wait_again():
-    assert waiting(blocking("second", "second")) == pytest.approx([0, 0.25**0.5 - 0.1])
-    assert waiting(blocking("first"), replace(LATE, charged_skew_seconds=1 * MS)) == [0]
-
-
-def test_who_keeps_a_tile_waits_for_nobody():
-    assert waiting(blocking("second", what="slice dp")) == [0]
+def test_a_wait_costs_by_what_was_computed_since_ranks_were_together():
+    assert at_a_wait(LATE, 10 * MS, 0.0) == pytest.approx((1 * MS, 0.0))
+    assert at_a_wait(LATE, 2.5 * MS, 0.0) == pytest.approx((0.5 * MS, 0.0))
+    assert at_a_wait(LATE, 0.0, 0.0) == (0.0, 0.0)
 
 
 def test_what_is_sent_ahead_is_waited_for_by_so_much_less():
-    """A copy that was sent a millisecond of computing before finds ranks apart by what is left."""
-    machine = replace(LATE, charged_skew_seconds=0.0)
-    plan = sharded(again=False)
-    first, _, second, _, third, _ = waiting(plan, machine)
-    assert first == pytest.approx(0.15**0.5)  # waited for at once, after the update
-    # All met then; when the second copy is sent nothing has been computed, so nobody is late.
-    assert second == 0
-    assert 0 < third < 0.1**0.5 * exp(-1 / (2 * 0.1**0.5)) * 1.01
-
-
-def test_without_skew_plans_are_as_they_were():
-    plan = layers()
-    assert with_whole_waits(plan, toy_machine()) is plan
+    """A copy that was sent 1 ms of computing before finds ranks apart by what is left."""
+    lost, since = at_a_wait(LATE, 10 * MS, 1 * MS)
+    apart = 0.9**0.5 * MS
+    assert lost == pytest.approx(apart * exp(-1 * MS / (2 * apart)))
+    assert since > 1 * MS  # ranks are still apart
+    # When it was sent nothing had been computed, so nobody is late.
+    assert at_a_wait(LATE, 1 * MS, 1 * MS) == (0.0, 1 * MS)
 
 
 def test_where_ranks_are_not_apart_nothing_is_asked():

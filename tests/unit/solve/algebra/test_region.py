@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.solve.algebra.minplus import Objectives
-from shardwright.solve.algebra.region import Region, corners_below
+from shardwright.solve.algebra.region import DominatedRegion, corners_below
 from shardwright.solve.elimination.problem import Point
 
 OBJECTIVES = Objectives(np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.5, 2.0]))
@@ -28,14 +28,14 @@ def by_corner(region, values):
 )
 def test_something_lies_inside_if_one_corner_allows_all_its_values(corners, given):
     time, memory = np.array(corners).T
-    region = Region(OBJECTIVES, time.astype(float), memory)
+    region = DominatedRegion(OBJECTIVES, time.astype(float), memory)
     values = np.array(given, float).T
     assert region.may_contain(values).tolist() == by_corner(region, values)
 
 
 def test_of_many_corners_neighbours_are_merged_to_something_larger():
     many = np.arange(300.0)
-    region = Region(OBJECTIVES, many, np.int64(many[::-1]))
+    region = DominatedRegion(OBJECTIVES, many, np.int64(many[::-1]))
     points = np.stack([many[:, None] + np.zeros(300), np.zeros((300, 1)) + many]).reshape(2, -1)
     values = OBJECTIVES.time[:, None] * points[0] + OBJECTIVES.memory[:, None] * points[1]
     found = region.may_contain(values)
@@ -44,7 +44,7 @@ def test_of_many_corners_neighbours_are_merged_to_something_larger():
 
 
 def test_sums_are_what_their_parts_and_the_rest_of_their_cell_cost():
-    region = Region(OBJECTIVES, np.array([5.0]), np.array([5]))
+    region = DominatedRegion(OBJECTIVES, np.array([5.0]), np.array([5]))
     rest = np.array([[0.0, 3], [0, 3], [0, 4.5], [0, 9]])
     time, memory = np.array([2.0, 2, 3]), np.array([2, 2, 3])
     found = region.may_contain_sums(time, memory, rest, np.array([0, 1, 1]))

@@ -9,7 +9,7 @@ from shardwright.solve.algebra.minplus import weighted
 from shardwright.solve.elimination.merged import merge
 from shardwright.solve.elimination.problem import Edge, Node, Problem, price
 from shardwright.solve.elimination.solver import make_solver
-from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.folded import Folded, FoldedChain
 from tests.harness.generators import as_lists, problems
 from tests.harness.oracles import enumerate_problem
 
@@ -72,7 +72,7 @@ def chain(count):
         Edge(3, 4, *table(3, 3)),
         Edge(5, 4, *agreeing(rng, 3, 3)),
     )
-    run = Run(nodes=(1, 2, 3), entry=0, exit=3, count=count, after=frozenset({3}))
+    run = FoldedChain(nodes=(1, 2, 3), entry=0, exit=3, count=count, after=frozenset({3}))
     return Folded(Problem(nodes, edges), (run,))
 
 

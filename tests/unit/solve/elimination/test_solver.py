@@ -5,7 +5,7 @@ from shardwright.solve.algebra.minplus import weighted
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Edge, Node, Problem, ProblemError, price
 from shardwright.solve.elimination.solver import make_solver
-from shardwright.solve.folding.folded import Folded, Run
+from shardwright.solve.folding.folded import Folded, FoldedChain
 from shardwright.solve.frontier.fast import fast_frontier
 from tests.harness.generators import as_lists
 from tests.harness.oracles import enumerate_problem
@@ -24,7 +24,7 @@ def folded(seed, count, hub):
     nodes = tuple(Node(f"n{i}", *table(size)) for i, size in enumerate(sizes))
     pairs = [(0, 1), (1, 2), (3, 2), (1, 3), (3, 4)] + ([(5, 2), (0, 5)] if hub else [(0, 5)])
     edges = tuple(Edge(t, h, *table(sizes[t], sizes[h])) for t, h in pairs)
-    run = Run(nodes=(2, 3), entry=1, exit=3, count=count, after=frozenset({4}))
+    run = FoldedChain(nodes=(2, 3), entry=1, exit=3, count=count, after=frozenset({4}))
     return Folded(Problem(nodes, edges), (run,))
 
 
@@ -66,6 +66,6 @@ def test_a_problem_too_wide_to_fold_is_searched_unfolded():
 def test_a_run_without_matching_ends_is_refused():
     problem = folded(0, 2, False).problem
     with pytest.raises(ProblemError, match="equally many"):
-        Folded(problem, (Run((2, 3), entry=0, exit=3, count=2, after=frozenset({4})),))
+        Folded(problem, (FoldedChain((2, 3), entry=0, exit=3, count=2, after=frozenset({4})),))
     with pytest.raises(ProblemError, match="must hold its exit"):
-        Folded(problem, (Run((2,), entry=1, exit=3, count=2, after=frozenset({4})),))
+        Folded(problem, (FoldedChain((2,), entry=1, exit=3, count=2, after=frozenset({4})),))

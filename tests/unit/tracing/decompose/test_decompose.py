@@ -1,4 +1,4 @@
-"""Means taken apart into sums and counts are the means that torch computes, gradients included."""
+"""Decompositions compute what the operators do, gradients included."""
 
 import pytest
 import torch
@@ -57,6 +57,8 @@ CALLS = {
     "bce of logits": (
         aten.binary_cross_entropy_with_logits.default, f(5, 7), u(5, 7), u(5, 1), u(7),
     ),
+    "repeats of one": (aten.repeat_interleave.self_int, f(5, 1, 7), 3, 1),
+    "repeats of the last": (aten.repeat_interleave.self_int, f(5, 1), 3, -1, {"output_size": 3}),
 }  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def run(function, args, kwargs):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_mean_taken_apart_is_the_mean(name):
+def test_a_decomposition_computes_what_the_operator_does(name):
     operator, *args = CALLS[name]
     kwargs = args.pop() if isinstance(args[-1], dict) else {}
     expected, gradients = run(operator, args, kwargs)
@@ -104,7 +106,8 @@ def test_losses_that_are_no_means_stay(operator):
 def test_everything_taken_apart_is_tested():
     attention = aten.scaled_dot_product_attention.default
     assert {*LOSSES, attention} <= set(TABLE)
-    assert {call[0] for call in CALLS.values()} == {*LOSSES, aten.mean.default, aten.mean.dim}
+    others = {aten.mean.default, aten.mean.dim, aten.repeat_interleave.self_int}
+    assert {call[0] for call in CALLS.values()} == {*LOSSES, *others}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.batches import Batches
 from shardwright.train.data.randomness import random_states, seed_all, set_random_states
-from shardwright.train.json_codec import dump, from_json
+from shardwright.train.json_codec import from_json, to_json
 
 
 def drawn():
@@ -52,7 +52,7 @@ def test_who_goes_on_from_a_place_gets_what_would_have_come(data, taken):
     undisturbed = Batches(data)
     before = list(islice(undisturbed, taken))
     assert len(before) == taken
-    place = dump({"data": undisturbed.state_dict(), "random": random_states()})
+    place = json.dumps(to_json({"data": undisturbed.state_dict(), "random": random_states()}))
     rest = list(islice(undisturbed, 6))
     seed_all(99)  # another process
     resumed, state = Batches(data), from_json(json.loads(place))

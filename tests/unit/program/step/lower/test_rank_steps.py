@@ -60,9 +60,30 @@ def test_a_collective_that_one_rank_leaves_out_is_found(plans):
         check_order(programs)
 
 
-def test_ranks_that_are_not_there_and_stages_are_refused(plans):
+def staged(plans, schedule):
+    decisions = next(d for d in plans if d.micro_batches > 1 and d.mesh.size == 4)
+    return replace(decisions, pipeline=Pipeline(("layers.1.left",), schedule, 2))
+
+
+@pytest.mark.parametrize("passes", PASSES_BY_NAME)
+def test_programs_of_all_groups_of_a_pipeline_fit_together(plans, passes):
+    decisions = staged(plans, "1F1B")
+    programs = [
+        step_program(GRAPH, ANALYSIS, decisions, rank, PASSES_BY_NAME[passes]) for rank in range(8)
+    ]
+    check_order(programs)
+    with pytest.raises(VerifyError):
+        check_order([*programs[:7], programs[3]])
+    ran = {
+        op for p in programs for one in p.instructions if isinstance(one, Forward) for op in one.ops
+    }
+    assert {op.name for op in GRAPH.ops} <= ran
+
+
+def test_ranks_that_are_not_there_and_asynchronous_pipelines_are_refused(plans):
     with pytest.raises(PlanError, match="rank 4 is none of the plan's 4 ranks; give 0 to 3"):
         step_program(GRAPH, ANALYSIS, plans[0], 4)
-    staged = replace(plans[0], pipeline=Pipeline(("layers.1.left",), "1F1B", 2))
-    with pytest.raises(PlanError, match="pipeline stages"):
-        step_program(GRAPH, ANALYSIS, staged, 0)
+    with pytest.raises(PlanError, match="rank 8 is none of the plan's 8 ranks; give 0 to 7"):
+        step_program(GRAPH, ANALYSIS, staged(plans, "1F1B"), 8)
+    with pytest.raises(PlanError, match="asynchronous and has no step program"):
+        step_program(GRAPH, ANALYSIS, staged(plans, "async stale"), 0)

@@ -1,0 +1,200 @@
+"""The models of rows as plain modules: what frameworks compute, one operator a kernel.
+
+Query, key and value share one projection, grouped by heads as in Megatron-LM, so that tensor
+parallelism splits it without moving weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORM_EPS = 1e-5
+
+
+class Attention(nn.Module):
+    """Causal attention; with a mask its scores are stored, as in Megatron-LM of 2023."""
+
+    def __init__(self, hidden: int, heads: int, *, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.proj = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, tokens, hidden) -> the same; `mask` is added to the scores."""
+        batch, tokens, hidden = x.shape
+        each = self.qkv(x).view(batch, tokens, self.heads, -1).transpose(1, 2)
+        q, k, v = each.chunk(3, dim=-1)
+        if mask is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = torch.matmul(q, k.transpose(-1, -2)) + mask
+            weights = F.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training)
+            out = torch.matmul(weights, v)
+        projected: Tensor = self.proj(out.transpose(1, 2).reshape(batch, tokens, hidden))
+        return projected
+
+
+class GptBlock(nn.Module):
+    """A block of GPT-2: norms before attention and MLP, GELU."""
+
+    def __init__(self, hidden: int, heads: int, ffn: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.norm1 = nn.LayerNorm(hidden, NORM_EPS)
+        self.attention = Attention(hidden, heads, dropout=dropout)
+        self.norm2 = nn.LayerNorm(hidden, NORM_EPS)
+        self.up = nn.Linear(hidden, ffn)
+        self.down = nn.Linear(ffn, hidden)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, tokens, hidden) -> the same."""
+        x = x + F.dropout(self.attention(self.norm1(x), mask), self.dropout, self.training)
+        inner = F.gelu(self.up(self.norm2(x)), approximate="tanh")
+        return x + F.dropout(self.down(inner), self.dropout, self.training)
+
+
+class Gpt(nn.Module):
+    """GPT-2 with its loss."""
+
+    def __init__(
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        ffn: int,
+        vocab: int,
+        tokens: int,
+        *,
+        tied: bool,
+        fused: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.fused, self.dropout = fused, dropout
+        self.tokens = nn.Embedding(vocab, hidden)
+        self.positions = nn.Embedding(tokens, hidden)
+        self.blocks = nn.ModuleList(
+            GptBlock(hidden, heads, ffn, dropout=dropout) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(hidden, NORM_EPS)
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of (batch, tokens)."""
+        x = self.tokens(input_ids) + self.positions.weight
+        x = F.dropout(x, self.dropout, self.training)
+        mask = None
+        if not self.fused:
+            count = input_ids.shape[1]
+            mask = torch.full((count, count), -torch.inf, device=x.device, dtype=x.dtype).triu(1)
+        for block in self.blocks:
+            x = block(x, mask)
+        return loss_of(self.head(self.norm(x)), labels)
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention with rotary positions; several queries share a key and a value."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = heads, kv_heads, hidden // heads
+        self.q = nn.Linear(hidden, hidden, bias=False)
+        self.k = nn.Linear(hidden, kv_heads * self.width, bias=False)
+        self.v = nn.Linear(hidden, kv_heads * self.width, bias=False)
+        self.proj = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, hidden) -> the same."""
+        batch, tokens, hidden = x.shape
+
+        def by_head(wide: Tensor, heads: int) -> Tensor:
+            return wide.view(batch, tokens, heads, self.width).transpose(1, 2)
+
+        q = _rotated(by_head(self.q(x), self.heads), cos, sin)
+        k = _rotated(by_head(self.k(x), self.kv_heads), cos, sin)
+        v = by_head(self.v(x), self.kv_heads)
+        k, v = self._repeated(k), self._repeated(v)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: Tensor = self.proj(out.transpose(1, 2).reshape(batch, tokens, hidden))
+        return projected
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """A key or value for each query that shares it."""
+        each = self.heads // self.kv_heads
+        if each == 1:
+            return x
+        batch, heads, tokens, width = x.shape
+        return x[:, :, None].expand(batch, heads, each, tokens, width).flatten(1, 2)
+
+
+class LlamaBlock(nn.Module):
+    """A block of Llama: RMS norms, rotary positions, SwiGLU."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(hidden, NORM_EPS)
+        self.attention = GroupedAttention(hidden, heads, kv_heads)
+        self.norm2 = nn.RMSNorm(hidden, NORM_EPS)
+        self.gate = nn.Linear(hidden, ffn, bias=False)
+        self.up = nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, hidden) -> the same."""
+        x = x + self.attention(self.norm1(x), cos, sin)
+        inner = self.norm2(x)
+        out: Tensor = x + self.down(F.silu(self.gate(inner)) * self.up(inner))
+        return out
+
+
+class Llama(nn.Module):
+    """Llama with its loss."""
+
+    def __init__(
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        vocab: int,
+        *,
+        tied: bool,
+    ) -> None:
+        super().__init__()
+        self.width = hidden // heads
+        self.tokens = nn.Embedding(vocab, hidden)
+        self.blocks = nn.ModuleList(LlamaBlock(hidden, heads, kv_heads, ffn) for _ in range(layers))
+        self.norm = nn.RMSNorm(hidden, NORM_EPS)
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of (batch, tokens)."""
+        x = self.tokens(input_ids)
+        places = torch.arange(input_ids.shape[1], device=x.device, dtype=torch.float32)
+        halves = torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32)
+        angles = torch.outer(places, 10000.0 ** (-halves / self.width))
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return loss_of(self.head(self.norm(x)), labels)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions in float32, as Llama's own code and its descendants compute them."""
+    wide = x.float()
+    low, high = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross entropy in float32, as frameworks compute it."""
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

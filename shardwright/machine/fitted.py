@@ -1,0 +1,55 @@
+"""Figures of presets that were fitted to published measurements, and those that are assumed.
+
+`python -m benchmarks.published.fit` prints the fitted ones from the rows in
+`benchmarks/published/rows`; docs/published.md says how well they predict sources that were left
+out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A figure by architecture of the GPU, or one for all.
+
+    Attributes:
+        values: by architecture; the entry "" is for those without rows.
+        unit: of the values, as machine files write it.
+        rows: the rows that it was fitted to; architectures without rows have the nearest one's.
+    """
+
+    values: Mapping[str, float]
+    unit: str
+    rows: str
+
+    def of(self, architecture: str) -> float:
+        """The value for an architecture."""
+        return self.values.get(architecture, self.values[""])
+
+    def text(self, architecture: str) -> str:
+        """The value with its unit."""
+        return f"{self.of(architecture):g}{self.unit}"
+
+
+_SOURCES = "rows of vtrain, llm-foundry, torchtitan, fms-fsdp and calculon, 2026-11"
+_HOPPER = f"{_SOURCES}; GPUs that are neither Ampere nor Hopper have no rows and take Hopper's"
+FITTED: dict[str, Fitted] = {
+    "efficiency.matmul": Fitted({"ampere": 0.80, "": 0.60}, "", _HOPPER),
+    "efficiency.attention": Fitted({"ampere": 0.38, "": 0.30}, "", _HOPPER),
+    "efficiency.memory": Fitted({"": 0.75}, "", _SOURCES),
+    "launch": Fitted({"": 1.9}, "us", _SOURCES),
+    "issue": Fitted({"": 38.0}, "us", "between 47us of all rows and 29us without those of vtrain"),
+    "product_depth": Fitted({"": 59.0}, "", _SOURCES),
+    "link bandwidth": Fitted({"": 0.84}, " of what is specified", _SOURCES),
+    "collective_launch": Fitted({"": 18.0}, "us", _SOURCES),
+}
+CONTEXT_SOURCE = "driver, kernels of cuBLAS and cuDNN with workspace, buffers of NCCL"
+ASSUMED: dict[str, tuple[str, str]] = {
+    "overlap": ("0", "of sums and gathers of parameters; FSDP's rows are priced with 0.8"),
+    "efficiency.convolution": ("0.5", "no published row trains convolutions"),
+    "contention": ("1", "links are shared in full by collectives along two axes"),
+    "expert_skew": ("1.25", "no published row of experts is priced"),
+}

@@ -1,0 +1,189 @@
+"""Leaves out layers that a plan computes as it does their neighbours.
+
+The step program of what is left tells what the whole step costs (`folded_costs.py`). Copies of a
+repeat (`planner/space/repeats.py`) are equal if all that lowering and simulation know of them is:
+tilings, storage, recomputation and seconds. `width` copies count as one layer, for plans and
+buckets that only repeat after so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, final
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.plan import Plan
+from shardwright.planner.space.repeats import Repeat, find_repeats, without_copies
+from shardwright.program.decisions import Decisions
+from shardwright.program.step.sections import FoldedGraph, Layer
+from shardwright.simulate.time.program_prices import seconds_of_transfers
+
+_LAYERS = 2  # that stay on both sides of a gap
+
+
+class _Gap(NamedTuple):
+    """Copies `first` to `last` of a repeat, which are left out: a multiple of `width`."""
+
+    repeat: Repeat
+    first: int
+    last: int
+    width: int
+    begin: int  # of all that are equal
+    end: int
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Of every copy of a repeat a number, equal for equal copies."""
+
+    repeat: Repeat
+    numbers: Sequence[int]
+
+
+@final
+class RepeatedLayers:
+    """The repeats of a graph, and what is left of it without equal layers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._known: dict[tuple[_Gap, ...], FoldedGraph] = {}
+
+    @cached_property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """Repeats whose copies write no buffers."""
+        written = {value for _, value in self.graph.updates}
+
+        def updates(repeat: Repeat) -> bool:
+            ops = self.graph.ops[repeat.start : repeat.end]
+            return any(name in written for op in ops for name in op.outputs)
+
+        return tuple(one for one in find_repeats(self.graph) if not updates(one))
+
+    def folded(self, plan: Plan, decisions: Decisions, width: int) -> FoldedGraph | None:
+        """The graph without layers of `width` copies that are equal under a plan; None if none."""
+        if not self.repeats:
+            return None
+        gaps = tuple(gap for marks in self._marks(plan, decisions) for gap in _gaps(marks, width))
+        if not gaps:
+            return None
+        if gaps not in self._known:
+            self._known[gaps] = self._without(gaps)
+        return self._known[gaps]
+
+    def _marks(self, plan: Plan, decisions: Decisions) -> Iterator[_Marks]:
+        numbers: dict[object, int] = {}
+        inner, local = seconds_of_transfers(plan, self.graph)
+        by_op = {}
+        for op in plan.ops:
+            name, seconds = op.name, (op.seconds, op.backward_seconds)
+            beside = (
+                inner.get((name, False)), inner.get((name, True)),
+                local.get((name, False)), local.get((name, True)),
+            )  # fmt: skip
+            key = op.tiling, seconds, str(beside) if any(beside) else ""
+            by_op[name] = numbers.setdefault(key, len(numbers))
+        stored = {
+            p.name: numbers.setdefault((p.layout, p.regathered), len(numbers))
+            for p in plan.parameters
+        }
+        segments = decisions.segments
+        spread = self._spread_segments(segments) if any(segments.values()) else set()
+        for repeat, names, own in zip(self.repeats, self._names, self._own_leaves, strict=True):
+            found: list[int] = []
+            for c in range(repeat.count):
+                again = [segments.get(name, 0) for name in names[c]]
+                marks = (
+                    tuple([by_op[name] for name in names[c]]),
+                    _pattern(again) if any(again) else (),
+                    tuple([stored.get(name, -1) for name in own[c]]),
+                    -1 if spread.isdisjoint(again) else c,
+                )
+                found.append(numbers.setdefault(marks, len(numbers)))
+            yield _Marks(repeat, found)
+
+    def _spread_segments(self, segments: Mapping[str, int]) -> set[int]:
+        """Recomputed segments that are not within one copy of a repeat."""
+        copy_of = {
+            name: (r, c)
+            for r, names in enumerate(self._names)
+            for c, copy in enumerate(names)
+            for name in copy
+        }
+        homes: dict[int, object] = {}
+        found: set[int] = set()
+        for name, segment in segments.items():
+            home = copy_of.get(name)
+            if segment and homes.setdefault(segment, home) != home:
+                found.add(segment)
+        return found
+
+    @cached_property
+    def _names(self) -> list[list[list[str]]]:
+        """Of every copy of every repeat its operators."""
+        return [
+            [[self.graph.ops[i].name for i in repeat.copy(c)] for c in range(repeat.count)]
+            for repeat in self.repeats
+        ]
+
+    @cached_property
+    def _own_leaves(self) -> list[list[list[str]]]:
+        """Of every copy of every repeat the leaves that it reads alone, in the order of reading."""
+        return [
+            [list(dict.fromkeys(self._leaves(repeat, c))) for c in range(repeat.count)]
+            for repeat in self.repeats
+        ]
+
+    def _leaves(self, repeat: Repeat, c: int) -> Iterator[str]:
+        neighbour = repeat.copy(c + 1 if c + 1 < repeat.count else c - 1)
+        for i, j in zip(repeat.copy(c), neighbour, strict=True):
+            pairs = zip(self.graph.ops[i].operands, self.graph.ops[j].operands, strict=True)
+            yield from (
+                name for name, other in pairs if name != other and name not in self.graph.producer
+            )
+
+    def _without(self, gaps: Sequence[_Gap]) -> FoldedGraph:
+        ops = self.graph.ops
+        layer_of: dict[str, Layer] = {}
+        stands_for: dict[str, str] = {}
+        parameters = {leaf.name for leaf in self.graph.leaves_of(LeafKind.PARAMETER)}
+        for number, gap in enumerate(gaps):
+            own = self._own_leaves[self.repeats.index(gap.repeat)]
+            for c in range(gap.begin, gap.end):
+                if gap.first <= c < gap.last:
+                    like = own[gap.last + (c - gap.first) % gap.width]
+                    pairs = zip(own[c], like, strict=True)
+                    stands_for.update(pair for pair in pairs if pair[0] in parameters)
+                    continue
+                layer, at = divmod(c - (gap.first if c < gap.first else gap.last), gap.width)
+                for index, i in enumerate(gap.repeat.copy(c)):
+                    layer_of[ops[i].name] = Layer(number, layer, (at, index))
+                for index, name in enumerate(own[c]):
+                    layer_of[name] = Layer(number, layer, (at, index, "leaf"))
+        short = without_copies(self.graph, [(gap.repeat, gap.first, gap.last) for gap in gaps])
+        skipped = tuple((gap.last - gap.first) // gap.width for gap in gaps)
+        return FoldedGraph(short, layer_of, skipped, stands_for)
+
+
+def _pattern(segments: Sequence[int]) -> tuple[int, ...]:
+    """The segments of a copy, numbered from 1 on in the order in which they come."""
+    local = {0: 0}
+    return tuple([local.setdefault(segment, len(local)) for segment in segments])
+
+
+def _gaps(marks: _Marks, width: int) -> Iterator[_Gap]:
+    """Runs of equal layers, whose middle copies are left out."""
+    numbers, begin = marks.numbers, 0
+    kept = _LAYERS * width
+    while begin < len(numbers):
+        end = begin + width
+        while end < len(numbers) and numbers[end] == numbers[end - width]:
+            end += 1
+        left_out = (end - begin - 2 * kept) // width * width
+        if left_out > 0:
+            last = end - kept
+            yield _Gap(marks.repeat, last - left_out, last, width, begin, end)
+            begin = end
+        else:
+            begin += 1

@@ -1,0 +1,105 @@
+"""Lowers a plan for simulation: the step program of each rank that is asked for, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import final
+
+from shardwright.ir.graph import Graph
+from shardwright.ir.layout import chunk
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.whole_batch import whole_step
+from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
+
+Split = Callable[[int], MicroBatches]
+
+
+@final
+class PlanLowering:
+    """The programs of the ranks of one plan, with its `decisions`.
+
+    Micro-batches that do the same are lowered once. Without stages only some of those stand for all
+    (`numbers`). `alone_bytes` is the backend's. `split` cuts the batch, which takes a while for
+    every number of micro-batches.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        decisions: Decisions,
+        alone_bytes: int | None,
+        split: Split | None = None,
+    ) -> None:
+        self.graph, self.analysis, self.decisions = graph, analysis, decisions
+        self._alone_bytes = alone_bytes
+        self._split = split or (lambda count: micro_batches(graph, analysis, count))
+        self._programs: dict[int, StepProgram] = {}
+
+    @cached_property
+    def micro(self) -> MicroBatches:
+        """The batch cut into the plan's micro-batches."""
+        return self._split(self.decisions.micro_batches)
+
+    @cached_property
+    def staged(self) -> StagedGraph:
+        """The stages of a plan that has some."""
+        return StagedGraph(self.graph, self.analysis, self.decisions)
+
+    @cached_property
+    def first_equal(self) -> tuple[int, ...]:
+        """For each micro-batch the first that does the same."""
+        count = self.decisions.micro_batches
+        if count == 1:
+            return (0,)
+        size = batch_size(self.graph, self.analysis)
+        # Compiled regions that draw are each micro-batch's own, and terms are kept by the first.
+        draws = self.graph.numerics.rng == "fast"
+        first: dict[tuple[int, bool], int] = {}
+        forms = ((chunk(size, count, n)[1], draws and n == 0) for n in range(count))
+        return tuple(first.setdefault(form, n) for n, form in enumerate(forms))
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The micro-batches that programs have; of those in between the second stands for more."""
+        count = self.decisions.micro_batches
+        if self.decisions.pipeline is not None:
+            return tuple(range(count))
+        firsts = set(self.first_equal)
+        seconds = {n + 1 for n in firsts if n + 1 < count}
+        return tuple(sorted({*firsts, *seconds, count - 1}))
+
+    def program(self, rank: int) -> StepProgram:
+        """The step program of a rank, after all passes."""
+        if rank not in self._programs:
+            self._programs[rank] = self._lowered(rank)
+        return self._programs[rank]
+
+    def _lowered(self, rank: int) -> StepProgram:
+        if self.decisions.pipeline is not None:
+            return optimized(lower_pipeline(self.staged, rank, in_place, like=self.first_equal))
+        if self.decisions.micro_batches == 1:
+            step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
+            step = replace(step, alone_bytes=self._alone_bytes)
+            return optimized(lower_step(step), STEP_PASSES)
+        return self.of_micro_batches(rank, self.numbers)
+
+    def of_micro_batches(self, rank: int, numbers: Sequence[int]) -> StepProgram:
+        """The program of a rank for some of the micro-batches of a plan without stages."""
+        firsts = sorted({self.first_equal[number] for number in numbers})
+        graph, analysis, decisions = self.graph, self.analysis, self.decisions
+        step = micro_batched_step(graph, analysis, self.micro, decisions, rank, in_place, firsts)
+        known = dict(zip(firsts, step.programs, strict=True))
+        programs = [known[self.first_equal[number]] for number in numbers]
+        step = replace(step, programs=programs, alone_bytes=self._alone_bytes)
+        return optimized(lower_step(step), PASSES)

@@ -1,0 +1,331 @@
+"""Finds the sections of a step program that run equal layers, and checks that they are periodic.
+
+A step is lowered from a graph with few of many equal layers. Where its program does the same for
+the layers on both sides of the gap, the program of the whole graph does the same for those that
+were left out: passes decide by what lies a layer or two away, and two sections are equal only if
+everything that they read, write, start and wait for is mentioned at equal places, relative to the
+layer. Where that does not hold, `NotPeriodicError` says so, and the whole graph has to be lowered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.ir.graph import Graph
+from shardwright.program.instructions import (
+    Attention,
+    Dropout,
+    Instruction,
+    RunModule,
+    Uniform,
+)
+from shardwright.program.step.instructions import (
+    Backward,
+    Forward,
+    Free,
+    Region,
+    Relayout,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
+
+NOWHERE = -1  # the gap of sections that run no repeated layer
+
+
+class NotPeriodicError(ValueError):
+    """Layers on both sides of a gap are not run in the same way."""
+
+
+class Layer(NamedTuple):
+    """The layer that an operator or a leaf belongs to.
+
+    Layers of `gap` have numbers: from 0 on behind the gap, from -1 down before it. `position`
+    tells the operators and leaves of one layer apart.
+    """
+
+    gap: int
+    number: int
+    position: Hashable
+
+
+@dataclass(frozen=True)
+class FoldedGraph:
+    """A graph with few of many equal layers.
+
+    Attributes:
+        graph: with two layers, or more, on both sides of each gap.
+        layer_of: the layers of its operators and leaves, by name.
+        skipped: by gap, how many layers were left out.
+        stands_for: the parameters that were left out, and that of the layer behind the gap.
+    """
+
+    graph: Graph
+    layer_of: Mapping[str, Layer]
+    skipped: tuple[int, ...]
+    stands_for: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Instructions `start` to `stop`: what `track` does for `layer`; `NOWHERE` for none.
+
+    A track is a pass of a micro-batch over the layers of a gap.
+    """
+
+    start: int
+    stop: int
+    track: int = NOWHERE
+    gap: int = NOWHERE
+    layer: int = 0
+
+
+class Seam(NamedTuple):
+    """The section `before` the gap and the one behind it, of one track, in the order they run."""
+
+    before: Section
+    behind: Section
+
+
+@dataclass(frozen=True)
+class Sections:
+    """A program in sections, one after the other.
+
+    At `seams` sections of layers were left out: as many as `skipped` says, by gap.
+    """
+
+    program: StepProgram
+    sections: tuple[Section, ...]
+    seams: tuple[Seam, ...]
+    skipped: tuple[int, ...]
+
+    @cached_property
+    def at(self) -> list[Section]:
+        """The section of every instruction."""
+        return [one for one in self.sections for _ in range(one.start, one.stop)]
+
+    def with_seams(self) -> Iterator[tuple[Section, Seam | None]]:
+        """Every section, with the seam that it is behind, if it is."""
+        seams = {seam.behind.start: seam for seam in self.seams}
+        for section in self.sections:
+            yield section, seams.get(section.start)
+
+
+def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
+    """The sections of the program of a folded graph; raises `NotPeriodicError`."""
+    tracks = _disjoint(_tracks(program, folded.layer_of))
+    starts = sorted((at, n) for n, track in enumerate(tracks) for at in track.boundaries)
+    layers = {at: number for track in tracks for number, at in track.at.items()}
+    found = [Section(0, starts[0][0] if starts else len(program.instructions))]
+    stops = [at for at, _ in starts[1:]] + [len(program.instructions)]
+    for (start, n), stop in zip(starts, stops, strict=False):
+        found.append(Section(start, stop, n, tracks[n].gap, layers[start]))
+    by_layer = {(one.track, one.layer): one for one in found}
+    seams = []
+    for n, track in enumerate(tracks):
+        first, second = (-1, 0) if track.ascending else (0, -1)
+        seams.append(Seam(by_layer[n, first], by_layer[n, second]))
+    missing = set(range(len(folded.skipped))) - {track.gap for track in tracks}
+    if missing:
+        raise NotPeriodicError("no region begins at the same operator of every layer")
+    sections = Sections(program, tuple(found), tuple(seams), folded.skipped)
+    _check(sections, folded.layer_of)
+    return sections
+
+
+@dataclass
+class _Track:
+    """The places where a pass over the layers of a gap begins to run each of them."""
+
+    gap: int
+    at: dict[int, int]  # by the layer's number
+
+    @property
+    def ascending(self) -> bool:
+        return self.at[0] > self.at[-1]
+
+    @property
+    def boundaries(self) -> list[int]:
+        return list(self.at.values())
+
+
+def _tracks(program: StepProgram, layer_of: Mapping[str, Layer]) -> Iterator[_Track]:
+    """All passes over layers: forward, backward, and what follows the last backward pass.
+
+    Those that do not run the layers around the gap one by one are left out.
+    """
+    found: defaultdict[tuple[object, ...], list[tuple[Layer, int]]] = defaultdict(list)
+    calls: dict[str, Layer] = {}
+    leaf_of = {value: leaf for leaf, value in program.gradients}
+    backward = [i for i, one in enumerate(program.instructions) if isinstance(one, Backward)]
+    end = backward[-1] if backward else len(program.instructions)
+    for at, one in enumerate(program.instructions):
+        if isinstance(one, Forward):
+            layer = next((layer_of[name] for name in one.ops if name in layer_of), None)
+            if layer is not None and not one.again:
+                calls[one.call] = layer
+                found["forward", layer.gap, _batch(one.call)].append((layer, at))
+        elif isinstance(one, Backward):
+            if one.call in calls:
+                layer = calls[one.call]
+                found["backward", layer.gap, _batch(one.call), one.part].append((layer, at))
+        elif at > end:
+            leaves = (leaf_of[name] for name in writes(one) if name in leaf_of)
+            layer = next((layer_of[leaf] for leaf in leaves if leaf in layer_of), None)
+            if layer is not None:
+                found["end", layer.gap].append((layer, at))
+    for key, given in found.items():
+        at_layer = _boundaries(given)
+        if at_layer is not None:
+            yield _Track(given[0][0].gap, at_layer)
+        elif key[0] != "end":
+            raise NotPeriodicError("no region begins at the same operator of every layer")
+
+
+def _batch(call: str) -> str:
+    return call.partition("@")[2]
+
+
+def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
+    """The places of one instruction of each layer, by its number; None if there is none."""
+    places: defaultdict[Hashable, defaultdict[int, list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for layer, at in given:
+        places[layer.position][layer.number].append(at)
+    for by_layer in places.values():
+        found = {number: found[0] for number, found in by_layer.items() if len(found) == 1}
+        if not {-1, 0} <= found.keys():
+            continue
+        ascending = found[0] > found[-1]
+        if (1 if ascending else -2) not in found:
+            continue
+        ordered = sorted(found, reverse=not ascending)
+        if sorted(found.values()) == [found[number] for number in ordered]:
+            return {number: found[number] for number in ordered}
+    return None
+
+
+def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
+    """Tracks that do not run into each other; raises `NotPeriodicError`."""
+    found = sorted(tracks, key=lambda track: track.boundaries[0])
+    for one, following in itertools.pairwise(found):
+        if one.boundaries[-1] > following.boundaries[0]:
+            raise NotPeriodicError("passes over layers run into each other")
+    return found
+
+
+# A name that an instruction mentions, and its place among those.
+_Mention = tuple[int, int]
+
+
+def _names(one: StepInstruction) -> tuple[str, ...]:
+    """Everything that an instruction mentions, in a fixed order."""
+    names = (*reads(one), *writes(one))
+    match one:
+        case Forward() | Backward():
+            return (*names, f"call {one.call}")
+        case Transfer() | Wait():
+            return (*names, f"transfer {one.handle}")
+        case Free():
+            return one.names
+    return names
+
+
+def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
+    """Raise `NotPeriodicError` unless both sections of every seam do the same."""
+    program = sections.program
+    mentions: defaultdict[str, list[_Mention]] = defaultdict(list)
+    named = [_names(one) for one in program.instructions]
+    for at, names in enumerate(named):
+        for slot, name in enumerate(names):
+            mentions[name].append((at, slot))
+    returned = set(program.returned)
+
+    def signature(name: str, section: Section) -> tuple[object, ...]:
+        """The places of a name, relative to the layer of a section."""
+        if name in layer_of:
+            layer = layer_of[name]
+            return layer.gap, layer.number - section.layer, layer.position
+        places: list[object] = [name in returned]
+        for at, slot in mentions[name]:
+            where = sections.at[at]
+            if where.gap == section.gap:
+                place = where.track, where.layer - section.layer, at - where.start, slot
+            else:
+                place = NOWHERE, 0, at, slot
+            places.append(place)
+        return tuple(places)
+
+    for before, behind in sections.seams:
+        if before.stop - before.start != behind.stop - behind.start:
+            raise NotPeriodicError("a layer runs more instructions than the one before it")
+        places = zip(
+            range(before.start, before.stop), range(behind.start, behind.stop), strict=True
+        )
+        for first, second in places:
+            if not _same(program, program.instructions[first], program.instructions[second]):
+                raise NotPeriodicError(f"{program.instructions[second]}: not as a layer before")
+            if len(named[first]) != len(named[second]):
+                raise NotPeriodicError(f"{program.instructions[second]}: not as a layer before")
+            for one, other in zip(named[first], named[second], strict=True):
+                if one != other and signature(one, before) != signature(other, behind):
+                    raise NotPeriodicError(f"%{other}: not read or written as %{one}")
+
+
+def _same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
+    """Whether two instructions are equal but for names."""
+    if type(one) is not type(other):
+        return False
+    return _form(one) == _form(other) and _same_regions(program, one, other)
+
+
+def _form(one: StepInstruction) -> tuple[object, ...]:
+    """An instruction without names and regions."""
+    match one:
+        case Forward():
+            return len(one.inputs), one.saves, one.again, len(one.ops)
+        case Backward():
+            given = tuple(len(names) for names in one.given)
+            made = tuple(bool(name) for name in one.made)
+            at = tuple(at for at, _ in one.copies), tuple(at for at, _ in one.totals)
+            return one.part, given, made, at
+        case Transfer():
+            parts = tuple((p.atoms, p.local, p.move, p.shape, p.dtype) for p in one.parts)
+            return one.collective, one.channel, parts
+        case Relayout():
+            return one.atoms, one.local, one.shape, one.dtype
+    return (len(reads(one)), len(writes(one)))
+
+
+def _same_regions(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
+    """Whether two runs are of regions that differ in random numbers at most."""
+    if not isinstance(one, Forward | Backward) or not isinstance(other, Forward | Backward):
+        return True
+    a = one.variant if isinstance(one, Forward) else 0
+    b = other.variant if isinstance(other, Forward) else 0
+    if one.region == other.region:
+        return a == b
+    first, second = program.regions[one.region], program.regions[other.region]
+    return _without_numbers(first, a) == _without_numbers(second, b)
+
+
+def _without_numbers(region: Region, variant: int) -> Region:
+    """A variant of a region as if all operators drew the same random numbers."""
+    return replace(region, variants=(tuple(map(_numberless, region.variants[variant])),))
+
+
+def _numberless(one: Instruction) -> Instruction:
+    if isinstance(one, Dropout | Uniform):
+        return replace(one, op=replace(one.op, args=one.op.args[:-1]))
+    if isinstance(one, Attention | RunModule):
+        return replace(one, number=0)
+    return one

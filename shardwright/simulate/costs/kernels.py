@@ -1,0 +1,97 @@
+"""Kernels that an operator starts, as plain numbers, and their seconds on a device.
+
+A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch` (Williams, Waterman and
+Patterson, "Roofline", 2009), and never less than the host needs to issue it. On a device with
+`units`, a matrix product is cut into tiles that the units compute in waves: its last wave is full
+by half on average, and the start and end of a tile take as long as a few steps of its depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.model import Device
+from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
+
+_TILE = 128  # rows and columns of a matrix product that one unit computes at once
+_LAST_WAVE = 0.5  # of a wave, that units wait for the last tiles
+_DEEPEST_SPLIT = 4  # parts of the depth of few tiles, which units share
+_SPLIT_DEPTH = 1024  # of one part at least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductShape:
+    """Sizes of matrix products, (K,) each: `count` of (rows, depth) by (depth, columns)."""
+
+    rows: Ints
+    columns: Ints
+    depth: Ints
+    count: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelWork:
+    """One kernel under K tilings.
+
+    Attributes:
+        kind: what limits it.
+        dtype: of its arithmetic.
+        flop: (K,).
+        moved: bytes that it reads and writes, (K,).
+        shape: of a matrix product; None of others.
+    """
+
+    kind: OperatorClass
+    dtype: str
+    flop: Ints
+    moved: Ints
+    shape: ProductShape | None = None
+
+
+def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
+    """Seconds from the end of the kernel before: (K,)."""
+    efficiency = device.efficiency
+    reached = {
+        OperatorClass.MATMUL: efficiency.matmul,
+        OperatorClass.EXPERTS: efficiency.matmul,
+        OperatorClass.CONVOLUTION: efficiency.convolution,
+        OperatorClass.ATTENTION: efficiency.attention,
+    }.get(kernel.kind, 1.0)
+    busy = kernel.flop / (device.peak_flop_per_s(kernel.dtype) * reached_at(reached, kernel.flop))
+    if kernel.shape is not None and device.units:
+        busy = busy / filled(kernel.shape, device)
+    moving = {
+        OperatorClass.FUNCTION: efficiency.of_functions,
+        OperatorClass.POOLING: efficiency.of_pooling,
+    }.get(kernel.kind, efficiency.memory)
+    waiting = kernel.moved / (device.bytes_per_s * reached_at(moving, kernel.moved))
+    alone = np.maximum(busy, waiting) + device.launch_seconds
+    return np.maximum(alone, device.issue_seconds) if device.issue_seconds else alone
+
+
+def reached_at(part: float | Curve, work: Ints) -> Floats | float:
+    """The part that is reached with so much work: (K,) -> (K,); `Curve.at` for many."""
+    if not isinstance(part, Curve):
+        return part
+    works, parts = np.log(part.points).T
+    found: Floats = np.exp(np.interp(np.log(np.maximum(work, 1)), works, parts))
+    return found
+
+
+def filled(shape: ProductShape, device: Device) -> Floats:
+    """The part of a large product's rate that products of this shape reach, by tiles: (K,)."""
+    return fill_of(shape, device.units, device.product_depth)
+
+
+def fill_of(shape: ProductShape, units: Ints | int, product_depth: float) -> Floats:
+    """The same on so many units, where a tile starts and ends within `product_depth`: (K,)."""
+    tiles = np.maximum(1, -(-shape.rows // _TILE) * -(-shape.columns // _TILE) * shape.count)
+    used = shape.rows * shape.columns * shape.count / (tiles * _TILE * _TILE)
+    parts = np.clip(shape.depth // _SPLIT_DEPTH, 1, _DEEPEST_SPLIT)
+    waves = np.where(tiles < units, tiles * parts, tiles) / units
+    deep = shape.depth / (shape.depth + product_depth)
+    found: Floats = used * deep * waves / (waves + _LAST_WAVE)
+    return found

@@ -1,0 +1,120 @@
+"""Memory of a step whose program is that of a graph with few of many equal layers.
+
+Sections on both sides of a gap take and give back equal memory, checked instruction by instruction.
+Sections that were left out add the difference once more each, so the most of them is alive at the
+gap's ends: what the few layers say, moved by the sections before, is the peak of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Bytes
+from shardwright.ir.op_memory import OpTracer
+from shardwright.program.instructions import Dropout, Uniform
+from shardwright.program.step.instructions import Forward
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.sections import (
+    FoldedGraph,
+    NotPeriodicError,
+    Section,
+    Sections,
+)
+from shardwright.simulate.memory.allocator import AllocatedBytes
+from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
+
+_NOTHING = AllocatedBytes(0, 0)
+
+
+class FoldedStep:
+    """The step of `whole` on a rank; `lowering` is that of the folded graph."""
+
+    def __init__(
+        self,
+        whole: Graph,
+        folded: FoldedGraph,
+        lowering: PlanLowering,
+        rank: int,
+        trainer: Trainer,
+        book: OpTracer,
+    ) -> None:
+        self.whole, self.folded, self.trainer = whole, folded, trainer
+        self.step = StepSimulation(lowering, rank, trainer, book)
+
+    def peak(self, sections: Sections) -> Bytes:
+        """`Memory.peak` of the whole step, from its program in sections.
+
+        Raises `NotPeriodicError` if layers on both sides of a gap need different memory.
+        """
+        step, heap = self.step, self.step.heap
+        levels: list[AllocatedBytes] = []  # before the program, and after each of its instructions
+        highest: list[AllocatedBytes] = []  # the same, since the last
+
+        def watch() -> None:
+            levels.append(heap.level)
+            highest.append(heap.highest())
+
+        tiles = step.played(sections.program, watch)
+        for name, like in self.folded.stands_for.items():
+            if like in tiles:
+                tiles[name] = tiles[like]
+        skipped = _NOTHING
+        peak = highest[0]
+        for section, seam in sections.with_seams():
+            if seam is not None:
+                first, second = (_changes(one, levels, highest) for one in seam)
+                if first != second:
+                    raise NotPeriodicError("layers on both sides of a gap need different memory")
+                skipped = skipped.plus(first[-1][1], sections.skipped[section.gap])
+            for at in range(section.start, section.stop):
+                peak = max(peak, highest[at + 1].plus(skipped), key=lambda level: level.total)
+        update, granularity = self.trainer.update(list(tiles.values())), heap.granularity
+        last = heap.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
+        peak = max(peak, last, key=lambda level: level.total)
+        return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
+
+    def _lasting(self, tiles: dict[str, int], sections: Sections) -> int:
+        """Parameters, state of the optimizer, inputs, buffers: what is there before the step."""
+        step, states = self.step, self.trainer.states
+        stored = {
+            leaf.name: step.stored(leaf.name).bytes
+            for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
+        }
+        stored.update((name, stored[like]) for name, like in self.folded.stands_for.items())
+        granularity = step.heap.granularity
+        odd = sum(-size % granularity for size in tiles.values()) * (1 + states)
+        kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
+        given = sum(self.whole.tensor[leaf.name].bytes for leaf in self.whole.leaves_of(*kinds))
+        keys = step.keys + self._keys_left_out(sections)
+        return sum(stored.values()) + sum(tiles.values()) * states + odd + given + keys
+
+    def _keys_left_out(self, sections: Sections) -> int:
+        """Bytes of the positions of random numbers of layers that were left out."""
+        program = sections.program
+        layers: defaultdict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for at, one in enumerate(program.instructions):
+            if isinstance(one, Forward):
+                section = sections.at[at]
+                layers[one.region, one.variant].add((section.gap, section.layer))
+        sizes: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for (region, variant), found in layers.items():
+            if len(found) == 1:
+                (layer,) = found
+                sizes[layer] += sum(
+                    random_key_bytes(one)
+                    for one in program.regions[region].variants[variant]
+                    if isinstance(one, Dropout | Uniform)
+                )
+        if any(sizes[gap, -1] != sizes[gap, 0] for gap in range(len(sections.skipped))):
+            raise NotPeriodicError("layers on both sides of a gap draw different random numbers")
+        return sum(times * sizes[gap, 0] for gap, times in enumerate(sections.skipped))
+
+
+def _changes(
+    section: Section, levels: Sequence[AllocatedBytes], highest: Sequence[AllocatedBytes]
+) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
+    """Beyond what is there before a section: the most during each instruction, and what is left."""
+    before, places = levels[section.start], range(section.start + 1, section.stop + 1)
+    return [(highest[at].plus(before, -1), levels[at].plus(before, -1)) for at in places]

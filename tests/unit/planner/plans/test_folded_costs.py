@@ -1,0 +1,47 @@
+"""Costs that follow from few layers equal those of the whole program."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.api import search_with as search
+from shardwright.ir.layout import Mesh
+from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.machine.presets import preset
+from shardwright.planner.plans.folded_costs import FoldedCosts
+from shardwright.planner.plans.memory_refinement import MemoryRefinement, ranks_that_differ
+from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.rules.analysis import analyze
+from shardwright.tracing.op_memory.footprints import Footprints
+from tests.harness.layered_graphs import residual_layers
+
+GRAPH = residual_layers(9)
+ANALYSIS = analyze(GRAPH)
+MACHINE = replace(preset("4xH100"), overlap=0.6, arrival_skew_seconds=20e-6)
+
+
+def test_time_and_memory_equal_those_of_the_whole_program():
+    tracer, folded = Footprints(on_cpu=False), 0
+    costs = FoldedCosts(GRAPH, ANALYSIS, MACHINE)
+    memories = MemoryRefinement(MACHINE, "adamw", tracer)
+    for count in (1, 4):
+        options = PlanOptions.of(meshes=[Mesh.parse("dp=4")], micro_batches=(count,))
+        found = search(GRAPH, MACHINE, options)
+        for plan in (found[0], found[-1], *found.baselines):
+            decisions = read_plan(plan, GRAPH, ANALYSIS)
+            seconds = costs.seconds(plan, decisions)
+            if seconds is None:
+                continue
+            folded += 1
+            lowering = PlanLowering(GRAPH, ANALYSIS, decisions, None)
+            bare = replace(plan, timeline=None, memory=None)
+            whole = memories.settled(
+                TimeRefinement(GRAPH, MACHINE).refined(bare, lowering), lowering
+            )
+            assert seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+            ranks = ranks_that_differ(lowering)
+            peak = costs.peak_bytes(plan, decisions, ranks, memories._trainer, tracer)
+            assert peak in (None, whole.peak_bytes)
+    assert folded >= 2

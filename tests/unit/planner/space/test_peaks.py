@@ -1,0 +1,73 @@
+"""Transient memory of whole assignments, against the sums of two assignments."""
+
+import numpy as np
+import pytest
+
+import shardwright as sw
+from shardwright.ir.layout import Mesh
+from shardwright.machine.presets import preset
+from shardwright.planner.space.peaks import Peaks
+from shardwright.planner.space_factory import SpaceFactory
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from tests.harness.layered_graphs import residual_layers
+from tests.zoo import ZOO
+
+MACHINE = preset("4xH100")
+
+
+@pytest.fixture(scope="module", params=["residual layers", "mixtral"])
+def peaks(request):
+    if request.param == "mixtral":
+        module, batch = ZOO["mixtral"]()
+        graph = sw.capture(module, (), batch)
+    else:
+        graph = residual_layers(7)
+    space, _ = SpaceFactory(graph, recompute=True).space(
+        MACHINE, Mesh.parse("dp=2 tp=2"), "adamw", 1
+    )
+    return Peaks(space)
+
+
+def points(space):
+    effort = Effort(max_weights=16, max_points=16)
+    return fast_frontier(space.folded, effort, solver=space.solver, prices=space.prices).points
+
+
+def switched(peaks, choice, switch):
+    """The assignment in which one recomputed segment is kept instead, all else equal."""
+    nodes, twins, switches = peaks._recomputable
+    kept = list(choice)
+    for node, twin in zip(nodes[switches == switch], twins[switches == switch], strict=True):
+        kept[node], kept[twin] = choice[twin], peaks._sizes[twin] - 1
+    kept[switch] = 0
+    return tuple(kept)
+
+
+def test_a_recomputed_segment_adds_what_it_would_keep_less_what_it_keeps(peaks):
+    """The parameters, gradients and optimizer state of the segment were counted twice."""
+    space, tried = peaks.space, 0
+    *_, switches = peaks._recomputable
+    for point in points(space):
+        again = [s for s in np.unique(switches).tolist() if point.choice[s] == 1]
+        more = [
+            space.prices.point(switched(peaks, point.choice, s)).memory - point.memory
+            for s in again
+        ]
+        tried += bool(again)
+        workspaces = np.concatenate(space.workspaces)[peaks.first + np.array(point.choice)].max()
+        expected = workspaces + max([0, *more])
+        assert peaks.at(np.array([point.choice])).tolist() == [expected]
+        assert peaks.of_one_choice(point.choice) <= expected
+    assert tried > 2
+
+
+def test_a_space_below_a_threshold_has_the_same_prices_and_only_smaller_choices(peaks):
+    most = 1 + min(peaks.of_one_choice(point.choice) for point in points(peaks.space))
+    narrow = peaks.below(most)
+    assert narrow is not None
+    found = points(narrow)
+    assert found
+    for point in found:
+        assert peaks.of_one_choice(point.choice) < most
+        assert peaks.space.prices.point(point.choice) == point
+    assert peaks.below(0) is None
