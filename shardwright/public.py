@@ -61,8 +61,8 @@ class Plan(ir_plan.Plan):
         numerics: how far the graph departs from one device (`rng`, `batch_norm`, `precision`).
         rivals: time and memory of other plans of the same search and of the baselines.
         memory: what `peak_bytes` is made of; None where the memory was not simulated.
-        timeline: start and seconds of everything in a step in micro-batches, as its step program
-            was simulated; None for other plans.
+        timeline: start and seconds of everything in a step, as its step program was simulated;
+            None where it was not, and for asynchronous pipelines.
     """
 
     @classmethod

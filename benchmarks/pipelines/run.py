@@ -30,13 +30,15 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.hot_ops import hot_calls
 from shardwright.profile.local_ranks import silent
 from shardwright.profile.op_timings import with_timings
 from shardwright.profile.timing_cache import TimingCache
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
-from shardwright.simulate.time.pipeline_step import pipeline_timeline
 
 HERE = Path(__file__).parent
 SUBJECTS = ("gpt2", "vgg")
@@ -52,7 +54,7 @@ SCHEDULES = (
 
 def plans_of(graph: Graph, machine: Machine) -> list[Plan]:
     """The fastest pipeline under each schedule; nothing is recomputed."""
-    found = []
+    found, analysis = [], analyze(graph)
     for schedule, each in SCHEDULES:
         rounds = MeshLoop(SpaceFactory(graph, recompute=False), machine)
         mesh = Mesh.parse("dp=1")
@@ -60,7 +62,10 @@ def plans_of(graph: Graph, machine: Machine) -> list[Plan]:
             mesh, GROUPS, MICRO_BATCHES, float("inf"), compare=False, schedule=schedule, each=each
         )
         fastest = min(rounds.found, key=lambda candidate: candidate.point.time)
-        found.append(fastest.plan(0.0, ()))
+        plan = fastest.plan(0.0, ())
+        decisions = read_plan(plan, graph, analysis)
+        lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
+        found.append(TimeRefinement(graph, machine).refined(plan, lowering))
     return found
 
 
@@ -95,7 +100,7 @@ def row(name: str, plan: Plan, ranks: list[list[float]]) -> dict[str, Any]:
         "stages": plan.stages,
         "micro_batches": plan.micro_batches,
         "predicted_seconds": plan.step_seconds,
-        "timeline_seconds": pipeline_timeline(plan).seconds,
+        "timeline_seconds": plan.timeline.seconds if plan.timeline else plan.step_seconds,
         "measured_seconds": middle,
         "error": plan.step_seconds / middle - 1,
         "spread": (high - low) / middle,

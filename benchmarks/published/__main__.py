@@ -12,10 +12,12 @@ are counted on the page as not yet priced.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
-from benchmarks.published import page
+from benchmarks.published import comparisons, page
+from benchmarks.published.fit import RESULT as FITTED
 from benchmarks.published.row import read, sources
 from benchmarks.published.run import kept_predictions, predictions, with_progress
 from benchmarks.published.sample import sample
@@ -38,7 +40,9 @@ def main() -> None:
         rows = read()
         _price(asked)
         write(result_of(rows, kept_predictions(rows)), RESULT, seed=0)
-    page.write(RESULT)
+    page.write(RESULT, FITTED)
+    points = json.loads(RESULT.read_text())["points"]
+    comparisons.write(comparisons.content(json.loads(FITTED.read_text()), points))
 
 
 def _price(asked: argparse.Namespace) -> None:

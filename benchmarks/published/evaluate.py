@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.fitted import FITTED
 from shardwright.machine.gpus import GPUS
 from shardwright.machine.topology import links
-from shardwright.simulate.costs.kernels import fill_of
+from shardwright.simulate.costs.kernels import ProductShape, fill_of
 
 Floats = NDArray[np.float64]
 Figures = Mapping[str, float]  # by the name in `FITTED`, with "/" and the architecture
@@ -51,8 +52,8 @@ class Steps:
 
     rows: Sequence[Row]
     features: Sequence[Features]
-    kernels: Mapping[str, NDArray[np.generic]]
-    transfers: Mapping[str, NDArray[np.generic]]
+    kernels: Mapping[str, NDArray[Any]]
+    transfers: Mapping[str, NDArray[Any]]
     updates: NDArray[np.float64]  # row, stage, bytes
 
     @classmethod
@@ -107,8 +108,10 @@ class Steps:
             [machines[i].device.peak_flop_per_s(t) for i, t in zip(at, one["dtype"], strict=True)]
         )
         product, attention = one["kind"] == "matmul", one["kind"] == "attention"
-        shape = [one[name].astype(float) for name in ("rows", "columns", "depth", "count")]
-        fill = np.where(shape[0] > 0, fill_of(*shape, units, figures["product_depth"]), 1.0)
+        shape = ProductShape(*(one[name] for name in ("rows", "columns", "depth", "count")))
+        with np.errstate(invalid="ignore"):  # others have no shape
+            tiled = fill_of(shape, units, figures["product_depth"])
+        fill = np.where(shape.rows > 0, tiled, 1.0)
         reached = self._by_row("efficiency.matmul", figures)[at] * np.maximum(fill, 1e-4)
         fused = self._by_row("efficiency.attention", figures)[at]
         first = np.array([row.attention == "flash-1" for row in self.rows])[at]
@@ -157,9 +160,7 @@ class Steps:
             found.append(micro_batches[i] * busy.max() + waits + sent + update)
         return np.array(found)
 
-    def _summed(
-        self, rows: NDArray[np.int64], stages: NDArray[np.generic], seconds: Floats
-    ) -> Floats:
+    def _summed(self, rows: NDArray[np.int64], stages: NDArray[Any], seconds: Floats) -> Floats:
         found = np.zeros((len(self.rows), max(one.stages for one in self.features)))
         np.add.at(found, (rows, stages.astype(int)), seconds)
         return found
@@ -176,7 +177,7 @@ def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, .
     along = dict(zip(mesh.names, links(machine, mesh), strict=True))
     architecture = _ARCHITECTURE[machine.device.kind]
     reached = FITTED["link bandwidth"].of(architecture)
-    found = []
+    found: list[tuple[float, ...]] = []
     for (stage, _, collectives, size, parameter), times in features.transfers.items():
         for name, axis, part in _sizes(collectives, dict(mesh.axes)):
             link = along[axis]

@@ -16,7 +16,7 @@ from benchmarks.published.row import Row
 from shardwright.ir.plan import Plan
 from shardwright.planner.mesh_loop import Candidate
 from shardwright.simulate.costs.compute import backward_kernels, forward_kernels
-from shardwright.simulate.costs.kernels import Kernel
+from shardwright.simulate.costs.kernels import KernelWork
 from shardwright.simulate.costs.workload import OperatorClass, Workload
 
 FOLDER = Path(__file__).with_name("features.rows")  # git ignores it
@@ -68,7 +68,7 @@ def features_of(row: Row, candidate: Candidate, plan: Plan) -> Features:
 
     kernels: Counter[KernelKey] = Counter()
     model = writer.space.model
-    known: dict[tuple[int, int, int], list[tuple[int, Kernel]]] = {}
+    known: dict[tuple[int, int, int], list[tuple[int, KernelWork]]] = {}
     for op, like, option, again in writer.options_chosen(choice):
         work = model.meshless.workload(like)
         sizes = model.options(like).sizes[:, option : option + 1]
@@ -104,7 +104,7 @@ def features_of(row: Row, candidate: Candidate, plan: Plan) -> Features:
     )
 
 
-def _passes(work: Workload, sizes: np.ndarray) -> Iterator[tuple[int, Kernel]]:
+def _passes(work: Workload, sizes: np.ndarray) -> Iterator[tuple[int, KernelWork]]:
     yield from ((FORWARD, kernel) for kernel in forward_kernels(work, sizes))
     if work.has_backward:
         yield from ((BACKWARD, kernel) for kernel in backward_kernels(work, sizes))
@@ -113,11 +113,11 @@ def _passes(work: Workload, sizes: np.ndarray) -> Iterator[tuple[int, Kernel]]:
                 nothing = np.zeros(1, np.int64)
                 moved = 3 * result.local_bytes(sizes)
                 yield from [
-                    (BACKWARD, Kernel(OperatorClass.MEMORY, work.dtype, nothing, moved))
+                    (BACKWARD, KernelWork(OperatorClass.MEMORY, work.dtype, nothing, moved))
                 ] * more
 
 
-def _key(kernel: Kernel) -> tuple[str, str, int, int, int, int, int, int]:
+def _key(kernel: KernelWork) -> tuple[str, str, int, int, int, int, int, int]:
     shape = kernel.shape
     sizes = (0, 0, 0, 0)
     if shape is not None:

@@ -21,17 +21,21 @@ from scipy.optimize import least_squares
 
 from benchmarks.published.evaluate import Figures, Steps
 from benchmarks.published.features import Features, features_of
-from benchmarks.published.graphs import Shape, UnpriceableError
+from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
 from benchmarks.published.row import Row, read
-from benchmarks.published.sample import sample
+from benchmarks.published.sample import SEED, sample
 from benchmarks.published.setups import machine_of, strategy_of
+from benchmarks.record import write
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.strategies.expansion import Expansion
 
 FOLDER = Path(__file__).with_name("features.rows")  # git ignores it
-# Its steps are of continuous integration with deterministic kernels, which hosts set the pace of.
+RESULT = Path(__file__).with_name("fit.json")
 NOT_FITTED = ("megatron-lm",)
+NOT_FITTED_BECAUSE = (
+    "tiny models of continuous integration with deterministic kernels, whose hosts set the pace"
+)
 # Name: guess, how far from it a figure is as a factor, least and greatest value.
 GUESSES: Mapping[str, tuple[float, float, float, float]] = {
     "efficiency.matmul/ampere": (0.80, 1.15, 0.4, 0.95),
@@ -53,8 +57,11 @@ def main() -> None:
     """Extract, fit, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published.fit", description=__doc__)
     parser.add_argument("--rows", type=int, default=300, help="rows of the sample")
+    parser.add_argument("--kept", action="store_true", help="fit to all rows with kept features")
     asked = parser.parse_args()
-    kept = dict(_kept(sample(usable_rows(), asked.rows)))
+    usable = usable_rows()
+    chosen = [row for row in usable if _file(row).exists()] if asked.kept else None
+    kept = dict(_kept(sample(usable, asked.rows) if chosen is None else chosen))
     rows = [row for row, _ in kept.values()]
     steps = Steps.of(rows, [one for _, one in kept.values()])
     sources = np.array([row.source for row in rows])
@@ -63,13 +70,31 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:<30} {value:.4g}")
     print("fitted to these rows:")
-    _show(sources, steps.seconds(figures) / steps.published)
+    here = steps.seconds(figures) / steps.published
+    within = _show(sources, here)
     print("left out of the fit, source by source:")
-    held = np.zeros(len(rows))
-    for source in sorted(set(sources)):
+    held, without = here.copy(), {}
+    for source in sorted(set(sources) - set(NOT_FITTED)):
         mine = sources == source
-        held[mine] = steps.seconds(fit(steps, fitted & ~mine))[mine]
-    _show(sources, held / steps.published)
+        without[source] = fit(steps, fitted & ~mine)
+        held[mine] = (steps.seconds(without[source]) / steps.published)[mine]
+    result = {
+        "figures": _rounded(figures),
+        "without": {source: _rounded(one) for source, one in without.items()},
+        "fitted": within,
+        "held_out": _show(sources, held),
+        "rows": [
+            {
+                "key": row.key,
+                "source": row.source,
+                "gpu": row.gpu,
+                "fitted": round(float(one), 4),
+                "held_out": round(float(other), 4),
+            }
+            for row, one, other in zip(rows, here, held, strict=True)
+        ],
+    }
+    write(result, RESULT, seed=SEED)
 
 
 def usable_rows() -> list[Row]:
@@ -109,8 +134,7 @@ def _kept(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, Features]]]:
     FOLDER.mkdir(exist_ok=True)
     start = time.monotonic()
     for number, row in enumerate(sorted(rows, key=lambda one: (one.source, one.model, one.key)), 1):
-        name = hashlib.sha256(repr(row).encode()).hexdigest()[:24]
-        file = FOLDER / f"{name}.pickle"
+        file = _file(row)
         if not file.exists():
             file.write_bytes(pickle.dumps(_features(row)))
         if (found := pickle.loads(file.read_bytes())) is not None:
@@ -119,9 +143,11 @@ def _kept(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, Features]]]:
             print(f"{number} of {len(rows)} rows, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _features(row: Row) -> Features | None:
-    from benchmarks.published.graphs import graph_of
+def _file(row: Row) -> Path:
+    return FOLDER / f"{hashlib.sha256(repr(row).encode()).hexdigest()[:24]}.pickle"
 
+
+def _features(row: Row) -> Features | None:
     try:
         strategy, machine, shape = _priceable(strategy_of(row)), machine_of(row), Shape.of(row)
         candidate = Expansion(graph_of(shape), machine, "adamw").expanded(strategy)
@@ -137,26 +163,24 @@ def _priceable(strategy: Strategy) -> Strategy:
     return strategy
 
 
-def _show(sources: np.ndarray, ratios: np.ndarray) -> None:
-    means = []
+def _show(sources: np.ndarray, ratios: np.ndarray) -> dict[str, dict[str, float]]:
+    """Print errors by source, and return them."""
+    found = {}
     for source in sorted(set(sources)):
         errors = ratios[sources == source] - 1
-        means.append(float(np.abs(errors).mean()))
-        print(
-            f"  {source:<16} {len(errors):>4} rows, MAPE {means[-1]:.1%}, bias {errors.mean():+.1%}"
-        )
-    print(f"  mean of sources: {np.mean(means):.1%}")
-
-
-def figures_of_presets() -> Figures:
-    """The figures that presets have now, by the names here."""
-    from shardwright.machine.fitted import FITTED
-
-    found: dict[str, float] = {}
-    for name in GUESSES:
-        figure, _, architecture = name.partition("/")
-        found[name] = FITTED[figure].of(architecture)
+        one = {
+            "rows": len(errors),
+            "mape": round(float(np.abs(errors).mean()), 4),
+            "bias": round(float(errors.mean()), 4),
+        }
+        found[str(source)] = one
+        print(f"  {source:<16} {one['rows']:>4} rows, MAPE {one['mape']:.1%}, {one['bias']:+.1%}")
+    print(f"  mean of sources: {np.mean([one['mape'] for one in found.values()]):.1%}")
     return found
+
+
+def _rounded(figures: Figures) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 
 if __name__ == "__main__":

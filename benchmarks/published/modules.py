@@ -14,20 +14,20 @@ NORM_EPS = 1e-5
 
 
 class Attention(nn.Module):
-    """Causal attention; without `fused` its scores are stored, as in Megatron-LM of 2023."""
+    """Causal attention; with a mask its scores are stored, as in Megatron-LM of 2023."""
 
-    def __init__(self, hidden: int, heads: int, *, fused: bool, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, *, dropout: float) -> None:
         super().__init__()
-        self.heads, self.fused, self.dropout = heads, fused, dropout
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.proj = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, tokens, hidden) -> the same; `mask` is added to unfused scores."""
+        """(batch, tokens, hidden) -> the same; `mask` is added to the scores."""
         batch, tokens, hidden = x.shape
         each = self.qkv(x).view(batch, tokens, self.heads, -1).transpose(1, 2)
         q, k, v = each.chunk(3, dim=-1)
-        if self.fused:
+        if mask is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = torch.matmul(q, k.transpose(-1, -2)) + mask
@@ -40,11 +40,11 @@ class Attention(nn.Module):
 class GptBlock(nn.Module):
     """A block of GPT-2: norms before attention and MLP, GELU."""
 
-    def __init__(self, hidden: int, heads: int, ffn: int, *, fused: bool, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, ffn: int, *, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
         self.norm1 = nn.LayerNorm(hidden, NORM_EPS)
-        self.attention = Attention(hidden, heads, fused=fused, dropout=dropout)
+        self.attention = Attention(hidden, heads, dropout=dropout)
         self.norm2 = nn.LayerNorm(hidden, NORM_EPS)
         self.up = nn.Linear(hidden, ffn)
         self.down = nn.Linear(ffn, hidden)
@@ -77,7 +77,7 @@ class Gpt(nn.Module):
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(tokens, hidden)
         self.blocks = nn.ModuleList(
-            GptBlock(hidden, heads, ffn, fused=fused, dropout=dropout) for _ in range(layers)
+            GptBlock(hidden, heads, ffn, dropout=dropout) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(hidden, NORM_EPS)
         self.head = nn.Linear(hidden, vocab, bias=False)

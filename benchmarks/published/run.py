@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from multiprocessing import get_context
@@ -114,8 +115,9 @@ def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
     if workers == 1 or len(rows) < workers:
         yield from map(predict, rows)
         return
-    with get_context("spawn").Pool(workers, _one_thread) as pool:
-        yield from pool.imap(predict, rows, chunksize=16)
+    # Not a `Pool`, whose workers may have no children: some rules are found in one.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _one_thread) as pool:
+        yield from pool.map(predict, rows, chunksize=4)
 
 
 def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:

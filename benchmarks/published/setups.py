@@ -13,7 +13,7 @@ from shardwright.machine.model import Level, Machine
 from shardwright.machine.presets import preset
 
 # Kinds of rows that have another name than their preset.
-_PRESETS = {"A100-80": "A100"}
+PRESETS = {"A100-80": "A100"}
 OVERLAP = 0.8  # part of gathers of parameters and of their gradients that FSDP's prefetch hides
 # FLOP/s of the first FlashAttention, forward and backward, without what a causal mask leaves out:
 # 25 to 40 % of an A100's peak (arXiv 2307.08691, section 1); it uses nothing that newer GPUs add.
@@ -38,7 +38,7 @@ def machine_of(row: Row) -> Machine:
 
     Raises `UnpriceableError` for a GPU that no preset has.
     """
-    kind = _PRESETS.get(row.gpu, row.gpu)
+    kind = PRESETS.get(row.gpu, row.gpu)
     gpu = next((gpu for gpu in GPUS if gpu.kind == kind), None)
     if gpu is None:
         raise UnpriceableError(f"no preset has the GPU {row.gpu}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
 import click
 
-from shardwright.cli import version
 from shardwright.cli.commands import (
     audit,
     diff,
@@ -29,13 +32,33 @@ from shardwright.cli.errors import OneLineErrors
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+def version() -> str:
+    """The installed version; in a source tree that of its pyproject.toml."""
+    try:
+        return metadata.version("shardwright")
+    except metadata.PackageNotFoundError:
+        tree = Path(__file__).parents[2]
+        file = tree / "pyproject.toml"
+        if not file.exists():
+            return f"of unknown version, not installed, run in {tree}"
+        number = tomllib.loads(file.read_text())["project"]["version"]
+        return f"{number}, not installed, run in {tree}"
+
+
+def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """Callback of `--version`: print it and exit."""
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"shardwright {version()}")
+        ctx.exit()
+
+
 @click.group(cls=OneLineErrors, context_settings=SETTINGS)
 @click.option(
     "--version",
     is_flag=True,
     expose_value=False,
     is_eager=True,
-    callback=version.show,
+    callback=_show_version,
     help="Show the version and exit.",
 )
 def main() -> None:

@@ -77,36 +77,48 @@ def capture(
     within `memory_limit` are rejected before the capture.
     """
     with working(f"capturing {target.text}"):
-        from shardwright import api
-        from shardwright.tracing.arguments import weight_bytes
-        from shardwright.tracing.export.opaque import WeightsNeededError
-        from shardwright.train.targets.target import (
-            build_model,
-            half_precision,
-            load_job,
-            optimizer_name,
-        )
+        from shardwright.train.targets.target import half_precision, load_job
 
         job = load_job(target.text, target.batch, target.seq, target.settings)
         named = half_precision(target.text) if "precision" not in numerics else None
-        args, kwargs = job.call()
-        chosen = {**asdict(job.numerics), **numerics}
-        start = time.perf_counter()
-        model = build_model(job, meta=True)
-        name = optimizer if optimizer is not None else optimizer_name(job, model)
-        if machine is not None:
-            check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
-        try:
-            graph = api.capture(model, args, kwargs, **chosen)
-        except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
-            graph = api.capture(build_model(job), args, kwargs, **chosen)
-        seconds = time.perf_counter() - start
+        captured = capture_job(
+            job, optimizer, numerics=numerics, machine=machine, memory_limit=memory_limit
+        )
     if named is not None:
         words = (
             f"note: {target.text} names {named}; this is about training in float32, as the model is"
             " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
         )
         click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
+    return captured
+
+
+def capture_job(
+    job: Job,
+    optimizer: str | None = None,
+    *,
+    numerics: Mapping[str, str] = MappingProxyType({}),
+    machine: Machine | None = None,
+    memory_limit: int | str | None = None,
+) -> CapturedTarget:
+    """Capture the model of a job; arguments are those of `capture`."""
+    from shardwright import api
+    from shardwright.tracing.arguments import weight_bytes
+    from shardwright.tracing.export.opaque import WeightsNeededError
+    from shardwright.train.targets.target import build_model, optimizer_name
+
+    args, kwargs = job.call()
+    chosen = {**asdict(job.numerics), **numerics}
+    start = time.perf_counter()
+    model = build_model(job, meta=True)
+    name = optimizer if optimizer is not None else optimizer_name(job, model)
+    if machine is not None:
+        check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
+    try:
+        graph = api.capture(model, args, kwargs, **chosen)
+    except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
+        graph = api.capture(build_model(job), args, kwargs, **chosen)
+    seconds = time.perf_counter() - start
     return CapturedTarget(job, graph, name, seconds)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.timeline import Timeline
 from shardwright.report.profiled import profiled
 from shardwright.report.trace import chrome_trace
-from shardwright.simulate.time.pipeline_step import pipeline_timeline
+from shardwright.simulate.time.async_pipeline import async_timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
 OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
@@ -20,19 +19,16 @@ OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 def simulated_step(plan: Plan) -> Timeline:
     """The simulated timeline of the plan's step.
 
-    Raises `UsageError` for a schedule without one, and `PlanError` if the step was not simulated.
+    Raises `PlanError` if the step was not simulated.
     """
     if plan.timeline is not None:
         return plan.timeline
-    if plan.pipeline is None:
-        raise PlanError(
-            "the plan has no timeline, because its step was not simulated; `shardwright recost"
-            " TARGET plan.json` simulates it"
-        )
-    try:
-        return pipeline_timeline(plan)
-    except PipelineError as e:
-        raise UsageError(str(e)) from e
+    if plan.is_asynchronous:
+        return async_timeline(plan)
+    how = "`shardwright recost TARGET plan.json` simulates it"
+    if plan.pipeline is not None:
+        how = "plan again, as plans with stages are not costed again"
+    raise PlanError(f"the plan has no timeline, because its step was not simulated; {how}")
 
 
 def check_steps(steps: int) -> None:
@@ -45,7 +41,7 @@ def check_steps(steps: int) -> None:
 
 def check_traceable(plan: Plan) -> None:
     """Raise `UsageError` if a step of the plan cannot be traced."""
-    if plan.pipeline is not None and plan.pipeline.weights is not None:
+    if plan.is_asynchronous:
         raise UsageError(
             "--trace shows one step, and steps of an asynchronous plan overlap; leave it out, or"
             " see them simulated by `shardwright simulate`"

@@ -57,6 +57,9 @@ class ModelHints:
         name: as the framework calls it, as "llama3 8B" or a path.
         layers, hidden, ffn, heads, key_value_heads, vocabulary: sizes.
         experts, experts_per_token, expert_ffn: of a mixture of experts.
+        head_dim: features of an attention head; None: `hidden` over `heads`.
+        feed_forward: "swiglu", "gelu" or "squared-relu".
+        tied: whether embedding and output share their weights.
     """
 
     name: str | None = None
@@ -69,6 +72,9 @@ class ModelHints:
     experts: int | None = None
     experts_per_token: int | None = None
     expert_ffn: int | None = None
+    head_dim: int | None = None
+    feed_forward: str | None = None
+    tied: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 from shardwright.frameworks.config import ModelHints
 from shardwright.frameworks.documents.document import Document
@@ -93,6 +95,28 @@ FLAVORS = {
 }
 
 
+def known_model(hints: ModelHints) -> ModelHints:
+    """The sizes of a model that a config names alone, as "Qwen/Qwen3-30B-A3B", if it is a flavor.
+
+    >>> known_model(ModelHints(name="meta-llama/Llama-3.1-8B-Instruct")).layers
+    32
+    """
+    if hints.name is None or hints.layers is not None:
+        return hints
+    name = re.split(r"[/.](?=\D)", hints.name)[-1]  # of a hub's or a Python path the last part
+    found = flavor(None, _ENDINGS.sub("", _LLAMA_3.sub("llama3 ", name)))
+    return hints if found.layers is None else replace(found, name=hints.name)
+
+
+def flavor_of(model: ModelHints) -> Flavor | None:
+    """The flavor that a model is by its sizes, whatever its name; None if it is none."""
+    sizes = replace(model, name=None)
+    for one in FLAVORS.values():
+        if replace(one.model, name=None) == sizes:
+            return one
+    return None
+
+
 def flavor(family: str | None, size: str | None) -> ModelHints:
     """The shape of a flavor, as ("llama3", "8B") or ("llama3", "llama3_8b").
 
@@ -107,6 +131,10 @@ def flavor(family: str | None, size: str | None) -> ModelHints:
         if plain in (known, _plain(f"{family} {name}")):
             return one.model
     return ModelHints(name=wanted)
+
+
+_LLAMA_3 = re.compile(r"^(meta[-_])?llama[-_]?3([._][1-3])?[-_]", re.I)  # 3, 3.1, 3.2 and 3.3
+_ENDINGS = re.compile(r"[-_](base|instruct)$", re.I)
 
 
 def _plain(name: str) -> str:
@@ -129,7 +157,7 @@ _SIZES = {  # of ModelHints -> keys of a Hugging Face config.json, the first tha
 def model_of_config(document: Document) -> ModelHints:
     """The sizes in a Hugging Face config.json; raises `FrameworkError` for one without layers."""
     settings = Settings(document)
-    sizes = {
+    sizes: dict[str, Any] = {
         size: next((found for k in keys if (found := settings.integer(k, None)) is not None), None)
         for size, keys in _SIZES.items()
     }

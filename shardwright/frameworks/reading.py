@@ -11,6 +11,7 @@ from shardwright.frameworks.config import Semantics, TrainingConfig
 from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.documents.forms import parse_document
 from shardwright.frameworks.errors import FrameworkError
+from shardwright.frameworks.models import known_model
 from shardwright.frameworks.readers.understood import Given, Understood
 from shardwright.frameworks.registry import Framework, framework_of
 from shardwright.frameworks.settings import Settings
@@ -88,7 +89,7 @@ def _config(found: Framework, settings: Settings, understood: Understood) -> Tra
         source=settings.document.name,
         strategy=canonical(strategy),
         batch=understood.batch,
-        model=understood.model,
+        model=known_model(understood.model),
         semantics=Semantics(
             gradient_sync="every" if strategy.syncs_every else "last",
             clip=understood.clip,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -34,11 +34,13 @@ class Written:
         text: of the file.
         strategy: what the file says; the wanted one where `reasons` is empty.
         reasons: what the framework cannot express of the wanted strategy, one sentence each.
+        config: the file as it is read again.
     """
 
     text: str
     strategy: Strategy
     reasons: tuple[str, ...]
+    config: TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,14 @@ class Writer:
         settings: the keys that say an expressible strategy.
         text: of a new file with these keys.
         reads_as: the name under which `read_text` reads it.
+        derived: keys that follow from others where they are not given.
     """
 
     nearest: Callable[[Strategy, ConfigFacts], tuple[Strategy, list[str]]]
     settings: Callable[[Strategy, ConfigFacts], Keys]
     text: Callable[[Keys, Strategy, ConfigFacts], str]
     reads_as: str
+    derived: tuple[str, ...] = ()
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def _titan(dialect: str, text: Callable[[Keys, Strategy, ConfigFacts], str]) -> 
         lambda strategy, facts: torchtitan.settings(strategy, facts, dialect),
         text,
         "torchtitan",
+        ("training.global_batch_size", "training.num_tokens_per_train_step"),
     )
 
 
@@ -113,12 +118,14 @@ WRITERS: Mapping[str, Writer] = {
         megatron.settings,
         lambda keys, strategy, _facts: megatron.script_text(keys, strategy),
         "megatron",
+        ("global-batch-size",),
     ),
     "megatron-bridge": Writer(
         lambda strategy, facts: megatron.nearest(strategy, facts, bridge=True),
         megatron.bridge_settings,
         _yaml,
         "megatron-bridge",
+        ("train.global_batch_size",),
     ),
     "accelerate": Writer(
         hugging_face.nearest_accelerate, hugging_face.accelerate_settings, _yaml, "accelerate"
@@ -151,8 +158,8 @@ def write_config(framework: str, strategy: Strategy, facts: ConfigFacts) -> Writ
     writer = WRITERS[framework]
     near, reasons = writer.nearest(strategy, facts)
     text = writer.text(writer.settings(near, facts), near, facts)
-    _read_back(parse_document(framework, text), writer, near, facts)
-    return Written(text, near, tuple(reasons))
+    config = _read_back(parse_document(framework, text), writer, near, facts)
+    return Written(text, near, tuple(reasons), config)
 
 
 def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -> Written:
@@ -168,10 +175,7 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
         clip=config.semantics.clip,
     )
     written = write_config(framework, strategy, facts)
-    writer = WRITERS[framework]
-    document = parse_document(framework, written.text)
-    again = _read_back(document, writer, written.strategy, facts)
-    reasons = list(written.reasons)
+    reasons, again = list(written.reasons), written.config
     before, after = config.semantics, again.semantics
     if before.loss_mean != after.loss_mean:
         reasons.append(
@@ -182,7 +186,7 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
         reasons.append(f"results may change: gradients are clipped at {shown}, not {before.clip}")
     if again.batch.samples is None and config.batch.samples is not None:
         reasons.append(f"the batch of {config.batch.samples} sequences stands in its script")
-    return Written(written.text, written.strategy, tuple(reasons))
+    return replace(written, reasons=tuple(reasons))
 
 
 def edit_config(
@@ -227,9 +231,23 @@ def edit_config(
         if isinstance(value, Code) and document.form != "python":
             raise FrameworkError(f"{document.name}: {key} is an object of Python; write a new file")
     anchor = next((spelled(key) for key in after if spelled(key) in document.entries), None)
+    derived = {
+        spelled(key): after[key]
+        for key in writer.derived
+        if key in after and spelled(key) not in document.entries
+    }
     new = edited(document, changes, anchor)
-    _read_back(new, writer, near, facts)
-    return Written(new.text, near, tuple(reasons))
+    if changes and derived and not _says(new, writer, near, facts):
+        new = edited(document, {**changes, **derived}, anchor)
+    return Written(new.text, near, tuple(reasons), _read_back(new, writer, near, facts))
+
+
+def _says(document: Document, writer: Writer, wanted: Strategy, facts: ConfigFacts) -> bool:
+    try:
+        _read_back(document, writer, wanted, facts)
+    except FrameworkError:
+        return False
+    return True
 
 
 def _keys(writer: Writer, config: TrainingConfig, facts: ConfigFacts) -> Keys:

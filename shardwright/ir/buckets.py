@@ -1,6 +1,6 @@
 """Sizes of communication buckets: gradients that are summed, sharded parameters that are gathered.
 
-Lowering, the simulated timeline and the cost tables all use these functions.
+The passes of step programs and the cost tables use these functions.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ text: this package does not import torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.numerics import EXACT, Numerics
@@ -359,95 +357,3 @@ def text_of(arg: Arg) -> str:
     if isinstance(arg, tuple):
         return "[" + ", ".join(text_of(a) for a in arg) + "]"
     return str(arg)
-
-
-def to_json(graph: Graph) -> str:
-    """One JSON text; `from_json` reads it back to an equal graph."""
-    return json.dumps(
-        {
-            "leaves": [[leaf.name, leaf.kind.value, list(leaf.keys)] for leaf in graph.leaves],
-            "values": [
-                [v.name, list(v.shape), v.dtype, v.requires_grad, v.alias_of] for v in graph.values
-            ],
-            "ops": [
-                {
-                    "name": op.name,
-                    "target": op.target,
-                    "args": [_pack(a) for a in op.args],
-                    "kwargs": [[k, _pack(v)] for k, v in op.kwargs],
-                    "outputs": list(op.outputs),
-                    "source": [op.source.module, op.source.file, op.source.line],
-                    "saves": list(op.saves),
-                    "extra_saved": op.extra_saved,
-                    **({"extra_rows": op.extra_rows} if op.extra_rows else {}),
-                    "rule": op.rule,
-                    "part_of": op.part_of,
-                    "flop": op.flop,
-                }
-                for op in graph.ops
-            ],
-            "outputs": list(graph.outputs),
-            "updates": [list(pair) for pair in graph.updates],
-            "constants": [list(pair) for pair in graph.constants],
-            "note": graph.note,
-            "numerics": asdict(graph.numerics),
-        }
-    )
-
-
-def from_json(text: str) -> Graph:
-    """The graph that `to_json` wrote."""
-    data = json.loads(text)
-    return Graph(
-        leaves=tuple(Leaf(n, LeafKind(k), tuple(keys)) for n, k, keys in data["leaves"]),
-        ops=tuple(
-            Op(
-                name=op["name"],
-                target=op["target"],
-                args=tuple(_unpack(a) for a in op["args"]),
-                kwargs=tuple((k, _unpack(v)) for k, v in op["kwargs"]),
-                outputs=tuple(op["outputs"]),
-                source=Source(*op["source"]),
-                saves=tuple(op["saves"]),
-                extra_saved=op["extra_saved"],
-                extra_rows=op.get("extra_rows", 0),
-                rule=op["rule"],
-                part_of=op["part_of"],
-                flop=op["flop"],
-            )
-            for op in data["ops"]
-        ),
-        outputs=tuple(data["outputs"]),
-        values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
-        updates=tuple((a, b) for a, b in data["updates"]),
-        constants=tuple((key, value) for key, value in data["constants"]),
-        note=data["note"],
-        numerics=Numerics(**data["numerics"]),
-    )
-
-
-def _pack(arg: Arg) -> Any:
-    """JSON for one argument: references and symbols as objects, special floats as text objects."""
-    if isinstance(arg, Ref):
-        return {"ref": arg.name}
-    if isinstance(arg, Symbol):
-        return {arg.kind: arg.name}
-    if isinstance(arg, tuple):
-        return [_pack(a) for a in arg]
-    if isinstance(arg, float):
-        return {"float": arg.hex() if arg == arg and abs(arg) != float("inf") else str(arg)}
-    return arg
-
-
-def _unpack(data: Any) -> Arg:
-    if isinstance(data, list):
-        return tuple(_unpack(a) for a in data)
-    if isinstance(data, dict):
-        ((kind, name),) = data.items()
-        if kind == "ref":
-            return Ref(name)
-        if kind == "float":
-            return float.fromhex(name)
-        return Symbol(kind, name)
-    assert data is None or isinstance(data, bool | int | str)
-    return data

@@ -189,8 +189,8 @@ class Plan:
     * `contention`: the factor by which collectives along two axes delay each other;
     * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
       0 where none do;
-    * `timeline`: when everything of a step in micro-batches runs, as its step program was
-      simulated; None for other plans, and where it was not simulated;
+    * `timeline`: when everything of a step runs, as its step program was simulated; None where it
+      was not, and for asynchronous pipelines, which have none;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
     * `rivals`: the costs of the plans that it was chosen from.
@@ -245,6 +245,11 @@ class Plan:
         if self.schedule == NONE:
             return None
         return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether its stages compute with several versions of the weights, without a flush."""
+        return self.pipeline is not None and self.pipeline.weights is not None
 
     @property
     def layout_mesh(self) -> Mesh:

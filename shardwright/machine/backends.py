@@ -1,6 +1,6 @@
 """The libraries that run collectives: what each does natively, for prices and for the runtime.
 
-How each is called is in `runtime/backend`. A new one is an entry here and a class there.
+How each is called is in `runtime/backend`: as NCCL is, unless it has a class there.
 """
 
 from __future__ import annotations

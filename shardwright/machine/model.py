@@ -338,9 +338,9 @@ class Machine:
 
     @property
     def settles(self) -> bool:
-        """Whether finished plans are timed by a simulated timeline: measured, or with overlap.
+        """Whether plans are ranked by their simulated steps: measured, or with overlap.
 
-        Presets have no overlap, so the time of a plan is exactly the sum of its costs.
+        Presets have no overlap, so the time of a step is about the sum of its costs.
         """
         return self.measured is not None or self.most_overlap > 0
 

@@ -12,7 +12,7 @@ from shardwright.machine.gpus import GPUS, Gpu
 from shardwright.machine.model import Machine
 
 
-class Kind(Enum):
+class FigureKind(Enum):
     """The ways in which a figure is known."""
 
     SPECIFIED = "specified"
@@ -34,7 +34,7 @@ class Origin:
 
     figure: str
     value: str
-    kind: Kind
+    kind: FigureKind
     source: str
 
 
@@ -42,7 +42,7 @@ def origins(machine: Machine) -> tuple[Origin, ...]:
     """The origins of the figures of a preset; of another machine its one provenance."""
     gpu = next((gpu for gpu in GPUS if gpu.kind == machine.device.kind), None)
     if gpu is None or machine.measured is not None or not _is_preset(machine):
-        kind = Kind.ASSUMED if machine.measured is None else Kind.MEASURED
+        kind = FigureKind.ASSUMED if machine.measured is None else FigureKind.MEASURED
         return (Origin("all figures", str(machine), kind, machine.provenance or "unstated"),)
     return tuple(_origins(machine, gpu))
 
@@ -57,20 +57,24 @@ def _origins(machine: Machine, gpu: Gpu) -> Iterator[Origin]:
     memory = f"{gpu.memory_gib} GiB"
     if gpu.memory_source:
         seen = f"as torch reports it: {gpu.memory_source}"
-        yield Origin("memory", memory, Kind.SPECIFIED, seen)
+        yield Origin("memory", memory, FigureKind.SPECIFIED, seen)
     else:
-        yield Origin("memory", memory, Kind.ASSUMED, "less than the data sheet's, as drivers leave")
-    yield Origin("context", f"{device.context_bytes / 2**30:.2f} GiB", Kind.ASSUMED, CONTEXT_SOURCE)
-    yield Origin("memory_bandwidth", f"{gpu.tb_per_s} TB/s", Kind.SPECIFIED, document)
+        yield Origin(
+            "memory", memory, FigureKind.ASSUMED, "less than the data sheet's, as drivers leave"
+        )
+    yield Origin(
+        "context", f"{device.context_bytes / 2**30:.2f} GiB", FigureKind.ASSUMED, CONTEXT_SOURCE
+    )
+    yield Origin("memory_bandwidth", f"{gpu.tb_per_s} TB/s", FigureKind.SPECIFIED, document)
     for dtype, figure in gpu.tflops:
-        yield Origin(f"compute.{dtype}", f"{figure} TFLOP/s", Kind.SPECIFIED, document)
-    yield Origin("units", str(gpu.units), Kind.SPECIFIED, document)
+        yield Origin(f"compute.{dtype}", f"{figure} TFLOP/s", FigureKind.SPECIFIED, document)
+    yield Origin("units", str(gpu.units), FigureKind.SPECIFIED, document)
     link = f"{gpu.link_gb_per_s} GB/s a GPU and direction"
-    yield Origin(f"{gpu.link}.bandwidth", link, Kind.SPECIFIED, document)
+    yield Origin(f"{gpu.link}.bandwidth", link, FigureKind.SPECIFIED, document)
     if len(machine.levels) > 1:
         network = f"{gpu.network_gbit} Gbit/s for {gpu.host_gpus} GPUs"
-        yield Origin("network.bandwidth", network, Kind.SPECIFIED, document)
+        yield Origin("network.bandwidth", network, FigureKind.SPECIFIED, document)
     for name, fitted in FITTED.items():
-        yield Origin(name, fitted.text(gpu.architecture), Kind.FITTED, fitted.rows)
+        yield Origin(name, fitted.text(gpu.architecture), FigureKind.FITTED, fitted.rows)
     for name, (value, reason) in ASSUMED.items():
-        yield Origin(name, value, Kind.ASSUMED, reason)
+        yield Origin(name, value, FigureKind.ASSUMED, reason)

@@ -16,6 +16,7 @@ from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.pipeline import groups_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
@@ -29,6 +30,7 @@ from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden,
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
@@ -73,8 +75,14 @@ class Candidate:
 
     @property
     def least(self) -> int:
-        """A lower bound of its bytes: state and batch, or the whole peak of a pipeline."""
-        return self.peak if self.staged else self.writer.lasting_bytes(self.point.choice)
+        """A lower bound of its bytes: state and batch, of a pipeline that of a mean group."""
+        lasting = self.writer.lasting_bytes(self.point.choice)
+        if self.staged is None:
+            return lasting
+        if schedule_named(self.staged.schedule).asynchronous:  # which is not simulated
+            return self.peak
+        fixed = fixed_bytes(self.writer.graph)
+        return fixed + (lasting - fixed) // groups_of(self.staged.mesh)
 
     def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
         """The plan, with `bound` seconds as lower bound of all plans within its memory."""
@@ -84,6 +92,7 @@ class Candidate:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
         seconds = Seconds(self.point.time)  # of the pipeline, without overlap
+        asynchronous = schedule_named(self.staged.schedule).asynchronous  # it has no step program
         return replace(
             found,
             step_seconds=seconds,
@@ -95,7 +104,7 @@ class Candidate:
             schedule=self.staged.schedule,
             receive_seconds=self.staged.receive_seconds,
             cuts=names,
-            memory=None if self.memory is None else self.memory(),
+            memory=self.memory() if self.memory is not None and asynchronous else None,
         )
 
 
@@ -343,7 +352,7 @@ class MeshLoop:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count, staged=staged)
+        space, short = factory.space(machine, mesh, optimizer, count)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:

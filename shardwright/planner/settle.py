@@ -1,4 +1,4 @@
-"""Bounds on the difference between additive costs and the simulated timeline.
+"""Bounds on the difference between additive costs and simulated steps.
 
 The search adds costs up. A step is shorter than the sum: all-reduces of gradients, and gathers and
 reduce-scatters of sharded parameters, overlap with computation. Let A be the additive seconds, H

@@ -35,14 +35,12 @@ class DecidedOptions:
 
     * `optimizer`: its name;
     * `micro_batches`: of a step;
-    * `segments`: of the whole graph, that may be recomputed;
-    * `staged`: whether it is of a pipeline's stages.
+    * `segments`: of the whole graph, that may be recomputed.
     """
 
     optimizer: str
     micro_batches: int
     segments: tuple[range, ...]
-    staged: bool
 
 
 class SpaceFactory:
@@ -97,10 +95,8 @@ class SpaceFactory:
         mesh: Mesh,
         optimizer: str,
         count: int,
-        *,
-        staged: bool = False,
     ) -> tuple[Space, ShortGraph]:
-        """The space on `mesh` with `count` micro-batches, of a whole step or of pipeline stages.
+        """The space on `mesh` with `count` micro-batches.
 
         The space has no recomputation where it would be too wide with it.
 
@@ -111,7 +107,7 @@ class SpaceFactory:
         @cache
         def model(whole: bool) -> CostModel:  # cached, because both attempts use its tables
             limits = self._limited(count, whole=whole)
-            return limits.model(machine, mesh, optimizer, count, self._buckets, staged)
+            return limits.model(machine, mesh, optimizer, count, self._buckets)
 
         if self.recompute and mesh not in self.too_wide:
             try:
@@ -142,7 +138,6 @@ class SpaceFactory:
                 options.optimizer,
                 options.micro_batches,
                 self._buckets,
-                options.staged,
             )
             return free.with_allowed(decide(free))
 

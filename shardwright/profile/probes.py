@@ -25,7 +25,7 @@ ELEMENTS_ON_GPU = (2**24, 2**26)
 _HEAD, _ROW, _CHAIN = 64, 256, 100
 
 
-class Kernel(NamedTuple):
+class ProbeKernel(NamedTuple):
     """A kernel that moves memory: its function and its number of passes over its tensor."""
 
     run: Callable[[torch.Tensor], torch.Tensor]
@@ -34,12 +34,12 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {  # by class, and by name
-    "memory add": Kernel(lambda x: x + x, 2, 0),
-    "memory relu": Kernel(F.relu, 2, 3),
-    "memory layer_norm": Kernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
-    "functions gelu": Kernel(F.gelu, 2, 3),
-    "functions tanh": Kernel(torch.tanh, 2, 0),
-    "functions softmax": Kernel(lambda x: F.softmax(x, -1), 2, 0),
+    "memory add": ProbeKernel(lambda x: x + x, 2, 0),
+    "memory relu": ProbeKernel(F.relu, 2, 3),
+    "memory layer_norm": ProbeKernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
+    "functions gelu": ProbeKernel(F.gelu, 2, 3),
+    "functions tanh": ProbeKernel(torch.tanh, 2, 0),
+    "functions softmax": ProbeKernel(lambda x: F.softmax(x, -1), 2, 0),
 }
 CHANNELS = 64  # of the input of pooling, by windows of two by two
 
@@ -77,7 +77,7 @@ def _matmul(stopwatch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtyp
     stopwatch.add(name, 3 * 2 * m * k * n, _trained(F.linear, x, w), alone=True)
 
 
-def _memory(stopwatch: Stopwatch, name: str, kernel: Kernel, elements: int) -> None:
+def _memory(stopwatch: Stopwatch, name: str, kernel: ProbeKernel, elements: int) -> None:
     x = _random(stopwatch, elements // _ROW, _ROW)
     size = x.numel() * x.element_size()
     plain = x.detach()

@@ -20,7 +20,7 @@ _LIKELY = 0.95  # share of measured peaks within a limit, above which a plan is 
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MeasuredRatios:
     """Measured over predicted, of rows of sources that were held out.
 
     Attributes:
@@ -48,18 +48,18 @@ class Comparison:
         return f"{self.rows} measurements of {self.sources} source{'s' * (self.sources > 1)}"
 
 
-def times_on(machine: str) -> Comparison | None:
+def times_on(machine: str) -> MeasuredRatios | None:
     """The comparison of step times on the GPUs of a machine of this name; None without rows."""
     return _table()["times"].get(_kind(machine))
 
 
-def peaks_on(machine: str) -> Comparison | None:
+def peaks_on(machine: str) -> MeasuredRatios | None:
     """The comparison of peaks; those of all GPUs, whose allocator is the same."""
     return _table()["peaks"].get("every GPU") if _kind(machine) in _table()["kinds"] else None
 
 
 def time_interval(seconds: float, machine: str) -> str:
-    """What held-out measurements say of a predicted time, as "90 %: 1.2 s to 1.5 s, by ...".
+    """The interval of a predicted time by held-out measurements: "90 %: 1.2 s to 1.5 s, by ...".
 
     Empty for a machine that is no preset of a GPU.
     """
@@ -73,7 +73,7 @@ def time_interval(seconds: float, machine: str) -> str:
 
 
 def times_text(machine: str) -> str:
-    """How step times predicted on these devices compare with measurements, as a sentence."""
+    """A sentence that compares predicted step times on these devices with measurements."""
     found = times_on(machine)
     if found is None:
         return f"step times: no comparable measurement of {_kind(machine)}"
@@ -107,11 +107,11 @@ def _kind(machine: str) -> str:
 
 
 @cache
-def _table() -> Mapping[str, Mapping[str, Comparison | None]]:
+def _table() -> Mapping[str, Mapping[str, MeasuredRatios | None]]:
     data = json.loads(files(__package__).joinpath("accuracy.json").read_text())
-    found: dict[str, dict[str, Comparison | None]] = {
+    found: dict[str, dict[str, MeasuredRatios | None]] = {
         name: {
-            kind: Comparison(one["rows"], one["sources"], tuple(one["ratios"]))
+            kind: MeasuredRatios(one["rows"], one["sources"], tuple(one["ratios"]))
             for kind, one in data[name].items()
         }
         for name in ("times", "peaks")

@@ -12,10 +12,14 @@ from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
 _SHOWN = 60  # characters of a value
+_NAMED = 4  # keys of unknown effect
 
 
-def audit_text(config: TrainingConfig) -> str:
-    """Strategy, batch, model and semantics of a config; then its keys, used and not used."""
+def audit_text(config: TrainingConfig, *, whole: bool) -> list[str]:
+    """Lines: strategy, batch, model and semantics of a config, and its keys.
+
+    Keys are listed if `whole`; else those that were not used for no known reason, up to a few.
+    """
     devices = config.strategy.devices
     facts = [
         ("strategy", str(config.strategy)),
@@ -26,17 +30,30 @@ def audit_text(config: TrainingConfig) -> str:
     ]
     if unfit := misfit(config):
         facts.append(("does not fit", unfit))
+    if not whole:
+        facts.append(("keys", _counted(config)))
+    facts += [("not as read", sentence) for sentence in config.differences]
+    facts += [("note", sentence) for sentence in config.notes]
     lines = [f"{config.source}: {config.framework}, {config.dialect}", ""]
     lines += [f"{name:<13} {what}" for name, what in facts]
     for title, rows in (
-        ("The strategy differs from the file:", config.differences),
-        ("Notes:", config.notes),
-        ("Keys that were read:", _keys(config.used)),
-        ("Keys that were not used:", _keys(config.unused)),
+        ("Keys that were read:", _keys(config.used) if whole else ()),
+        ("Keys that were not used:", _keys(config.unused) if whole else ()),
     ):
         if shown := [f"  {row}" for row in rows]:
             lines += ["", title, *shown]
-    return "\n".join(lines)
+    return lines
+
+
+def _counted(config: TrainingConfig) -> str:
+    """Counts of keys that were read and not used, and the names of those without a reason."""
+    unknown = [key for key in config.unused if not key.why]
+    text = f"{len(config.used)} read, {len(config.unused)} not used"
+    if unknown:
+        names = ", ".join(f"{key.name} (line {key.line})" for key in unknown[:_NAMED])
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        text += f", of these unknown: {names}{more}"
+    return f"{text} (--all lists them)"
 
 
 def audit_json(config: TrainingConfig) -> dict[str, Any]:

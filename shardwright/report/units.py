@@ -13,6 +13,15 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.{_decimals(value)}f} ms"
 
 
+def duration(seconds: float) -> str:
+    """Time in seconds with about three digits, or in ms below one.
+
+    >>> duration(25.4189), duration(0.0123456)
+    ('25.4 s', '12.3 ms')
+    """
+    return f"{seconds:.{_decimals(seconds)}f} s" if seconds >= 1 else milliseconds(seconds)
+
+
 def size(count: float) -> str:
     """Bytes in the largest unit that gives at least one.
 

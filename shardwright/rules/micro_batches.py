@@ -105,7 +105,9 @@ def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     choices, placements = chooser.choose()
     (loss,) = graph.outputs
     if not isinstance(placements[loss], Partial):
-        raise MicroBatchError("the loss is no sum over the samples of the batch")
+        raise MicroBatchError(
+            f"the loss is no sum over the samples of the batch{chooser.undivided(choices)}"
+        )
     return MicroBatches(count, atom, choices, placements)
 
 
@@ -184,6 +186,25 @@ class _Chooser:
                 placements.update(zip(op.outputs, axis_placements.results, strict=True))
             if len(self.whole) == before:
                 return choices, placements
+
+    def undivided(self, choices: Mapping[str, Choice]) -> str:
+        """The end of a message: the first operator of the loss that needs the whole batch."""
+        needed = {*self.graph.outputs}
+        for op in reversed(self.graph.ops):
+            if needed & {*op.outputs}:
+                needed |= {*op.operands}
+        for op in self.graph.ops:
+            if choices[op.name] is not None or op.name in self.whole or not needed & {*op.outputs}:
+                continue
+            if op.kind.startswith("new_") or op.kind.endswith("_like"):
+                continue  # reads sizes only
+            read = [name for name in op.operands if self._has_batch(name)]
+            if read and not any(map(self._has_batch, op.outputs)):
+                return f": {op.kind} in {op.source} needs the whole batch of %{read[0]}"
+        return ""
+
+    def _has_batch(self, name: str) -> bool:
+        return any(self.atom in atoms for atoms in self.analysis.dims[name])
 
     def _choice(self, op: Op, placements: Mapping[str, Placement]) -> Choice:
         rule = self.analysis.rules[op.name]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from shardwright.machine.backends import BACKENDS
+
 
 def default_device() -> torch.device:
-    """The device of this rank: its GPU under NCCL, else the CPU."""
-    if dist.is_initialized() and "nccl" in dist.get_backend():
-        return torch.device("cuda", torch.cuda.current_device())
+    """The device of this rank: the current one of its backend's type, as its GPU, else the CPU."""
+    named = dist.get_backend() if dist.is_initialized() else ""
+    for spec in BACKENDS.values():
+        if spec.device != "cpu" and spec.name in named:
+            return torch.device(spec.device, torch.get_device_module(spec.device).current_device())
     return torch.device("cpu")

@@ -20,7 +20,7 @@ from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
 from shardwright.runtime.graph_modules.fx import Special
-from shardwright.runtime.parameters.dtensor_spec import local
+from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
@@ -62,9 +62,10 @@ class MicroBatched(nn.Module):
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Loss and buffers' new contents, of leaves and the random state."""
-        *leaves, state = given
-        leaves = [local(leaf) for leaf in leaves]
+        *given_leaves, state = given
+        leaves = [local(leaf) for leaf in given_leaves]
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
+            check_gradients(given_leaves)
             results: tuple[torch.Tensor, ...] = _Step.apply(self, state, *leaves)  # type: ignore[no-untyped-call]
             return results
         with torch.no_grad():

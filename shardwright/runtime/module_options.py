@@ -1,4 +1,4 @@
-"""What the parallel module of a rank is built with, beside the decisions of a plan."""
+"""Values and settings with which the parallel module of a rank is built."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
+from shardwright.runtime.executor.executor import Regions
+from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.compiled import compiled
 from shardwright.runtime.modes import Modes
@@ -153,6 +155,22 @@ class TrainModule(LastingModule, ABC):
         loss = self.forward_backward(batch)
         optimizer.step()
         return loss
+
+    def recover(self) -> None:
+        """Make the module usable again after an error in the middle of a step.
+
+        Call it on every rank, once all have seen an error. A module that communicates refuses
+        further steps until then: another rank may still be in the failed one. Gradients that the
+        step has set are left; set them to None.
+
+        Raises:
+            StepFailedError: the ranks failed in different places, on every rank.
+        """
+        every = [one for one in self.modules() if isinstance(one, Regions)]
+        if dist.is_initialized():
+            agree(next((one.failure for one in every if one.failure is not None), None))
+        for one in every:
+            one.failure = None
 
     @property
     @abstractmethod

@@ -1,11 +1,13 @@
 """Python state of a model: attributes of its modules that are neither parameters nor buffers.
 
-A graph contains such values as constants. A `Snapshot` records them before a call, finds what a
+A graph contains such values as constants. So it does with numbers that are drawn by Python's or
+NumPy's generators, whose states belong to it. A `Snapshot` records them before a call, finds what a
 call changed, and restores them.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _MODULES_OWN = frozenset(("_parameters", "_buffers", "_modules", "forward"))
 _MOST_ITEMS = 20_000  # items of one container; of longer ones the length and both ends are compared
 _MOST_DEPTH = 6
@@ -123,6 +126,9 @@ class Snapshot:
         if isinstance(value, np.ndarray):
             found[path] = (np.ndarray, value.shape, str(value.dtype), value.tobytes())
             return
+        if isinstance(value, _GENERATORS):
+            found[path] = (type(value), _state_of(value))
+            return
         if isinstance(value, (nn.Module, *_CODE)):
             return
         found[path] = (type(value),)
@@ -161,6 +167,11 @@ class Snapshot:
 
 def state_locations(model: nn.Module) -> Iterator[tuple[StateLocation, Any]]:
     """Every location at which a call may keep plain values, with its present value."""
+    yield StateLocation("", "the generator of Python's random"), repr(random.getstate())
+    yield (
+        StateLocation("", "the generator of numpy.random"),
+        _text(np.random.get_state(legacy=False)),
+    )
     classes: dict[type, None] = {}
     for path, module in model.named_modules():
         classes.update(dict.fromkeys(type(module).__mro__))
@@ -205,7 +216,22 @@ def of_function(function: FunctionType) -> Iterator[tuple[StateLocation, Any]]:
 
 
 def _is_data(value: Any) -> bool:
-    return isinstance(value, (*_PLAIN, list, dict, set, deque))
+    return isinstance(value, (*_PLAIN, *_GENERATORS, list, dict, set, deque))
+
+
+def _state_of(generator: Any) -> str:
+    if isinstance(generator, random.Random):
+        return repr(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return _text(generator.get_state(legacy=False))
+    return _text(generator.bit_generator.state)
+
+
+def _text(state: Any) -> str:
+    """The state of a NumPy generator, whole: `repr` would shorten its arrays."""
+    if isinstance(state, Mapping):
+        return str({key: _text(value) for key, value in state.items()})
+    return state.tobytes().hex() if isinstance(state, np.ndarray) else repr(state)
 
 
 def _is_users(module: str) -> bool:

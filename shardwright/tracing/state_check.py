@@ -171,7 +171,8 @@ def _error(
     return CaptureError(
         f"{at or 'an unknown line'}: {name} changes {place} while it runs, which is Python state,"
         " so its next call computes something else and a graph has the value of one call; make it a"
-        " buffer (register_buffer, changed in place) or take it out of forward",
+        " buffer (register_buffer, changed in place), draw random numbers with torch.rand, or take"
+        " it out of forward",
         refused=True,
     )
 

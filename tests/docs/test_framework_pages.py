@@ -1,5 +1,6 @@
 """The pages on configs of other frameworks show the files of `examples/configs` and real output."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -22,10 +23,26 @@ def test_the_page_shows_each_example(file):
     assert f"$ shardwright audit examples/configs/{file.name}" in page
 
 
-def test_the_audit_that_is_explained_is_what_is_printed(monkeypatch):
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_audits_that_are_explained_are_what_is_printed(monkeypatch, number):
+    """Words exactly, figures of prices only in kind: each change of a cost would move them.
+
+    `UPDATE_GOLDEN=1` writes what is printed into the page.
+    """
     monkeypatch.chdir(ROOT)
     page = (PAGES / "audit.md").read_text()
-    shown = re.search(r"<!-- output: (.*?) -->\n\n```text\n(.*?)```", page, re.S)
-    done = CliRunner().invoke(main, ["audit", *shlex.split(shown[1])])
+    shown = list(re.finditer(r"<!-- output: (.*?) -->\n\n```text\n(.*?)```", page, re.S))
+    assert len(shown) == 2
+    done = CliRunner().invoke(main, ["audit", *shlex.split(shown[number][1])])
     assert done.exit_code == 0, done.exception
-    assert done.stdout == shown[2]
+    assert len(done.stdout.splitlines()) <= 25
+    if os.environ.get("UPDATE_GOLDEN"):
+        start, end = shown[number].span(2)
+        (PAGES / "audit.md").write_text(page[:start] + done.stdout + page[end:])
+    else:
+        same = _without_figures if "--machine" in shown[number][1] else str
+        assert same(done.stdout) == same(shown[number][2])
+
+
+def _without_figures(text):
+    return re.sub(r"[\d.,]+", "#", re.sub(r" +", " ", text))

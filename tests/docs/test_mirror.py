@@ -98,3 +98,21 @@ def test_a_module_that_is_not_imported_is_not_reached():
 def test_a_second_line_for_a_module_is_seen():
     with pytest.raises(AssertionError, match="two lines"):
         covered_by("a.py tests/x.py\na.py tests/y.py\n")
+
+
+SMALL = 40  # lines
+# A file for each: schedules, passes, commands, families of operators.
+INTERFACES = ("ir/schedules", "program/step/passes", "cli/commands", "rules/operators")
+
+
+def test_small_files_have_several_importers_or_an_interface():
+    importers = {}
+    for file in FILES:
+        for name in imported(file):
+            importers.setdefault(name, set()).add(file)
+    for module in MODULES:
+        path = module.relative_to(PACKAGE)
+        short = len(module.read_text().splitlines()) < SMALL
+        alone = len(importers.get(dotted(module), ())) == 1
+        interface = path.parent.as_posix() in INTERFACES
+        assert interface or not (short and alone), f"merge {path} into its importer"

@@ -31,12 +31,18 @@ RETIRED = {
     "walks": "paths",
     "watch": "guard, or stopwatch",
 }
-# Until the step program replaces them (docs/roadmap.md).
-EXEMPT = ("program", "simulate", "runtime")
+# Their names are still to be changed (docs/roadmap.md).
+EXEMPT = (
+    "simulate/memory/allocator.py",
+    "simulate/memory/folded_step.py",
+    "simulate/memory/step.py",
+    "simulate/memory/step_program.py",
+    "simulate/time/step_program.py",
+)
 
 
 def packages():
-    return sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name not in EXEMPT)
+    return sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
 
 
 def identifiers(tree):
@@ -65,6 +71,8 @@ def retired_in(text):
 @pytest.mark.parametrize("package", packages())
 def test_no_name_uses_a_retired_word(package):
     for path in sorted((PACKAGE / package).rglob("*.py")):
+        if path.relative_to(PACKAGE).as_posix() in EXEMPT:
+            continue
         for line, name, word in retired_in(path.read_text()):
             where = f"{path.relative_to(PACKAGE.parent)}:{line}"
             raise AssertionError(f"{where}: {name!r} uses {word!r}; say {RETIRED[word]}")

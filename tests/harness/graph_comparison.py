@@ -2,10 +2,9 @@
 
 import torch
 
-from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import ModuleComparison
 from shardwright.runtime.verify.module_reference import widened
-from shardwright.runtime.verify.verify import one_device, optimizer_of
+from shardwright.runtime.verify.verify import one_device, optimizer_of, to_float64
 from shardwright.runtime.verify.verify_reference import comparable
 from shardwright.tracing.call import flatten
 from shardwright.tracing.discovery.discover import capture_with_rules

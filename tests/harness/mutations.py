@@ -66,7 +66,7 @@ def campaign(mutations, seed, subjects):
     each = -(-mutations // sum(map(len, plans.values())))
     noticed, unexplained = {}, []
     for world, some in plans.items():
-        found, *others = run_ranks(world, _changed, some, each, seed)
+        found, *others = run_ranks(world, _changed, some, each, seed, timeout=1800)
         assert all(other == found for other in others), "ranks see the same"
         for text, verdicts in found.items():
             noticed[text] = dict(Counter(who for who, _ in verdicts))
@@ -107,11 +107,13 @@ def _of_plan(plan, each, seed):
 
 
 def mutated(instructions, draw):
-    """One change: (the instructions that moved, in order), and what is left; or None for none."""
-    at = draw.randrange(len(instructions))
+    """One change, and what is left; or None for none. Each kind of instruction is as likely."""
+    kind = draw.choice(sorted({type(one).__name__ for one in instructions}))
+    at = draw.choice([i for i, one in enumerate(instructions) if type(one).__name__ == kind])
     if draw.random() < 0.5:
         return ("delete", at, instructions), (*instructions[:at], *instructions[at + 1 :])
-    other = at + 1 if draw.random() < 0.5 else draw.randrange(len(instructions))
+    same = [i for i, one in enumerate(instructions) if type(one).__name__ == kind]
+    other = draw.choice([at + 1, draw.choice(same), draw.randrange(len(instructions))])
     if other == at or other >= len(instructions):
         return None, None
     first, last = sorted((at, other))

@@ -1,8 +1,9 @@
 """Random constraints on a graph, and what must hold of what is found under them.
 
-Two laws. On the tables what is searched under constraints is a part of what is searched without: at
-no weight of memory against time is its optimum better. And no plan found under them is faster than
-the bound, for as much memory, of the frontier without.
+Three laws. On the tables what is searched under constraints is a part of what is searched without:
+at no weight of memory against time is its optimum better. No plan found under them is faster than
+the bound, for as much memory, of the frontier without. And after simulation the plan that is chosen
+within a limit is faster than the one without constraints by no more than the printed gap.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from random import Random
 
 import numpy as np
 
+import shardwright as sw
+from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.options.constraints import parse_constraints
+from shardwright.ir.options.constraints import ConstraintError, parse_constraints
+from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.planner.meshes import meshes_of
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.analysis import analyze
@@ -44,6 +49,40 @@ class Subject:
     def constraints(self, random: Random, axes=("dp", "tp", "*")) -> list[str]:
         """One to three constraints; they may contradict each other, or mean nothing on a mesh."""
         return [self._constraint(random, axes) for _ in range(random.choice((1, 1, 2, 2, 3)))]
+
+    def question(self, random: Random, machine) -> tuple[list[str], dict]:
+        """Constraints, among them meshes and caps, and options: a memory limit, stages."""
+        texts, options = self.constraints(random), {}
+        stages = random.choice((1, 1, 1, 2))
+        if stages > 1:
+            options["stages"] = (stages,)
+        if random.random() < 0.3:
+            texts.append(f"mesh {random.choice(list(meshes_of(machine.devices // stages)))}")
+        if random.random() < 0.2:
+            texts.append(f"cap {random.choice(('dp', 'tp'))}={random.choice((1, 2, 4))}")
+        if random.random() < 0.7:
+            options["part"] = random.choice((0.1, 0.3, 0.6, 0.9))  # of the frontier's memory
+        return texts, options
+
+    def excess(self, machine, texts, options) -> float | None:
+        """How far the chosen plan under constraints is outside the printed gap of that without.
+
+        As a part of its time; at most zero where the law holds. None where there is no plan under
+        the constraints.
+        """
+        given = {k: v for k, v in options.items() if k != "part"}
+        free = sw.search(self.graph, machine, **given)
+        if "part" in options:
+            most, least = free.costs[0][1], free.costs[-1][1]
+            given["memory_limit"] = int(least + options["part"] * (most - least))
+            free = sw.search(self.graph, machine, **given)
+        limit = given.get("memory_limit")
+        try:
+            found = sw.search(self.graph, machine, constraints=texts, **given).fastest(limit)
+        except (ConstraintError, InfeasibleError, PipelineError):
+            return None
+        best = free.fastest(limit)  # raises where only constraints make it possible
+        return best.lower_bound_seconds / found.step_seconds - 1
 
     def _constraint(self, random, axes):
         kind, axis = random.choice(("pin", "forbid", "forbid")), random.choice(axes)

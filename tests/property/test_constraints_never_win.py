@@ -53,3 +53,13 @@ def test_no_plan_under_constraints_is_below_the_bound_without(name):
         assert found.costs[0][0] >= free.costs[0][0] * (1 - ROUNDING), f"seed {seed}: {texts}"
         assert below_bound(free, found) <= ROUNDING, f"seed {seed}: {texts}"
     assert compared
+
+
+def test_a_chosen_plan_under_constraints_is_within_the_gap_of_that_without():
+    one, compared = Subject(residual_layers(3)), 0
+    for seed in range(SEEDS // 3):
+        texts, options = one.question(Random(seed), MACHINE)
+        excess = one.excess(MACHINE, texts, options)
+        compared += excess is not None
+        assert excess is None or excess <= ROUNDING, f"seed {seed}: {texts} {options}"
+    assert compared

@@ -20,7 +20,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify.graph_to_float64 import to_float64
+from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
 from tests.harness.ranks import run_ranks, whole

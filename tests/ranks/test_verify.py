@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.ir.graph import from_json, to_json
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.graph_text import graph_from_json, graph_to_json
 from shardwright.runtime.ranks import RanksError
 from shardwright.runtime.verify import verify as verify_module
 from tests.harness import models
@@ -53,8 +53,8 @@ def corrupt(monkeypatch, change):
 
 
 def replace_graph(payload, **changes):
-    graph = replace(from_json(payload["graph"]), **changes)
-    payload["graph"], payload["fingerprint"] = to_json(graph), graph.fingerprint
+    graph = replace(graph_from_json(payload["graph"]), **changes)
+    payload["graph"], payload["fingerprint"] = graph_to_json(graph), graph.fingerprint
 
 
 def test_another_weight_on_the_ranks_is_found(monkeypatch):
@@ -73,7 +73,7 @@ def test_a_lost_gradient_is_found_and_named(monkeypatch):
     """One parameter gets no gradient on the ranks: `worst` says which, and who reads it."""
 
     def change(payload):
-        values = from_json(payload["graph"]).values
+        values = graph_from_json(payload["graph"]).values
         frozen = [replace(v, requires_grad=False) if v.name == "up.bias" else v for v in values]
         replace_graph(payload, values=tuple(frozen))
 

@@ -26,11 +26,10 @@ from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import TOLERANCE, ModuleComparison, errors_between
 from shardwright.runtime.verify.module_comparison import measure as measured
 from shardwright.runtime.verify.module_reference import widened
-from shardwright.runtime.verify.verify import one_device
+from shardwright.runtime.verify.verify import one_device, to_float64
 from shardwright.runtime.verify.verify_reference import comparable
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.discover import capture_with_rules

@@ -21,6 +21,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.tables.layout_codes import decode, storable
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.order import check_order
 from shardwright.rules.placements import tiling_text, tilings
 from tests.zoo import ZOO
 from tests.zoo.subject import Subject, descend, descend_locally, worst
@@ -119,12 +120,22 @@ def _checked(one, serial, assignments, device_meshes, pair):
         module = one.module(
             assignment.mesh, assignment.chosen, assignment.storage, device_meshes[text]
         )
+        _check_programs(module, assignment, device_meshes[text])
         kind = "plan" if assignment.name == "plan" else "random"
         step = descend if kind == "plan" else descend_locally
         size, key = worst(serial, one.run(module, step))
         error = Error(size, f"{key}, {assignment}")
         found[text, kind] = max(found[text, kind], error, key=lambda e: e.size)
     return found
+
+
+def _check_programs(module, assignment, device_mesh):
+    """Raise `VerifyError` where the step programs of all ranks do not fit together."""
+    programs = [None] * assignment.mesh.size
+    group = device_mesh.get_group() if device_mesh.ndim == 1 else None  # else all ranks
+    dist.all_gather_object(programs, module._sw_program.program, group=group)
+    if programs[0].rank == module._sw_program.program.rank:  # one rank checks for all
+        check_order(programs)
 
 
 def chosen_plan(one, mesh):

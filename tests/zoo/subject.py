@@ -16,7 +16,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
-from shardwright.runtime.verify.graph_to_float64 import to_float64
+from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import with_rules
 from tests.zoo import ZOO

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options, plan_config, planning
 from shardwright.cli.console import print_frontier, print_json
+from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier
@@ -40,6 +41,14 @@ from shardwright.train.targets.target_text import Target
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
 )
+@click.option(
+    "--for",
+    "framework",
+    type=click.Choice(plan_config.FRAMEWORKS),
+    help="Also write a config of this framework that trains as the plan does, or as nearly as it"
+    " can.",
+)
+@click.option("--config", "config_file", type=OutputFile(), help="File of --for, not stdout.")
 @options.optimizer
 @groups.numerics
 @click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
@@ -54,8 +63,12 @@ def command(
     numerics: Mapping[str, str],
     output: str | None,
     as_json: bool,
+    **config: str | None,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
+    framework, file = config["framework"], config["config_file"]
+    if file is not None and framework is None:
+        raise UsageError("--config names the file of --for; give both")
     known = planning.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
     parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
@@ -66,12 +79,19 @@ def command(
     plan, frontier = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
     if output:
         save_plan(frontier.with_rivals(plan), output)
+    offered = None
+    if framework is not None:
+        offered = plan_config.config_for(plan, captured, known, framework, limit)
     if as_json:
-        print_json(content(plan, frontier, captured.seconds, output))
+        found = content(plan, frontier, captured.seconds, output)
+        print_json({**found, "config": plan_config.offer_json(offered, file)})
         return
     print_choice(plan, frontier, limit, objective, pipelines=wanted.pipelines)
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+    if offered is not None and framework is not None:
+        for line in plan_config.write_offer(offered, framework, file):
+            click.echo(line)
 
 
 def content(

@@ -21,7 +21,7 @@ from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.trace import chrome_trace
 from shardwright.report.units import milliseconds
-from shardwright.simulate.time.pipeline_step import mini_batches
+from shardwright.simulate.time.async_pipeline import mini_batches
 
 
 @click.command("simulate")

@@ -169,4 +169,17 @@ def _model(settings: Settings) -> ModelHints:
         experts=experts,
         experts_per_token=whole("moe-router-topk", 2 if experts else None, "model"),
         expert_ffn=whole("moe-ffn-hidden-size", None, "model"),
+        head_dim=whole("kv-channels", None, "model"),
+        feed_forward=_feed_forward(settings) if hidden else None,
+        tied=not settings.switch("untie-embeddings-and-output-weights", False, "model")
+        if hidden
+        else None,
     )
+
+
+def _feed_forward(settings: Settings) -> str:
+    """The activation of the feed-forward layers, as `ModelHints` names it."""
+    for name in ("swiglu", "squared-relu"):
+        if settings.switch(name, False, "model"):
+            return name
+    return "gelu"

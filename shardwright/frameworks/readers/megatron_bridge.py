@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.readers import megatron
 from shardwright.frameworks.readers.understood import Given, Understood
@@ -98,7 +100,7 @@ def read(settings: Settings, given: Given) -> Understood:
         dialect=found.dialect,
         fields=fields,
         batch=found.batch,
-        model=found.model,
+        model=replace(found.model, feed_forward=None, tied=None),  # the recipe's
         loss_mean=found.loss_mean,
         clip=found.clip,
     )

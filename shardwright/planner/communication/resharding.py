@@ -106,22 +106,15 @@ class Terms(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """The number of micro-batches in a step and the sizes of buckets.
-
-    Pipeline stages (`staged`) send every copy and gradient alone, for each micro-batch.
-    """
+    """The number of micro-batches in a step and the sizes of buckets."""
 
     micro_batches: int
     buckets: BucketSizes
-    staged: bool
 
 
 @final
 class Reads:
-    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step.
-
-    Pipeline stages make a copy of a parameter for each micro-batch.
-    """
+    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step."""
 
     def __init__(
         self,
@@ -136,7 +129,6 @@ class Reads:
         self._mesh = mesh
         self._measure = measure
         self._micro_batches = passes.micro_batches
-        self._staged = passes.staged
         self._bucketing = Bucketing(measure, passes.buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
@@ -162,12 +154,12 @@ class Reads:
         A gradient in flight cannot be added to another gradient of the same parameter.
         """
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
-        known = EACH_TIME, *(() if self._staged else (SUMMED_FIRST,))
+        known = EACH_TIME, SUMMED_FIRST
         return alone and value in self._parameters and self.gradient_reduction(value, op) in known
 
     def kept(self, value: str) -> bool:
         """Whether all micro-batches read one copy of `value`."""
-        return self._micro_batches > 1 and value in self._parameters and not self._staged
+        return self._micro_batches > 1 and value in self._parameters
 
     def item_bytes(self, value: str) -> int:
         """Bytes of one element."""

@@ -21,7 +21,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
-from shardwright.simulate.costs.update_memory import update_bytes
+from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
@@ -47,9 +47,9 @@ class MemoryRefinement:
     def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:
         """`plan`, lowered by `lowering`, with its simulated memory.
 
-        Plans with pipeline stages keep the additive one.
+        Asynchronous pipelines have no step program, and keep the additive one.
         """
-        if plan.pipeline is not None or plan.memory is not None:
+        if plan.memory is not None:
             return plan
         found = [
             step_memory(lowering, rank, self._trainer, self._tracer)
@@ -61,18 +61,19 @@ class MemoryRefinement:
 
 def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
     """The ranks among which one needs the most memory."""
-    size = lowering.decisions.mesh.size
-    alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, lowering.decisions)
-    return (0,) if alone else (0, size - 1)
+    decisions = lowering.decisions
+    size, pipeline = decisions.mesh.size, decisions.pipeline
+    alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, decisions)
+    places = (0,) if alone else (0, size - 1)
+    groups = 1 if pipeline is None else pipeline.groups
+    return tuple(group * size + place for group in range(groups) for place in places)
 
 
 def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
     """Whether all ranks certainly use equal memory: every cut gives parts of one size.
 
-    Micro-batches and joint splits may be uneven in other ways, so they count as unequal.
+    Joint splits may be uneven in other ways, so they count as unequal.
     """
-    if decisions.micro_batches > 1:
-        return False
     mesh = decisions.mesh
     last = mesh.coordinate(mesh.size - 1)
     for name, layout in decisions.storage.items():
@@ -81,15 +82,19 @@ def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> b
             return False
     pairs = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
     distinct = {(id(rule), tiling): (rule, tiling) for rule, tiling in pairs}
-    return all(_cuts_evenly(rule, tiling, mesh) for rule, tiling in distinct.values())
+    return all(
+        _cuts_evenly(rule, tiling, mesh, decisions.micro_batches)
+        for rule, tiling in distinct.values()
+    )
 
 
-def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh) -> bool:
+def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh, micro_batches: int) -> bool:
+    """Whether all parts of what an operator splits are equal, also in each micro-batch."""
     shared = {factor for group in rule.joint_splits for factor in group}
     left = {name: factor.size for name, factor in rule.factor.items()}
     for choice, parts in zip(tiling, mesh.shape, strict=True):
         for name in rule.cuts(choice):
-            if name in shared or left[name] % parts:
+            if name in shared or left[name] % (parts * micro_batches):
                 return False
             left[name] //= parts
     return True

@@ -16,6 +16,7 @@ from shardwright.ir.timeline import Timeline
 from shardwright.machine.model import Machine
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.time.program_prices import prices_of
+from shardwright.simulate.time.stages import group_names, simulated_stages
 from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_program import simulated
 
@@ -28,12 +29,29 @@ class TimeRefinement:
         self.graph, self.machine = graph, machine
 
     def refined(self, plan: Plan, lowering: PlanLowering) -> Plan:
-        """`plan`, lowered by `lowering`, with the time of its step program, and its timeline."""
-        if plan.pipeline is not None or plan.timeline is not None:
+        """`plan`, lowered by `lowering`, with the time of its step program, and its timeline.
+
+        Asynchronous pipelines have no step program, and keep the time that they have.
+        """
+        if plan.timeline is not None or plan.is_asynchronous:
             return plan
-        found = self._timeline(plan, lowering)
+        staged = plan.pipeline is not None
+        found = (self._stages if staged else self._timeline)(plan, lowering)
         least = min(plan.lower_bound_seconds, found.seconds)
         return replace(plan, step_seconds=found.seconds, lower_bound_seconds=least, timeline=found)
+
+    def _stages(self, plan: Plan, lowering: PlanLowering) -> Timeline:
+        """The timeline of a pipeline."""
+        assert plan.pipeline is not None, "this plan has stages"
+        width = plan.layout_mesh.size
+        programs = [lowering.program(group * width) for group in range(plan.pipeline.groups)]
+        prices = prices_of(plan, self.graph, self.machine)
+        updates = {parameter.name: parameter.seconds for parameter in plan.parameters}
+        each = [
+            replace(prices, update=sum(updates.get(name, 0.0) for name in program.leaves))
+            for program in programs
+        ]
+        return simulated_stages(programs, each, group_names(plan.pipeline.homes, width))
 
     def _timeline(self, plan: Plan, lowering: PlanLowering) -> Timeline:
         prices = prices_of(plan, self.graph, self.machine)

@@ -140,11 +140,10 @@ class Limits:
         optimizer: str,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
-        staged: bool = False,
     ) -> CostModel:
         """The cost model of the choices that are left.
 
-        With `micro_batches` the graph must be that of one; those of a pipeline are `staged`.
+        With `micro_batches` the graph must be that of one.
 
         Raises:
             ConstraintError: an operator or parameter has no choice.
@@ -156,9 +155,7 @@ class Limits:
             self._analysis,
             machine,
             mesh,
-            Pricing(
-                optimizer, Duration(machine, mesh, self._routes), micro_batches, buckets, staged
-            ),
+            Pricing(optimizer, Duration(machine, mesh, self._routes), micro_batches, buckets),
             self.allowed(mesh),
             self._meshless,
         )

@@ -123,7 +123,7 @@ class SpaceOfStrategy:
         mesh, staged = mesh_of(axes), strategy.pp > 1
         machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
         segments = recomputable(expansion.graph, expansion.layers)
-        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments, staged)
+        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments)
         space, short = expansion.sources.decided_space(
             machine, mesh, options, lambda model: self.tilings.allowed(model, kinds)
         )

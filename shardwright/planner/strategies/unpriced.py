@@ -18,14 +18,14 @@ def require_priced(strategy: Strategy, graph: Graph) -> None:
 
     A value that changes nothing is let pass, as a `loss` split over a single device.
     """
-    for name, instead in _unpriced(strategy):
+    for name, instead in unpriced_fields(strategy):
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
     _require_dtypes(strategy, graph)
 
 
-def _unpriced(strategy: Strategy) -> Iterator[tuple[str, str]]:
+def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
     """Names of fields without a price, with what to give instead."""
     sharded = strategy.dp_shard * strategy.cp > 1
     if strategy.pp > 1 and strategy.order[0] != "pp":

@@ -59,14 +59,12 @@ class Pricing:
         measure: the objective; None is the seconds of a step.
         micro_batches: their number in a step.
         buckets: bytes of full buckets; None computes them from the graph (`bucket_sizes`).
-        staged: whether the micro-batches are those of pipeline stages.
     """
 
     optimizer: str = "adamw"
     measure: Objective | None = None
     micro_batches: int = 1
     buckets: BucketSizes | None = None
-    staged: bool = False
 
 
 OF_A_STEP = Pricing()
@@ -120,8 +118,7 @@ class CostModel:
         self._exchanged: dict[Hashable, ExpertAllToAll] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
-        self._staged = pricing.staged
-        passes = Passes(self.micro_batches, self.buckets, pricing.staged)
+        passes = Passes(self.micro_batches, self.buckets)
         self._reads = Reads(graph, analysis, mesh, self.measure, passes)
 
     def options(self, op: Op) -> Options:
@@ -135,7 +132,7 @@ class CostModel:
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same cost model with other allowed choices."""
-        given = self._optimizer, self.measure, self.micro_batches, self.buckets, self._staged
+        given = self._optimizer, self.measure, self.micro_batches, self.buckets
         pricing = Pricing(*given)
         return CostModel(
             self.graph, self.analysis, self.machine, self.mesh, pricing, allowed, self.meshless

@@ -89,7 +89,7 @@ def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterat
     parts = StepParts.of(plan)
     yield mark
     yield milliseconds(plan.step_seconds)
-    settled = plan.memory is not None or plan.pipeline is not None
+    settled = plan.memory is not None
     yield size(plan.peak_bytes) if settled or not loose else _AT_MOST + size(plan.peak_bytes)
     yield milliseconds(parts.compute)
     yield milliseconds(parts.communication)

@@ -8,9 +8,10 @@ from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.backend.base import Backend
 from shardwright.runtime.backend.gloo import Gloo
 
-# One object each: what `tune_host` changes is the process.
-_ON_DEVICE_STREAMS = Backend(BACKENDS["nccl"])
-_KNOWN: dict[str, Backend] = {"nccl": _ON_DEVICE_STREAMS, "gloo": Gloo()}
+# One object each: `tune_host` changes the process. Those without a class are called as NCCL is.
+_CLASSES: dict[str, Backend] = {"gloo": Gloo()}
+_KNOWN = {name: _CLASSES.get(name) or Backend(spec) for name, spec in BACKENDS.items()}
+_ON_DEVICE_STREAMS = _KNOWN["nccl"]
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:

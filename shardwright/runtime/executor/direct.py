@@ -23,7 +23,7 @@ from shardwright.program.step.instructions import (
     StepProgram,
 )
 from shardwright.runtime.executor.executor import Regions
-from shardwright.runtime.parameters.dtensor_spec import local
+from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 
 _WITHOUT_COMMUNICATION = (Forward, Free, Seed, Backward, Add, Accumulate)
 
@@ -81,8 +81,12 @@ class DirectStep:
     def _forward(self, one: Forward, values: dict[str, torch.Tensor], state: torch.Tensor) -> None:
         regions = self.regions
         regions.running = one
-        with torch.set_grad_enabled(one.saves):
-            found = regions.parts[one.region](*[values[name] for name in one.inputs], state)
+        given = [values[name] for name in one.inputs]
+        if one.saves:
+            found = regions.parts[one.region](*given, state)
+        else:
+            with torch.no_grad():
+                found = regions.parts[one.region](*given, state)
         wanted = regions.forms[one.region].differentiable
         for name, x, differentiable in zip(one.outputs, found, wanted, strict=True):
             values[name] = x if differentiable or not x.requires_grad else x.detach()
@@ -120,6 +124,8 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            check_gradients(ctx.leaves)
         found = (
             None if gradient is None else ctx.whole(number, leaf, gradient)
             for number, leaf, gradient in zip(ctx.numbers, ctx.leaves, grads, strict=True)

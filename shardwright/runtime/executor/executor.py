@@ -32,13 +32,14 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
+from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.layout_moves import moved_locally
 from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
-from shardwright.runtime.executor.variants import chosen_by
 from shardwright.runtime.graph_modules.fx import Special, region_module
+from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
 
 Values = dict[str, torch.Tensor | None]
 
@@ -46,7 +47,7 @@ Values = dict[str, torch.Tensor | None]
 class Regions(nn.Module):
     """The distinct regions of a program as modules; `make` as in `to_module`.
 
-    `running` is what one of them is run for.
+    `running` is what one of them is run for. After a `failure` nothing runs.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Regions(nn.Module):
         super().__init__()
         self.forms = tuple(regions)
         self.running: Forward | None = None
+        self.failure: Failure | None = None  # of a step that communicates
         self.variant = torch.zeros(1, dtype=torch.int64, device=device)
         self.parts = nn.ModuleList(
             region_module(
@@ -160,6 +162,7 @@ class StepExecutor:
         trace: list[StepInstruction] | None = None,
     ) -> ProgramRun:
         """A run of the program, which has not played anything yet."""
+        refuse_after(self.regions.failure)
         return ProgramRun(self, dict(given), state, trace)
 
 
@@ -201,11 +204,22 @@ class ProgramRun:
                 if self.trace is not None:
                     self.trace.append(instructions[self.position])
                 self.position += 1
-        except BaseException:
-            # Other ranks may never start what is in flight, so nobody waits for it.
-            self.in_flight.clear()
-            self.calls.clear()
+        except BaseException as e:
+            self.fail(e)
             raise
+
+    def fail(self, error: BaseException) -> None:
+        """Free what is kept. Other ranks may never start what is in flight, so it is left."""
+        executor = self.executor
+        if executor.collectives or executor.messages:
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            executor.regions.failure = Failure(
+                executor.program, self.position, dict(self.in_flight), text
+            )
+        self.in_flight.clear()
+        self.calls.clear()
+        self.split_calls.clear()
+        self.values.clear()
 
     def forward_only(self, one: Forward) -> None:
         """Run a region that no backward pass follows."""

@@ -39,7 +39,7 @@ from shardwright.runtime.executor.direct import DirectStep, is_direct
 from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.graph_modules.fx import Special
-from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -264,6 +264,7 @@ class ModuleCall:
         if torch.is_grad_enabled():
             self._stash = self._differentiated(gradients, kept)
             return
+        check_gradients(self.parameters.values())
         run, self._run, self._stash = self._run, None, None
         if run is None:
             run = self._again(kept)

@@ -6,15 +6,24 @@ that one compiled program serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from torch import nn
 
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import Attention, Dropout, Move, Redistribute, Uniform
+from shardwright.program.instructions import (
+    Attention,
+    Dropout,
+    Instruction,
+    Move,
+    Redistribute,
+    Uniform,
+    writes,
+)
 from shardwright.runtime.comm.redistribute import Redistribution, Step
+from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 
 Varied = Redistribute | Dropout | Uniform | Attention  # what may depend on where tiles start
@@ -69,3 +78,25 @@ class _Varying:
             return x.index_select(self.move.dst, at)
         assert self.move.collective is Collective.EMBED, "what communicates is the same for all"
         return x.new_zeros(self.move.whole).index_copy(self.move.src, at, x)
+
+
+def chosen_by(
+    number: torch.Tensor,
+    variants: Sequence[Sequence[Instruction]],
+    make: Callable[[Special], nn.Module],
+    device: torch.device,
+) -> Callable[[Special], nn.Module]:
+    """`make`, but of instructions that differ a module that does what `variants[number]` does."""
+    varied: dict[str, list[Varied]] = {}
+    for found in zip(*variants, strict=True):
+        alternatives = [one for one in found if isinstance(one, Varied)]
+        if any(one != found[0] for one in alternatives):
+            varied[writes(found[0])[0]] = alternatives
+
+    def chosen(instruction: Special) -> nn.Module:
+        name = writes(instruction)[0]
+        if isinstance(instruction, Varied) and name in varied:
+            return module_of(varied[name], number, make(instruction), device)
+        return make(instruction)
+
+    return chosen

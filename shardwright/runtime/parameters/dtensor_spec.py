@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -13,6 +14,27 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return parameter
     return parameter.to_local(grad_placements=parameter.placements)
+
+
+def check_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Raise `RuntimeError` if gradients that will be added to lie elsewhere than their parameter.
+
+    DTensor would gather both, on all ranks, without a word.
+    """
+    for parameter in parameters:
+        if not isinstance(parameter, DTensor) or not parameter.is_leaf:
+            continue
+        known = parameter.grad
+        if known is None or (
+            isinstance(known, DTensor) and known.placements == parameter.placements
+        ):
+            continue
+        placed = known.placements if isinstance(known, DTensor) else "on this rank alone"
+        raise RuntimeError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} is placed {placed} and"
+            f" the parameter {parameter.placements}; gradients are added where their parameter"
+            " lies: set grad to None, or to grad.redistribute(placements=parameter.placements)"
+        )
 
 
 @final

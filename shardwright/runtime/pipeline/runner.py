@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.channels import members
 from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
-from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 from shardwright.runtime.parameters.state_dicts import check_on_load
-from shardwright.runtime.pipeline.channels import Channels, channel_groups
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
 from shardwright.tracing.graph_builder import Captured
+
+Channels = dict[str, dist.ProcessGroup | None]
 
 
 @final
@@ -71,7 +75,7 @@ class PipelineModule(TrainModule):
         make = module_maker(captured, decisions.mesh, inner, device, training)
         program = pipeline_program(staged, home * decisions.mesh.size + place)
         known: Channels = shares._sw_channels if shares is not None else {}
-        self._sw_channels: Channels = channel_groups(
+        self._sw_channels: Channels = _channel_groups(
             pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known
         )
         groups = {name: group for name, group in self._sw_channels.items() if group is not None}
@@ -118,6 +122,7 @@ class PipelineModule(TrainModule):
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""
         running = self._sw_running()
+        check_gradients(self.parameters())
         loss, gradients = running._sw_run(args, kwargs, trains=True)
         self._sw_random = running.get_buffer("_sw_random")
         for name, gradient in gradients.items():
@@ -158,3 +163,27 @@ class PipelineModule(TrainModule):
         (output,) = program.outputs
         named = ((leaf, found.get(value)) for leaf, value in program.gradients)
         return found[output], {leaf: x for leaf, x in named if x is not None}
+
+
+def _channel_groups(
+    channels: Sequence[str],
+    mesh: Mesh,
+    device_mesh: DeviceMesh,
+    known: Mapping[str, dist.ProcessGroup | None],
+) -> Channels:
+    """The process group of each channel of `mesh`, None where this rank is no member.
+
+    Those `known` are not made again. Every rank calls this, as all ranks make all groups, in the
+    same order. Each direction between two pipeline groups has a communicator of its own, so that
+    no message waits for one the other way.
+    """
+    found: Channels = {name: device_mesh[name].get_group() for name in mesh.names}
+    everywhere = device_mesh.mesh.reshape(mesh.shape[0], -1)
+    for channel in channels:
+        if channel in known:
+            found[channel] = known[channel]
+            continue
+        some = sorted(members(channel, mesh))
+        ranks = [everywhere[some, place].tolist() for place in range(everywhere.shape[1])]
+        found[channel] = dist.new_subgroups_by_enumeration(ranks)[0]
+    return found

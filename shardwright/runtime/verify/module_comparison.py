@@ -27,7 +27,7 @@ OneDevice = Callable[[Graph, Mapping[str, Any]], ParallelModule]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedModule:
     """Differences of a module and its captured graph, and the reference of plans.
 
     `expected` is what the module did, where it was run in float64, else what the graph did.
@@ -66,7 +66,7 @@ class ModuleComparison:
         self.batch = batch
         self.optimizer, self.one_device = optimizer, one_device
 
-    def run(self, wide: Graph) -> Comparison:
+    def run(self, wide: Graph) -> ComparedModule:
         """Compare everything that a step gives; `wide` is the captured graph in float64.
 
         Where the module computes something else in float64, or cannot, both sides are run in the
@@ -74,20 +74,20 @@ class ModuleComparison:
         """
         serial, outcome, failure = self._both(wide, self.payload, wide=True)
         if outcome is None:
-            compared = Comparison(serial, inf, "", "float64", ok=False, not_compared=failure)
+            compared = ComparedModule(serial, inf, "", "float64", ok=False, not_compared=failure)
         else:
             expected = self._measured(outcome, wide)
             errors = self._errors(expected, outcome, serial, self.payload, floor=WIDE_FLOOR)
             worst = max(errors, key=lambda key: errors[key])
             ok = errors[worst] <= TOLERANCE
-            compared = Comparison(expected, errors[worst], _name(worst), "float64", ok)
+            compared = ComparedModule(expected, errors[worst], _name(worst), "float64", ok)
             if ok:
                 return compared
             failure = f"{' '.join(worst)} differs by {errors[worst]:.1e}"
         found = self._in_own_precision(serial, failure)
         return found if found is not None and (found.ok or outcome is None) else compared
 
-    def _in_own_precision(self, serial: Measured, failure: str) -> Comparison | None:
+    def _in_own_precision(self, serial: Measured, failure: str) -> ComparedModule | None:
         """The comparison without float64; None where it would be the same again."""
         dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
         narrowest = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float64)
@@ -104,7 +104,7 @@ class ModuleComparison:
         own, outcome, reason = self._both(graph, payload, wide=False)
         dtype = str(narrowest).removeprefix("torch.")
         if outcome is None:
-            return Comparison(serial, inf, "", dtype, ok=False, not_compared=reason)
+            return ComparedModule(serial, inf, "", dtype, ok=False, not_compared=reason)
         expected = self._measured(outcome, graph)
         del expected["parameters"]  # a step of Adam makes large numbers of gradients' rounding
         errors = self._errors(expected, outcome, own, payload, floor=NARROW_FLOOR)
@@ -115,7 +115,7 @@ class ModuleComparison:
         )
         # Half of the digits are left to sums in another order, through all layers.
         ok = errors[worst] <= torch.finfo(narrowest).eps ** 0.5
-        return Comparison(serial, errors[worst], _name(worst), dtype, ok, notes=(note,))
+        return ComparedModule(serial, errors[worst], _name(worst), dtype, ok, notes=(note,))
 
     def _both(
         self, graph: Graph, payload: Mapping[str, Any], *, wide: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.ir.graph import Graph, Leaf, LeafKind, Source, to_json
+from shardwright.ir.graph import Arg, Graph, Leaf, LeafKind, Op, Source, Symbol
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan, PlanError, require_plan
+from shardwright.plan_io.graph_text import graph_to_json
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
@@ -30,11 +31,10 @@ from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.ranks import run_ranks
-from shardwright.runtime.verify.graph_to_float64 import to_float64
 from shardwright.runtime.verify.module_comparison import (
     TOLERANCE,
     WIDE_FLOOR,
-    Comparison,
+    ComparedModule,
     Measured,
     ModuleComparison,
     Optimizer,
@@ -50,6 +50,13 @@ from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.graph_builder import Captured
 
 _WORKER = "shardwright.runtime.verify.worker"
+_FLOAT64 = {
+    "float32": "float64",
+    "float16": "float64",
+    "bfloat16": "float64",
+    "complex64": "complex128",
+    "complex32": "complex128",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ def verify(
     batch = {k: v for k, v in flatten(args, kwargs).items() if isinstance(v, torch.Tensor)}
     graph = comparable(to_float64(captured.graph))
     payload: dict[str, Any] = {
-        "graph": to_json(graph),
+        "graph": graph_to_json(graph),
         "plan": plan_to_json(plan),
         "fingerprint": graph.fingerprint,
         "output_keys": list(captured.output_keys),
@@ -218,7 +225,7 @@ def optimizer_of(name: str) -> Optimizer:
 
 
 def _compare(
-    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: Comparison
+    graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: ComparedModule
 ) -> Report:
     errors = errors_between(expected, parallel, WIDE_FLOOR)
     most = {
@@ -249,3 +256,27 @@ def _worst(graph: Graph, tensor: str) -> Worst:
     readers = graph.consumers[leaf.name] if leaf else ()
     op = readers[0] if readers else None
     return Worst(tensor, op.name if op else "nothing", op.source if op else Source())
+
+
+def to_float64(graph: Graph) -> Graph:
+    """`graph` with every floating-point value, and every floating-point cast, in float64.
+
+    So errors of a rewrite exceed those of rounding.
+    """
+
+    def arg(value: Arg) -> Arg:
+        if isinstance(value, Symbol) and value.kind == "dtype":
+            return Symbol("dtype", _FLOAT64.get(value.name, value.name))
+        if isinstance(value, tuple):
+            return tuple(arg(v) for v in value)
+        return value
+
+    def op(call: Op) -> Op:
+        kwargs = tuple((key, arg(value)) for key, value in call.kwargs)
+        return replace(call, args=tuple(arg(a) for a in call.args), kwargs=kwargs)
+
+    return replace(
+        graph,
+        ops=tuple(op(call) for call in graph.ops),
+        values=tuple(replace(v, dtype=_FLOAT64.get(v.dtype, v.dtype)) for v in graph.values),
+    )

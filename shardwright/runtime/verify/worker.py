@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardwright.ir.graph import from_json
+from shardwright.plan_io.graph_text import graph_from_json
 from shardwright.plan_io.plan_text import plan_from_json
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     try:
         payload = torch.load(folder / "payload.pt", weights_only=True)
         payload["opaque"] = unpack((folder / "modules.pkl").read_bytes())
-        graph = from_json(payload["graph"])
+        graph = graph_from_json(payload["graph"])
         # The graph was widened after planning: the same operators under another fingerprint.
         plan = replace(plan_from_json(payload["plan"]), fingerprint=payload["fingerprint"])
         analysis = analyze(graph)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.kernels import (
-    Kernel,
+    KernelWork,
     ProductShape,
     kernel_seconds,
     reached_at,
@@ -67,7 +67,7 @@ def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
     return found * _by_terms(work, sizes)
 
 
-def forward_kernels(work: Workload, sizes: Ints) -> tuple[Kernel, ...]:
+def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     """The kernels of the forward pass, with factors of local `sizes` (factors, K)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
         return ()
@@ -76,11 +76,13 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[Kernel, ...]:
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
-        flop = _ATTENTION_FORWARD * _flop(work, sizes)
+        flop = _ATTENTION_FORWARD * contraction_flop(work, sizes)
         moved = read + written + _scores(work, sizes)
-        return (Kernel(work.kind, work.dtype, flop, moved),)
+        return (KernelWork(work.kind, work.dtype, flop, moved),)
     shape = _product_shape(work, sizes)
-    return (Kernel(work.kind, work.dtype, _flop(work, sizes), read + written, shape),)
+    return (
+        KernelWork(work.kind, work.dtype, contraction_flop(work, sizes), read + written, shape),
+    )
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -112,14 +114,14 @@ def _backward(work: Workload, sizes: Ints, device: Device) -> Floats:
     return _sum(backward_kernels(work, sizes), sizes, device)
 
 
-def _sum(kernels: Iterable[Kernel], sizes: Ints, device: Device) -> Floats:
+def _sum(kernels: Iterable[KernelWork], sizes: Ints, device: Device) -> Floats:
     total = np.zeros(sizes.shape[1])
     for kernel in kernels:
         total = total + kernel_seconds(kernel, device)
     return total
 
 
-def backward_kernels(work: Workload, sizes: Ints) -> tuple[Kernel, ...]:
+def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     """The kernels of the backward pass, without sums of a value's several gradients."""
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
     given = _bytes((port for port in work.results if port.requires_grad), sizes)
@@ -131,24 +133,24 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[Kernel, ...]:
         saved = (port for port in (*work.operands, *work.results) if port.saved)
         touched = given + made + _bytes(saved, sizes)
         kind = work.kind if work.again else OperatorClass.MEMORY
-        return (Kernel(kind, work.dtype, nothing, touched),)
-    flop = _flop(work, sizes)
+        return (KernelWork(kind, work.dtype, nothing, touched),)
+    flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        return (Kernel(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved),)
+        return (KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved),)
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)
-        return (Kernel(work.kind, work.dtype, _ATTENTION_BACKWARD * flop, moved),)
+        return (KernelWork(work.kind, work.dtype, _ATTENTION_BACKWARD * flop, moved),)
     found = []
     for i in needed:
         own = work.operands[i].local_bytes(sizes)
         if i in work.contracted:
             others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
             shape = _product_shape(work, sizes, i)
-            found.append(Kernel(work.kind, work.dtype, flop, given + others + own, shape))
+            found.append(KernelWork(work.kind, work.dtype, flop, given + others + own, shape))
         else:
-            found.append(Kernel(work.kind, work.dtype, nothing, given + own))
+            found.append(KernelWork(work.kind, work.dtype, nothing, given + own))
     return tuple(found)
 
 
@@ -189,7 +191,8 @@ def _as_one(work: Workload, sizes: Ints) -> Bools:
     return found
 
 
-def _flop(work: Workload, sizes: Ints) -> Ints:
+def contraction_flop(work: Workload, sizes: Ints) -> Ints:
+    """Operations of one pass over a contraction's factors of local `sizes` (factors, K): (K,)."""
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
     flop = 2 * work.repeats * product_of(sizes, work.work)
@@ -211,7 +214,7 @@ def _scores(work: Workload, sizes: Ints) -> Ints:
     """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
     if work.passed < 0:
         return np.zeros(sizes.shape[1], np.int64)
-    scores = _flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
+    scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
     found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)
     return found
 

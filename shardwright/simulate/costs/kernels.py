@@ -33,7 +33,7 @@ class ProductShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kernel:
+class KernelWork:
     """One kernel under K tilings.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kernel:
     shape: ProductShape | None = None
 
 
-def kernel_seconds(kernel: Kernel, device: Device) -> Floats:
+def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
     """Seconds from the end of the kernel before: (K,)."""
     efficiency = device.efficiency
     reached = {
@@ -83,22 +83,15 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
 
 def filled(shape: ProductShape, device: Device) -> Floats:
     """The part of a large product's rate that products of this shape reach, by tiles: (K,)."""
-    sizes = (shape.rows, shape.columns, shape.depth, shape.count)
-    return fill_of(*(size.astype(np.float64) for size in sizes), device.units, device.product_depth)
+    return fill_of(shape, device.units, device.product_depth)
 
 
-def fill_of(
-    rows: Floats,
-    columns: Floats,
-    depth: Floats,
-    count: Floats,
-    units: Floats | int,
-    product_depth: float,
-) -> Floats:
-    """The same of sizes: `count` of (rows, depth) by (depth, columns) on so many units."""
-    tiles = np.maximum(1, np.ceil(rows / _TILE) * np.ceil(columns / _TILE) * count)
-    used = rows * columns * count / (tiles * _TILE * _TILE)
-    parts = np.clip(depth // _SPLIT_DEPTH, 1, _DEEPEST_SPLIT)
+def fill_of(shape: ProductShape, units: Ints | int, product_depth: float) -> Floats:
+    """The same on so many units, where a tile starts and ends within `product_depth`: (K,)."""
+    tiles = np.maximum(1, -(-shape.rows // _TILE) * -(-shape.columns // _TILE) * shape.count)
+    used = shape.rows * shape.columns * shape.count / (tiles * _TILE * _TILE)
+    parts = np.clip(shape.depth // _SPLIT_DEPTH, 1, _DEEPEST_SPLIT)
     waves = np.where(tiles < units, tiles * parts, tiles) / units
-    found: Floats = used * depth / (depth + product_depth) * waves / (waves + _LAST_WAVE)
+    deep = shape.depth / (shape.depth + product_depth)
+    found: Floats = used * deep * waves / (waves + _LAST_WAVE)
     return found

@@ -1,12 +1,14 @@
-"""Seconds of an optimizer's update of one parameter."""
+"""Seconds and memory of an optimizer's update."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
-from shardwright.simulate.costs.compute import reached_at
+from shardwright.simulate.costs.kernels import reached_at
 from shardwright.simulate.costs.workload import Floats, Ints
 
 
@@ -27,3 +29,17 @@ def update_seconds(local_bytes: Ints, optimizer: str, device: Device, ranks: int
     once = device.parameter_seconds if ranks > 1 else 0.0
     found: Floats = once + spec.calls * each + moved / (device.bytes_per_s * reached)
     return np.asarray(found)
+
+
+def update_bytes(optimizer: str, tiles: Sequence[int], *, together: bool = False) -> int:
+    """Bytes beside parameters, gradients and state, for tiles of so many bytes each.
+
+    `together` if the optimizer updates all of them at once (foreach).
+
+    >>> update_bytes("adamw", [100, 300]), update_bytes("sgd", [100, 300])
+    (600, 0)
+    """
+    spec = optimizer_spec(optimizer)
+    if together:
+        return spec.foreach_temporaries * sum(tiles)
+    return spec.temporaries * max(tiles, default=0)

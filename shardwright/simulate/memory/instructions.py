@@ -59,7 +59,7 @@ def draw(tape: Tape, one: Dropout | Uniform) -> None:
                 scaled = allocator.new(gradient.bytes)
                 allocator.drop(chosen)
                 tape.give(op.operands[0], View(scaled, x.shape, made.strides, x.dtype))
-            allocator.unsave(mask)
+            tape.unsave(mask)
 
         tape.node(tape.label(op), (result,), back)
     allocator.drop(mask)
@@ -111,7 +111,7 @@ def attention(tape: Tape, op: Op) -> None:
             allocator.briefly(8 * tile)
             allocator.drop(came.block)
         for block in saved:
-            allocator.unsave(block)
+            tape.unsave(block)
         for name, gradient in given:
             tape.give(name, gradient)
 
@@ -224,7 +224,7 @@ def stated(
                 if gradient is not None:
                     allocator.drop(gradient.block)
         for block in saved:
-            allocator.unsave(block)
+            tape.unsave(block)
         for name, view in made:
             tape.give(name, view)
 

@@ -9,9 +9,11 @@ redistributions need `moving`'s, and what kernels take inside `kernels`'.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import final
 
-from shardwright.ir.op_memory import Seen
+from shardwright.ir.graph import Op
+from shardwright.ir.op_memory import CallMemory, Seen
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -23,6 +25,7 @@ from shardwright.program.instructions import (
     SharedAttention,
     Uniform,
 )
+from shardwright.program.step.instructions import Gradients
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.instructions import (
     attention,
@@ -98,20 +101,54 @@ class MemorySimulator(Tape):
             for block in saved.values():
                 self.allocator.unsave(block)
             return
-        base = len(blocks)
+        self.backward_of(op, call, given, blocks, saved, kernel.backward)
+
+    def backward_of(
+        self,
+        op: Op,
+        whole: CallMemory,
+        given: tuple[Seen, ...],
+        blocks: Sequence[Block],
+        saved: Mapping[int, Block],
+        inside: int,
+    ) -> None:
+        """The node of an operator, whose operands and results are `blocks`, some of them `saved`.
+
+        `inside` is what its kernel takes for a while.
+        """
+        names = tuple(dict.fromkeys(op.operands))
+        aside = tuple(name in self.from_weights for name in names)
+        arrived: list[View | None] = []
 
         def back() -> None:
-            came = [self.taken(name) for name in op.outputs]
+            first = self.part is Gradients.INPUTS and any(aside)
+            second = self.part is Gradients.WEIGHTS and bool(arrived)
+            came = list(arrived) if second else [self.taken(name) for name in op.outputs]
+            if first:
+                arrived.extend(came)
+                for one in came:
+                    if one is not None:
+                        self.allocator.own(one.block)  # for the second part
+            if second:
+                self.hold(came)
+            left = {} if second else dict(saved)
             if all(gradient is None for gradient in came):
-                for block in saved.values():
-                    self.allocator.unsave(block)
+                for block in left.values():
+                    self.unsave(block)
                 return
-            strides = tuple(None if g is None else g.strides for g in came)
-            behind = call.backward(strides)
+            call = whole
+            if first or second:
+                wanted = tuple(
+                    seen._replace(requires_grad=seen.requires_grad and out is second)
+                    for seen, out in zip(given, aside, strict=True)
+                )
+                call = self.book.call(op, names, wanted)
+            assert call.forward is not None, "the operator has run"
+            base = len(names) + len(call.forward.made)
+            behind = call.backward(tuple(None if g is None else g.strides for g in came))
             known = [g.block for g in came if g is not None]
             alive: dict[int, Block] = {}
-            left = dict(saved)
-            self.allocator.briefly(kernel.backward)
+            self.allocator.briefly(inside)
             births = iter(known)
             for number, size in behind.events:
                 if size >= 0:
@@ -120,13 +157,13 @@ class MemorySimulator(Tape):
                 elif number in alive:
                     self.allocator.drop(alive.pop(number))
                 elif number in left and number not in alive:
-                    self.allocator.unsave(left.pop(number))
+                    self.unsave(left.pop(number))
             for block in left.values():
-                self.allocator.unsave(block)
+                self.unsave(block)
             home = []
-            for name, gradient, view in zip(names, behind.gradients, given, strict=True):
-                if gradient is not None:
-                    number, how_strides = gradient
+            for name, found, view in zip(names, behind.gradients, given, strict=True):
+                if found is not None:
+                    number, how_strides = found
                     block = alive[number] if number >= base else blocks[number]
                     self.allocator.own(block)
                     home.append((name, View(block, view.shape, how_strides, view.dtype)))

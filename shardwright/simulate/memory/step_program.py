@@ -15,6 +15,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Program, Shape
+from shardwright.program.step.channels import members
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -22,9 +23,12 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Gradients,
     Part,
+    Recv,
     Relayout,
     Seed,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -36,6 +40,7 @@ from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved_locally
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
+from shardwright.simulate.memory.messages import receiving, sending
 from shardwright.simulate.memory.values import RankModel, View
 
 
@@ -68,10 +73,15 @@ class StepMemory:
         self.values: dict[str, View] = dict(given)
         self.calls: dict[str, _Call] = {}
         self.in_flight: dict[str, Callable[[], list[View]]] = {}
-        self.sizes = dict(program.mesh.axes)
         self.owned: set[str] = set()  # values that share their elements with nothing else
         read = Counter(name for one in program.instructions for name in reads(one))
         self.read_once = frozenset(name for name, times in read.items() if times == 1)
+        # Of calls whose backward pass comes in two parts, the positions of the weights.
+        self.weights = {
+            one.call: [i for i in range(len(one.made)) if one.made[i] or i in dict(one.totals)]
+            for one in program.instructions
+            if isinstance(one, Backward) and one.part is Gradients.WEIGHTS
+        }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
     def play(self, watch: Callable[[], None] | None = None) -> dict[str, View]:
@@ -97,8 +107,14 @@ class StepMemory:
         match one:
             case Forward():
                 self.forward(one)
-            case Backward():
+            case Backward(part=Gradients.ALL):
                 self.backward(one)
+            case Backward():
+                self.backward_part(one)
+            case Send():
+                self.in_flight[one.handle] = sending(self.heap, one, self.values)
+            case Recv():
+                self.in_flight[one.handle] = receiving(self.heap, one)
             case Transfer():
                 self.in_flight[one.handle] = self.transfer(one)
             case Wait():
@@ -108,7 +124,8 @@ class StepMemory:
             case Relayout():
                 self.values[one.result] = self.relaid(one)
             case Add():
-                self.values[one.result] = self.sum_of(one.terms)
+                if any(name in self.values for name in one.terms):
+                    self.values[one.result] = self.sum_of(one.terms)
             case Accumulate():
                 self.accumulate(one)
             case Free():
@@ -151,6 +168,8 @@ class StepMemory:
             for local, dropped in zip(region.inputs, region.dropped, strict=True)
             if dropped
         )
+        if one.call in self.weights:
+            tape.splits([region.inputs[i] for i in self.weights[one.call]])
         tape.through(instructions, outputs)
         for name, local in zip(one.outputs, outputs, strict=True):
             self.values[name] = tape.views[local]
@@ -161,13 +180,7 @@ class StepMemory:
         """Run a region's backward pass."""
         call = self.calls.pop(one.call)
         tape = call.tape
-        for output, names in zip(call.outputs, one.given, strict=True):
-            if any(name in self.values for name in names):
-                gradient = self.sum_of(names)
-                if tape.views[output].grad:
-                    tape.give(output, gradient)
-                else:
-                    self.heap.drop(gradient.block)
+        self.give(call, one)
         totals = {call.inputs[i]: total for i, total in one.totals}
         tape.ends = set(totals)
         tape.kept = {
@@ -185,6 +198,45 @@ class StepMemory:
                     self.owned.add(name)
         for view in tape.gradients.values():
             self.heap.drop(view.block)
+
+    def give(self, call: _Call, one: Backward) -> None:
+        """Hand over the gradients of a call's outputs."""
+        for output, names in zip(call.outputs, one.given, strict=True):
+            if any(name in self.values for name in names):
+                gradient = self.sum_of(names)
+                if call.tape.views[output].grad:
+                    call.tape.give(output, gradient)
+                else:
+                    self.heap.drop(gradient.block)
+
+    def backward_part(self, one: Backward) -> None:
+        """Run a region's backward pass to its inputs, or then to its weights."""
+        call = self.calls[one.call]
+        tape = call.tape
+        if one.part is Gradients.INPUTS:
+            self.give(call, one)
+            tape.hold([tape.gradients.get(name) for name in call.outputs])
+        else:
+            del self.calls[one.call]
+        tape.back(one.part)
+        for local, name in zip(call.inputs, one.made, strict=True):
+            if name and local in tape.gradients:
+                self.values[name] = tape.gradients.pop(local)
+        found = [(total, call.inputs[i]) for i, total in one.totals]
+        for total, local in found:  # all gradients are there until the last is added
+            if local in tape.gradients:
+                self.owned.add(total)
+                if total not in self.values:
+                    view, like = tape.gradients[local], self.module_of(total)
+                    block = self.heap.new(view.bytes, Use.GRADIENT, like=like)
+                    strides = contiguous_strides(view.shape)
+                    self.values[total] = View(block, view.shape, strides, view.dtype)
+        for _, local in found:
+            if local in tape.gradients:
+                self.heap.drop(tape.gradients.pop(local).block)
+        if one.part is Gradients.WEIGHTS:
+            for view in tape.gradients.values():
+                self.heap.drop(view.block)
 
     def own(self, total: str, view: View) -> View:
         """A first gradient in memory of its own, as more is added to it in place."""
@@ -258,7 +310,7 @@ class StepMemory:
     def transfer(self, one: Transfer) -> Callable[[], list[View]]:
         """Start a transfer; what is returned gives the results, each with an owner."""
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
-        ranks = self.sizes[one.channel]
+        ranks = len(members(one.channel, self.program.mesh))
         match one.collective:
             case Collective.ALL_REDUCE:
                 return self.all_reduce(one.parts, views, own=self.taken(one.parts[0], views[0]))

@@ -6,7 +6,7 @@ Simulations of single instructions read and change it; `memory_simulator.py` run
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,7 +23,8 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.program.step.instructions import Gradients
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -32,13 +33,15 @@ from shardwright.simulate.memory.values import RankModel, View
 class GradientNode:
     """A node of the autograd graph: it turns gradients of `results` into others.
 
-    What it makes belongs to `module`.
+    What it makes belongs to `module`. It leads to inputs of the region, to weights, or to both.
     """
 
     label: str
     module: str | None
     results: tuple[str, ...]
     run: Callable[[], None]
+    to_inputs: bool
+    to_weights: bool
 
 
 class Tape(ABC):
@@ -64,6 +67,14 @@ class Tape(ABC):
         self.serial = graph.op
         self.saving = True
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
+        # Of a backward pass in two parts: the one that runs, values that gradients lead from to
+        # inputs, or to weights alone, and blocks that are saved until the second part has run.
+        self.part = Gradients.ALL
+        self.from_inputs: set[str] = set()
+        self.from_weights: set[str] = set()
+        self._until_weights: list[Block] = []
+        self._arrived: list[Block] = []  # gradients that are there until then, too
+        self._reading: tuple[str, ...] = ()
 
     @abstractmethod
     def run(self, instruction: Instruction) -> None:
@@ -75,20 +86,58 @@ class Tape(ABC):
         last.update((name, len(instructions)) for name in returned)
         mine: set[str] = set()
         for i, instruction in enumerate(instructions):
+            self._reading = reads(instruction)
             self.run(instruction)
             made = writes(instruction)
+            if not self.from_inputs.isdisjoint(self._reading):
+                self.from_inputs.update(made)
+            elif not self.from_weights.isdisjoint(self._reading):
+                self.from_weights.update(made)
             mine.update(made)
             for name in dict.fromkeys((*reads(instruction), *made)):
                 if name in mine and last.get(name, i) == i and name in self.views:
                     self.allocator.drop(self.views.pop(name).block)
 
-    def back(self) -> None:
-        """Run all nodes from the last to the first."""
-        while self.nodes:
-            node = self.nodes.pop()
+    def splits(self, weights: Collection[str]) -> None:
+        """The backward pass will come in two parts; these inputs are weights."""
+        self.from_weights = set(weights)
+        self.from_inputs = {
+            name for name, view in self.views.items() if view.grad and name not in weights
+        }
+
+    def back(self, part: Gradients = Gradients.ALL) -> None:
+        """Run nodes from the last to the first: all, or those that lead to inputs or weights.
+
+        Until the second part has run all that is saved is kept, and gradients that have arrived at
+        nodes that lead to both (`runtime/executor/split_calls.py`).
+        """
+        self.part = part
+        for node in reversed(self.nodes):
+            if part is Gradients.INPUTS and not node.to_inputs:
+                continue
+            if part is Gradients.WEIGHTS and node.to_inputs and not node.to_weights:
+                continue
             self.allocator.where = f"{node.label}, backward"
             self.allocator.module = node.module
             node.run()
+        if part is not Gradients.INPUTS:
+            self.nodes = []
+            for block in self._until_weights:
+                self.allocator.unsave(block)
+            for block in self._arrived:
+                self.allocator.drop(block)
+            self._until_weights, self._arrived = [], []
+
+    def hold(self, gradients: Sequence[View | None]) -> None:
+        """Keep gradients until the second part of the backward pass has run."""
+        self._arrived += [self.allocator.own(one.block) for one in gradients if one is not None]
+
+    def unsave(self, block: Block) -> None:
+        """A node has run that saved a block."""
+        if self.part is Gradients.ALL:
+            self.allocator.unsave(block)
+        else:
+            self._until_weights.append(block)
 
     def label(self, op: Op) -> str:
         where = op.source.module
@@ -141,7 +190,13 @@ class Tape(ABC):
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
         if self.saving:
-            self.nodes.append(GradientNode(label, self.allocator.module, results, run))
+            inputs, weights = (
+                not known.isdisjoint(self._reading)
+                for known in (self.from_inputs, self.from_weights)
+            )
+            self.nodes.append(
+                GradientNode(label, self.allocator.module, results, run, inputs, weights)
+            )
 
     def redistribute(self, one: Redistribute) -> None:
         """A value in another layout; its gradient takes its own way back."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
-from shardwright.program.step.instructions import Part, Transfer, after_moves
+from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.instructions import Part, Recv, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
@@ -33,12 +36,42 @@ _LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
 def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     """The prices of the step programs of `plan`, which is of `graph` and on `machine`."""
     mesh = plan.layout_mesh
+    if plan.pipeline is not None:
+        return _staged_prices(plan, graph, machine)
     return StepPrices(
         ops=op_seconds(plan, graph),
         transfer=partial(transfer_seconds, mesh=mesh, machine=machine),
         hidden=partial(hidden_part, machine=machine),
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
+        late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
+        update=sum(parameter.seconds for parameter in plan.parameters),
+    )
+
+
+def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
+    """The prices of a plan with stages; `update` is that of all of them."""
+    mesh = plan.mesh
+    link = links(machine, mesh)[mesh.names.index(AXIS)]
+
+    def transfer(one: Transfer) -> TransferSeconds:
+        if axis_of(one.channel) != AXIS:
+            return transfer_seconds(one, plan.layout_mesh, machine)
+        joined = replace(link, ranks=len(members(one.channel, mesh)))
+        size = sum(_bytes(part.sent, part) for part in one.parts)
+        return TransferSeconds(step_price(one.collective, joined, machine).seconds(size, size))
+
+    def message(one: Recv) -> float:
+        sizes = (prod(part.shape) * ITEM_BYTES[part.dtype] for part in one.payload)
+        return step_price(Exchange.MESSAGE, link, machine).seconds(sum(sizes), 0)
+
+    return StepPrices(
+        ops=op_seconds(plan, graph),
+        transfer=transfer,
+        hidden=partial(hidden_part, machine=machine),
+        links=shared_links(plan.layout_mesh, machine),
+        contention=partial(_contention, machine=machine, mesh=mesh),
+        message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
         update=sum(parameter.seconds for parameter in plan.parameters),
     )
@@ -115,14 +148,20 @@ def _packing(part: Part, handled: int, machine: Machine) -> float:
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer."""
+    """Seconds of the moves without communication that come before a transfer.
+
+    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    """
     total, shape = 0.0, part.atoms
     for move in part.local:
         after = after_moves(shape, (move,))
-        axis = links(machine, mesh)[mesh.names.index(move.axis)]
-        total += collective_seconds(
-            move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
-        )
+        if move.axis in mesh.names:
+            axis = links(machine, mesh)[mesh.names.index(move.axis)]
+            total += collective_seconds(
+                move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
+            )
+        else:  # a micro-batch is cut out
+            total += copy_seconds(float(2 * _bytes(after, part)), 1, machine.device)
         shape = after
     return total
 
@@ -155,7 +194,7 @@ def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
 def _contention(one: str, other: str, *, machine: Machine, mesh: Mesh) -> float:
     """The part of its time by which a transfer on a link, of one axis or several, delays another's.
 
-    The links have different axes, which they are named by.
+    The links have different axes, or are channels along them, which they are named by.
     """
-    pairs = product(one.split(" "), other.split(" "))
+    pairs = product(map(axis_of, one.split(" ")), map(axis_of, other.split(" ")))
     return max(contention_of(machine, mesh, a, b) for a, b in pairs)

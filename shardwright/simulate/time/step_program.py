@@ -24,6 +24,7 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
+    Recv,
     StepProgram,
     Transfer,
     Wait,
@@ -32,14 +33,14 @@ from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.sections import Sections
 from shardwright.program.step.unrolled import Played, in_order, unrolled
 from shardwright.simulate.time.steady_state import played
-from shardwright.simulate.time.timeline import schedule
+from shardwright.simulate.time.timeline import TaskSchedule
 
 # Seconds of computing since ranks were together, and of these since what is waited for was started
 # -> how long ranks wait, and after how many seconds of computing they are as far apart as then.
 Late = Callable[[float, float], tuple[float, float]]
 
 _TIMED = Forward, Backward, Transfer, Wait  # all others cost nothing
-_END = Played(Free(()))
+END = Played(Free(()))  # behind the last instruction
 
 _NAMES = {
     Purpose.COPY: "gather {} parameters",
@@ -82,6 +83,7 @@ class StepPrices:
       slowing them down;
     * `links`: by channel; channels of one link never run at once;
     * `contention`: the part of a transfer's time by which it delays transfers of another link;
+    * `message`: seconds of a message between pipeline groups, from when both have started it;
     * `late`: how long ranks wait for the slowest (`stragglers.at_a_wait`), None if never;
     * `update`: of the optimizer.
     """
@@ -91,11 +93,12 @@ class StepPrices:
     hidden: Callable[[Transfer, Purpose], float]
     links: Mapping[str, str]
     contention: Callable[[str, str], float] = lambda _one, _other: 0.0
+    message: Callable[[Recv], float] = lambda _one: 0.0
     late: Late | None = None
     update: float = 0.0
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """A run of a region: seconds of its operators, and (name, channel, seconds) of collectives."""
 
     title: str
@@ -106,7 +109,7 @@ class _Run(NamedTuple):
     inner_backward: list[tuple[str, str, float]]
 
 
-class _Sent(NamedTuple):
+class Sent(NamedTuple):
     """A collective that was started: its number and task, and seconds to empty its buffer."""
 
     number: int
@@ -129,36 +132,40 @@ def simulated(
         order = in_order(program)
     lowered = max((number for _, number, _ in program.inputs), default=0) + 1
     order, kinds = played(order, lowered, micro_batches), purposes(program)
-    first = _Player(order, kinds, prices, ranks, {})
+    given = kinds, prices, f"each of {ranks} ranks"
+    first = Player(*given, TaskSchedule(), {})
+    first.play(order)
     lost = {} if prices.late is None else first.lost(prices.late)
-    last = _Player(order, kinds, prices, ranks, lost) if lost else first
-    return schedule(last.tasks)
+    if not lost:
+        return first.made.timeline
+    last = Player(*given, TaskSchedule(), lost)
+    last.play(order)
+    return last.made.timeline
 
 
-class _Player:
-    """The tasks of a step while its instructions are played.
+class Player:
+    """The streams of a group of ranks while their instructions are played.
 
-    Collectives have numbers in the order in which they are started; `lost` is how much longer they
-    take, by number.
+    `kinds` are the purposes of transfers by handle. Tasks are added to `made`. Collectives have
+    numbers in the order in which they are started; `lost` is how much longer they take, by number.
     """
 
     def __init__(
         self,
-        order: Sequence[Played],
         kinds: Mapping[str, Purpose],
         prices: StepPrices,
-        ranks: int,
+        ranks: str,
+        made: TaskSchedule,
         lost: Mapping[int, float],
     ) -> None:
         self.prices, self._kinds, self._lost = prices, kinds, lost
-        self.tasks: list[Task] = []
-        group = f"each of {ranks} ranks"
-        self._here = Track(group, Stream.COMPUTE)
+        self.made, self.ranks = made, ranks
+        self._here = Track(ranks, Stream.COMPUTE)
         names = dict.fromkeys(prices.links.values())
-        self._tracks = {name: Track(group, Stream.COMMUNICATION, name) for name in names}
-        self._runs: dict[str, _Run] = {}  # by the name of the call
+        self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
+        self._runs: dict[str, Run] = {}  # by the name of the call
         self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
-        self._sent: dict[Hashable, _Sent] = {}  # by the number of the transfer
+        self._sent: dict[Hashable, Sent] = {}  # by the number of the transfer
         self._waits: list[int] = []  # tasks that the next run waits for
         self._last = -1  # the last task that computes
         self._phase = "forward"
@@ -167,12 +174,19 @@ class _Player:
         self._before: list[float] = []  # by collective, seconds computed before it
         self._awaited: list[int] = []  # collectives that the next run waits for
         self._meetings: list[tuple[float, int]] = []  # seconds computed so far, the collective
+
+    def play(self, order: Sequence[Played]) -> None:
+        """Play all instructions, and the update."""
         timed = [one for one in order if isinstance(one.instruction, _TIMED)]
-        for now, following in pairwise([*timed, _END]):
+        for now, following in pairwise([*timed, END]):
             self._play(now, following)
+        self.finish()
+
+    def finish(self) -> None:
+        """The update, behind everything."""
         self._meet()
         self._phase = "update"
-        self._compute("update of parameters", prices.update)
+        self._compute("update of parameters", self.prices.update)
 
     def lost(self, late: Late) -> dict[int, float]:
         """Seconds that ranks wait for each other in each collective, by its number."""
@@ -209,12 +223,12 @@ class _Player:
                 self._wait_for(sent)
                 self._compute(f"empty the buffer: {sent.name}", sent.empty)
 
-    def _run_of(self, one: Forward) -> _Run:
+    def _run_of(self, one: Forward) -> Run:
         """The seconds of a region's operators."""
         known = [(name, op) for name in one.ops if (op := self.prices.ops.get(name)) is not None]
         module = _common_module([op.module for _, op in known])
         count = f"{len(known)} operators"
-        return _Run(
+        return Run(
             f"{module}: {count}" if module else count,
             module,
             sum(op.forward for _, op in known),
@@ -234,25 +248,24 @@ class _Player:
         self._compute(f"fill the buffer: {name}", seconds.fill)
         sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
         if not awaited:
-            slowed = self.tasks[sent.task].seconds * (1 - self.prices.hidden(one, purpose))
+            slowed = self.made.tasks[sent.task].seconds * (1 - self.prices.hidden(one, purpose))
             self._compute(f"slowed down: {sent.name}", slowed, idle=True)
 
-    def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> _Sent:
+    def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
         """A collective behind all that was computed and waited for; its task."""
         seconds += self._lost.get(self._count, 0.0)
-        after = (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
-        own = self.prices.links[channel]
-        sent = _Sent(self._count, len(self.tasks), name, empty)
+        after, own = self._behind, self.prices.links[channel]
+        task = self._add(name, self._tracks[own], seconds, after)
+        sent = Sent(self._count, task, name, empty)
         self._count += 1
         self._before.append(self._computed)
-        self._add(name, self._tracks[own], seconds, after)
         for other, track in self._tracks.items():
             part = 0.0 if other == own else seconds * self.prices.contention(own, other)
             if part:
                 self._add(name, track, part, after, idle=True)
         return sent
 
-    def _wait_for(self, sent: _Sent) -> None:
+    def _wait_for(self, sent: Sent) -> None:
         self._waits.append(sent.task)
         self._awaited.append(sent.number)
 
@@ -268,9 +281,13 @@ class _Player:
         if not idle:
             self._meet()
             self._computed += seconds
-        self._last = len(self.tasks)
-        self._add(name, self._here, seconds, tuple(self._waits), module, idle=idle)
+        self._last = self._add(name, self._here, seconds, tuple(self._waits), module, idle=idle)
         self._waits = []
+
+    @property
+    def _behind(self) -> tuple[int, ...]:
+        """The tasks that what is started now comes after."""
+        return (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
 
     def _add(
         self,
@@ -281,8 +298,9 @@ class _Player:
         module: str = "",
         *,
         idle: bool = False,
-    ) -> None:
-        self.tasks.append(Task(name, track, Seconds(seconds), after, self._phase, module, idle))
+    ) -> int:
+        """Schedule a task; its number."""
+        return self.made.add(Task(name, track, Seconds(seconds), after, self._phase, module, idle))
 
 
 def _common_module(modules: Sequence[str]) -> str:

@@ -85,14 +85,14 @@ def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, floa
         since: seconds of computing since ranks were together.
         slack: of these, seconds since what is waited for was started.
     """
-    apart = late(machine, max(0.0, since - slack))
-    if not apart:
+    spread = late(machine, max(0.0, since - slack))
+    if not spread:
         return 0.0, since
-    lost = apart * exp(-slack / (2 * apart))
-    return lost, slack + _after(machine, apart - lost)
+    lost = spread * exp(-slack / (2 * spread))
+    return lost, slack + _after(machine, spread - lost)
 
 
-def _after(machine: Machine, apart: float) -> float:
-    """Seconds after which ranks are so far `apart`, the inverse of `late`."""
-    grown = apart / machine.arrival_skew_seconds
+def _after(machine: Machine, spread: float) -> float:
+    """Seconds after which ranks are so far `spread`, the inverse of `late`."""
+    grown = spread / machine.arrival_skew_seconds
     return SKEWED_SECONDS * float(grown ** (1 / machine.arrival_skew_power))

@@ -9,10 +9,46 @@ neither plans nor machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import final
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Timeline, Track
+
+
+@final
+class TaskSchedule:
+    """Tasks that are scheduled one after the other, each as early as it may start."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.starts: list[Seconds] = []
+        self.ends: list[float] = []
+        self._free: defaultdict[Track, float] = defaultdict(float)
+
+    def add(self, task: Task) -> int:
+        """Schedule a task; its number. Raises `ValueError` if it comes after one that is unknown.
+
+        O(1): it starts when its track is free and all tasks that it comes after have ended.
+        """
+        number = len(self.tasks)
+        start = self._free[task.track]
+        for before in task.after:
+            if not 0 <= before < number:
+                raise ValueError(
+                    f"task {number} ({task.name}) comes after {task.after}, not before"
+                )
+            start = max(start, self.ends[before])
+        self.tasks.append(task)
+        self.starts.append(Seconds(start))
+        self.ends.append(start + task.seconds)
+        self._free[task.track] = self.ends[-1]
+        return number
+
+    @property
+    def timeline(self) -> Timeline:
+        """All tasks with their starts."""
+        return Timeline(tuple(self.tasks), tuple(self.starts))
 
 
 def schedule(tasks: Iterable[Task]) -> Timeline:
@@ -27,19 +63,7 @@ def schedule(tasks: Iterable[Task]) -> Timeline:
     >>> schedule(tasks).starts
     (0.0, 2.0, 2.0)
     """
-    free: defaultdict[Track, float] = defaultdict(float)
-    ends: list[float] = []
-    starts: list[Seconds] = []
-    given: Sequence[Task] = tuple(tasks)
-    for number, task in enumerate(given):
-        start = free[task.track]
-        for before in task.after:
-            if not 0 <= before < number:
-                raise ValueError(
-                    f"task {number} ({task.name}) comes after {task.after}, not before"
-                )
-            start = max(start, ends[before])
-        starts.append(Seconds(start))
-        ends.append(start + task.seconds)
-        free[task.track] = ends[-1]
-    return Timeline(tuple(given), tuple(starts))
+    found = TaskSchedule()
+    for task in tasks:
+        found.add(task)
+    return found.timeline

@@ -32,6 +32,7 @@ from shardwright.tracing.decompose.cached_decompositions import (
     decomposed_at_once,
 )
 from shardwright.tracing.decompose.no_grad_regions import inline_regions
+from shardwright.tracing.decompose.sample_selection import gather_selected
 from shardwright.tracing.dedup.copies import inline_calls
 from shardwright.tracing.dedup.repeats import Repeats
 from shardwright.tracing.export.formulas import Rewritten
@@ -202,7 +203,9 @@ def _with_repeats(
 
 def _functional(program: ExportedProgram, table: Table) -> Functional:
     inline_regions(program)
-    return decomposed(program, table) or decomposed_at_once(program, table)
+    found = decomposed(program, table) or decomposed_at_once(program, table)
+    gather_selected(found.graph)
+    return found
 
 
 def _is_of_tensors(program: Functional) -> bool:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shardwright.ir.graph import to_json
 from shardwright.ir.op_memory import call_key
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
+from shardwright.plan_io.graph_text import graph_to_json
 from shardwright.planner.planner import search
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
@@ -22,7 +22,7 @@ MACHINE = "2xH100"
 CHILD = """
 import pickle, sys
 from pathlib import Path
-from shardwright.ir.graph import from_json
+from shardwright.plan_io.graph_text import graph_from_json
 from shardwright.ir.op_memory import call_key
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
@@ -42,7 +42,7 @@ class Tracer:
         return Known(*self.calls[call_key(*given)])
 
 
-graph = from_json(Path("graph.json").read_text())
+graph = graph_from_json(Path("graph.json").read_text())
 found = search(graph, preset(sys.argv[1]), PlanOptions(), Tracer())
 save_plan(found.fastest(), "plan.json")
 print("torch" in sys.modules, found.fastest().peak_bytes)
@@ -77,7 +77,7 @@ def test_a_plan_is_searched_and_refined_without_torch(tmp_path):
     assert fastest.peak_bytes < found.plans[0].peak_bytes, "it was refined"
     calls = {key: (one.forward, one.backwards) for key, one in recording.calls.items()}
     (tmp_path / "calls.pickle").write_bytes(pickle.dumps(calls))
-    (tmp_path / "graph.json").write_text(to_json(graph))
+    (tmp_path / "graph.json").write_text(graph_to_json(graph))
     child = [sys.executable, "-c", CHILD, MACHINE]
     environment = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     printed = subprocess.check_output(child, cwd=tmp_path, env=environment, text=True)

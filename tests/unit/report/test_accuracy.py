@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.report import accuracy
-from shardwright.report.accuracy import Comparison, time_interval, times_text, verdict
+from shardwright.report.accuracy import MeasuredRatios, time_interval, times_text, verdict
 
 GIB = 2**30
 
@@ -13,8 +13,8 @@ def compared(monkeypatch):
     ratios = tuple(0.9 + 0.01 * i for i in range(21))  # 0.9 to 1.1
     table = {
         "kinds": {"A100": None, "L4": None},
-        "times": {"A100": Comparison(40, 3, ratios)},
-        "peaks": {"every GPU": Comparison(20, 1, ratios)},
+        "times": {"A100": MeasuredRatios(40, 3, ratios)},
+        "peaks": {"every GPU": MeasuredRatios(20, 1, ratios)},
     }
     monkeypatch.setattr(accuracy, "_table", lambda: table)
 

@@ -57,16 +57,16 @@ class PlanLowering:
         return StagedGraph(self.graph, self.analysis, self.decisions)
 
     @cached_property
-    def alike(self) -> tuple[int, ...]:
+    def first_equal(self) -> tuple[int, ...]:
         """For each micro-batch the first that does the same."""
         count = self.decisions.micro_batches
         if count == 1:
             return (0,)
         size = batch_size(self.graph, self.analysis)
         # Compiled regions that draw are each micro-batch's own, and terms are kept by the first.
-        apart = self.graph.numerics.rng == "fast"
+        draws = self.graph.numerics.rng == "fast"
         first: dict[tuple[int, bool], int] = {}
-        forms = ((chunk(size, count, n)[1], apart and n == 0) for n in range(count))
+        forms = ((chunk(size, count, n)[1], draws and n == 0) for n in range(count))
         return tuple(first.setdefault(form, n) for n, form in enumerate(forms))
 
     @cached_property
@@ -75,7 +75,7 @@ class PlanLowering:
         count = self.decisions.micro_batches
         if self.decisions.pipeline is not None:
             return tuple(range(count))
-        firsts = set(self.alike)
+        firsts = set(self.first_equal)
         seconds = {n + 1 for n in firsts if n + 1 < count}
         return tuple(sorted({*firsts, *seconds, count - 1}))
 
@@ -87,7 +87,7 @@ class PlanLowering:
 
     def _lowered(self, rank: int) -> StepProgram:
         if self.decisions.pipeline is not None:
-            return optimized(lower_pipeline(self.staged, rank, in_place, like=self.alike))
+            return optimized(lower_pipeline(self.staged, rank, in_place, like=self.first_equal))
         if self.decisions.micro_batches == 1:
             step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
             step = replace(step, alone_bytes=self._alone_bytes)
@@ -96,10 +96,10 @@ class PlanLowering:
 
     def of_micro_batches(self, rank: int, numbers: Sequence[int]) -> StepProgram:
         """The program of a rank for some of the micro-batches of a plan without stages."""
-        firsts = sorted({self.alike[number] for number in numbers})
+        firsts = sorted({self.first_equal[number] for number in numbers})
         graph, analysis, decisions = self.graph, self.analysis, self.decisions
         step = micro_batched_step(graph, analysis, self.micro, decisions, rank, in_place, firsts)
         known = dict(zip(firsts, step.programs, strict=True))
-        programs = [known[self.alike[number]] for number in numbers]
+        programs = [known[self.first_equal[number]] for number in numbers]
         step = replace(step, programs=programs, alone_bytes=self._alone_bytes)
         return optimized(lower_step(step), PASSES)

@@ -25,7 +25,7 @@ def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
     """Raise `PlanError` for a plan with stages, and for a rank that its mesh does not have."""
     if pipeline is not None:
         raise PlanError(
-            "plans with pipeline stages do not run as step programs yet; give a plan without stages"
+            "programs of plans with pipeline stages are not printed yet; give a plan without stages"
         )
     if not 0 <= rank < mesh.size:
         raise PlanError(

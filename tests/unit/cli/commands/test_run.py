@@ -209,7 +209,7 @@ def test_the_simulated_step_and_the_measured_one_are_two_processes_of_a_file(
 ):
     file, trace = tmp_path / "plan.json", tmp_path / "trace.json"
     known = {"fingerprint": GRAPH.fingerprint, "inputs": plans.simple().inputs}
-    save_plan(replace(plans.transformer(), **known), file)
+    save_plan(replace(plans.timed(plans.transformer()), **known), file)
     step = {"ph": "X", "name": "ProfilerStep#3", "ts": 90.0, "dur": 4e4, "pid": 1, "tid": 2}
     launched.training = Training(0, RECORDS, traces={0: json.dumps([step])})
     asked = ("run", target, file, "--no-verify", "--trace", trace)

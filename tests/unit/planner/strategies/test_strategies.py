@@ -127,3 +127,9 @@ def test_strategies_are_a_frontier_of_plans_named_by_their_text(graph):
     frontier = sw.strategies(graph, "2x2xH100")
     best = frontier.fastest()
     assert sw.price(graph, "2x2xH100", best.name).step_seconds == best.step_seconds
+
+
+def test_tensor_parallelism_in_micro_batches_has_a_time(graph):
+    """Positions are cut along micro-batches, which are no mesh axis, and gathered along tp."""
+    plan = sw.price(graph, "2x2xH100", "dp_shard=2 tp=2 mb=2")
+    assert 0 < plan.step_seconds < 1

@@ -1,0 +1,247 @@
+"""From another framework's config to its model, its price, and an improved config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli import planning
+from shardwright.cli.console import working
+from shardwright.cli.errors import UsageError
+from shardwright.frameworks.architecture import config_json
+from shardwright.frameworks.canonical import canonical
+from shardwright.frameworks.config import ModelHints, TrainingConfig
+from shardwright.frameworks.documents.document import Document
+from shardwright.frameworks.errors import FrameworkError
+from shardwright.frameworks.models import FLAVORS, flavor, model_of_config
+from shardwright.frameworks.reading import load_document
+from shardwright.frameworks.semantics import changed_results
+from shardwright.frameworks.writing import Written, edit_config
+from shardwright.ir.options.plan_options import ALL, PlanOptions
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.model import Machine
+from shardwright.planner.audit.auditor import Auditor, Priced
+from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
+from shardwright.planner.memory_limits import limit_on
+from shardwright.report.audit_prices import Best, ConfigPrices, Improved
+from shardwright.train.targets.config_values import check_values, read_config
+from shardwright.train.targets.target_text import ConfigTarget
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.train.job import Job
+
+_MASTER = "float32"
+_HALF = ("bfloat16", "float16")
+_GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as `--model` gives it: its sizes, and a `config.json` if it is one."""
+
+    hints: ModelHints
+    fields: dict[str, Any] | None = None
+    name: str = ""
+
+
+def model_named(text: str) -> Model:
+    """The model of a config.json, or of a flavor; raises `UsageError` for another text."""
+    path = Path(text) / "config.json" if Path(text).is_dir() else Path(text)
+    if path.suffix == ".json" or path.is_file():
+        return Model(model_of_config(load_document(path)), read_config(path), text)
+    known = flavor(None, text)
+    if known.layers is None:
+        raise UsageError(
+            f"the model {text!r} is no config.json and none of {', '.join(map(str, FLAVORS))}"
+        )
+    return Model(known)
+
+
+def with_batch(found: TrainingConfig, batch: int | None, seq: int | None) -> TrainingConfig:
+    """The config with sizes of the batch that the file leaves to its script.
+
+    Raises `UsageError` where the file has another size.
+    """
+    known = found.batch
+    for option, given, said in (("--batch", batch, known.samples), ("--seq", seq, known.sequence)):
+        if given is not None and said is not None and given != said:
+            raise UsageError(f"{option} {given}: {found.source} says {said}; leave it out")
+    sizes = replace(known, samples=batch or known.samples, sequence=seq or known.sequence)
+    semantics = replace(found.semantics, global_batch=sizes.samples)
+    return replace(found, batch=sizes, semantics=semantics)
+
+
+def captured_model(
+    found: TrainingConfig, model: Model | None, optimizer: str | None
+) -> planning.CapturedTarget:
+    """The graph of a training step of the config's model on its global batch.
+
+    Raises `UsageError` where model or batch are not known.
+    """
+    samples, tokens = _sizes(found)
+    if model is not None and model.fields is not None:
+        name, fields = model.name, model.fields
+    else:
+        name = found.model.name or found.source
+        try:
+            fields = config_json(found.model, tokens)
+        except FrameworkError as e:
+            raise UsageError(f"{found.source}: {e}") from e
+    with working(f"capturing {name}"):
+        from shardwright.train.targets.hf_config import config_job
+
+        check_values(Path(name), fields)
+        job = config_job(ConfigTarget(Path(name), fields, samples, tokens, {}))
+        strategy = found.strategy
+        if strategy.param_dtype in _HALF and strategy.state_dtype != _MASTER:
+            return planning.capture_job(_in_half(job), optimizer)
+        mixed = {"precision": "bf16"} if strategy.param_dtype in _HALF else {}
+        return planning.capture_job(job, optimizer, numerics=mixed)
+
+
+def _sizes(found: TrainingConfig) -> tuple[int, int]:
+    """Sequences of the global batch, and tokens of one."""
+    samples, tokens = found.batch.samples, found.batch.sequence
+    missing = []
+    if samples is None:
+        missing.append("--batch with the sequences of a step on all devices together")
+    if tokens is None:
+        missing.append("--seq with the tokens of a sequence")
+    if samples is None or tokens is None:
+        raise UsageError(
+            f"{found.source} leaves the batch to its script; to price it give"
+            f" {', and '.join(missing)}"
+        )
+    return samples, tokens
+
+
+def _in_half(job: Job) -> Job:
+    """The job with all parameters in bfloat16."""
+
+    def made() -> nn.Module:
+        import torch
+
+        model: nn.Module = job.model()
+        return model.to(torch.bfloat16)
+
+    return replace(job, model=made)
+
+
+@dataclass(frozen=True, slots=True)
+class PricingOptions:
+    """The machine and the options of prices.
+
+    Attributes:
+        machine: the hardware.
+        memory_limit: as in `Frontier.fastest`.
+        optimizer: its name; None: AdamW.
+        searched: whether plans beyond uniform strategies are searched.
+    """
+
+    machine: Machine
+    memory_limit: int | str | None = None
+    optimizer: str | None = None
+    searched: bool = False
+
+
+class Audit:
+    """ConfigPrices one config, what would be better, and the config with that in it."""
+
+    def __init__(self, found: TrainingConfig, model: Model | None, pricing: PricingOptions) -> None:
+        self.found = found
+        self.pricing = pricing
+        self.captured = captured_model(found, model, pricing.optimizer)
+        from shardwright.tracing.op_memory.footprints import Footprints
+
+        machine = pricing.machine
+        self.auditor = Auditor(
+            self.captured.graph,
+            machine,
+            self.captured.optimizer,
+            Footprints(on_cpu=machine.backend_spec.device == "cpu"),
+            limit_on(machine, pricing.memory_limit),
+        )
+        self._as: Strategy
+        self._replaced: tuple[Replaced, ...]
+        self._as, self._replaced = priced_as(found.strategy, self.captured.graph)
+
+    def prices(self) -> ConfigPrices:
+        """All prices of the config."""
+        machine, auditor = self.pricing.machine, self.auditor
+        base, misfit = None, ""
+        with working(f"pricing {self.found.source} on {machine}"):
+            try:
+                base = auditor.price(self._as)
+            except StrategyError as e:
+                misfit = str(e)
+            changes = auditor.changes(base) if base is not None else ()
+        with working(f"pricing strategies on {machine}") as progress:
+            try:
+                best = auditor.uniform(progress)
+            except StrategyError:  # the batch divides over no strategy's ranks
+                best = None
+        if base is not None and auditor.fits(base.plan.peak_bytes):
+            best = min(filter(None, (base, best)), key=lambda one: one.plan.step_seconds)
+        return ConfigPrices(
+            machine=machine,
+            limit=auditor.limit,
+            tokens=self.found.batch.tokens or 0,
+            replaced=self._replaced,
+            base=base,
+            misfit=misfit,
+            utilisation=auditor.utilisation,
+            changes=changes,
+            uniform=self._best(best) if best is not None else None,
+            beyond=self._beyond() if self.pricing.searched else None,
+        )
+
+    def _best(self, best: Priced) -> Best:
+        """The best strategy in the words of the file, with what it would change in results."""
+        try:
+            wanted = canonical(merged(self.found.strategy, self._as, best.strategy))
+        except StrategyError:  # of fields that are not priced
+            wanted = best.strategy
+        return Best(wanted, best.plan, changed_results(self.found, wanted))
+
+    def _beyond(self) -> Plan:
+        """The best plan of the whole search."""
+        options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
+        frontier = planning.search(self.captured, self.pricing.machine, options)
+        return frontier.fastest(self.pricing.memory_limit)
+
+    def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
+        """The fastest that the file's format can say with the same results; None: nothing is.
+
+        Raises `FrameworkError` for a format that is not written.
+        """
+        edit_config(document, self.found, self.found.strategy, self.found.batch)  # it is written
+        files: dict[Strategy, Written] = {}
+
+        def allowed(proposal: Strategy) -> Strategy | None:
+            try:
+                wanted = canonical(merged(self.found.strategy, self._as, proposal))
+                written = edit_config(document, self.found, wanted, self.found.batch)
+                if changed_results(self.found, written.strategy):
+                    return None
+                priced, _ = priced_as(written.strategy, self.captured.graph)
+            except (FrameworkError, StrategyError):
+                return None
+            files.setdefault(priced, written)
+            return priced
+
+        starts = [self._as]
+        if prices.uniform is not None:
+            starts.append(priced_as(prices.uniform.strategy, self.captured.graph)[0])
+        with working(f"improving {self.found.source}"):
+            best = self.auditor.best_among(starts, allowed)
+        if best is None:
+            return None
+        base = prices.base if prices.fits else None
+        if base is not None and best.plan.step_seconds > (1 - _GAIN) * base.plan.step_seconds:
+            return None
+        return Improved(files[best.strategy], best.plan)

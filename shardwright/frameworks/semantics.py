@@ -1,0 +1,47 @@
+"""Differences between strategies in the numbers that training gives."""
+
+from __future__ import annotations
+
+from shardwright.frameworks.config import TrainingConfig
+from shardwright.frameworks.readers.understood import MICRO
+from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.strategy.strategy import Strategy
+
+
+def changed_results(config: TrainingConfig, strategy: Strategy) -> tuple[str, ...]:
+    """Sentences on what training by `strategy` gives that differs from that of the config.
+
+    The global batch and clipping are no part of a strategy and stay. Sums in another order are no
+    difference.
+    """
+    return tuple(_differences(config, strategy))
+
+
+def _differences(config: TrainingConfig, strategy: Strategy) -> list[str]:
+    now, found = config.strategy, []
+    for name in (*DTYPE_FIELDS, "fp8"):
+        before, after = getattr(now, name), getattr(strategy, name)
+        if before != after:
+            found.append(f"{name} is {after}, not {before}")
+    if now.syncs_every != strategy.syncs_every and not (_once(now) and _once(strategy)):
+        found.append(f"gradients are reduced {_when(strategy)}, not {_when(now)}")
+    if config.semantics.loss_mean == MICRO and _samples(now) != _samples(strategy):
+        found.append(
+            "the loss is a mean over other micro-batches, which is the same only where all have as"
+            " many tokens"
+        )
+    return found
+
+
+def _once(strategy: Strategy) -> bool:
+    """Whether gradients are reduced once a step, or never."""
+    return strategy.micro_batches == 1 or strategy.devices == 1 or not strategy.syncs_every
+
+
+def _when(strategy: Strategy) -> str:
+    return f"after {'every' if strategy.syncs_every else 'the last'} micro-batch"
+
+
+def _samples(strategy: Strategy) -> int:
+    """Into how many parts a step's batch is cut, each with a mean of its own."""
+    return strategy.micro_batches * strategy.dp_replicate * strategy.dp_shard

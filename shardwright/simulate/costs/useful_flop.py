@@ -1,0 +1,34 @@
+"""Floating point operations of a training step, for model FLOPs utilisation (MFU).
+
+Counted are matrix products, convolutions and attention, forward and backward, as one device does
+them: causal attention counts half, recomputation nothing (Chowdhery et al., "PaLM", 2022).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.ir.graph import Graph
+from shardwright.rules.analysis import Analysis
+from shardwright.simulate.costs.compute import contraction_flop
+from shardwright.simulate.costs.workload import OperatorClass, Workload, workload
+
+_ATTENTION = 2  # products of its forward pass, queries by keys and scores by values
+
+
+def useful_flop(graph: Graph, analysis: Analysis) -> int:
+    """Operations of a step on the whole global batch."""
+    work = (workload(op, analysis.rules[op.name], graph) for op in graph.ops)
+    return sum(_flop_of(one) for one in work)
+
+
+def _flop_of(work: Workload) -> int:
+    """Each product has a backward product for every operand that needs a gradient."""
+    once = int(contraction_flop(work, np.array(work.sizes, np.int64)[:, None])[0])
+    if work.kind is OperatorClass.ATTENTION:
+        return _ATTENTION * once * (3 if work.has_backward else 1)
+    if not work.has_backward:
+        return once
+    if work.kind is OperatorClass.EXPERTS:  # each of its products: one for rows, one for weights
+        return 3 * once
+    return once * (1 + sum(work.operands[i].requires_grad for i in work.contracted))

@@ -1,0 +1,55 @@
+"""Memory of messages between pipeline stages, as `runtime/executor/messages.py` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from shardwright.ir.graph import ITEM_BYTES
+from shardwright.ir.op_memory import contiguous_strides
+from shardwright.program.step.instructions import Payload, Recv, Send
+from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.simulate.memory.values import View
+
+_ALIGN = 64  # bytes: each of several values starts at a multiple of it
+
+
+def _bytes(payload: Sequence[Payload]) -> int:
+    """Bytes of a message's buffer."""
+    sizes = [prod(one.shape) * ITEM_BYTES[one.dtype] for one in payload]
+    if len(sizes) == 1:
+        return max(1, sizes[0])
+    return max(1, sum(-(-size // _ALIGN) * _ALIGN for size in sizes))
+
+
+def sending(
+    allocator: Allocator, one: Send, values: Mapping[str, View]
+) -> Callable[[], list[View]]:
+    """Start to send; one value is sent from where it lies, several are copied together."""
+    view = values.get(one.payload[0].value) if len(one.payload) == 1 else None
+    if view is not None and view.contiguous:
+        buffer = allocator.own(view.block)
+    else:
+        buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
+
+    def sent() -> list[View]:
+        allocator.drop(buffer)
+        return []
+
+    return sent
+
+
+def receiving(allocator: Allocator, one: Recv) -> Callable[[], list[View]]:
+    """Start to receive; the values share the message's buffer."""
+    buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
+
+    def results() -> list[View]:
+        allocator.becomes(buffer, Use.WORKSPACE)
+        found = [
+            View(allocator.own(buffer), p.shape, contiguous_strides(p.shape), p.dtype, grad=True)
+            for p in one.payload
+        ]
+        allocator.drop(buffer)
+        return found
+
+    return results

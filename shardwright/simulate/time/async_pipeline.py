@@ -1,0 +1,139 @@
+"""The steps of an asynchronous pipeline as tasks on two streams of each group.
+
+It has no step program: a group makes the passes of its stage in the order of the schedule, each as
+soon as what it needs has arrived, a value from the stage before or its gradient from the one
+behind. It never empties between two updates, so several mini-batches are shown, each of which is
+updated after its backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, final
+
+from shardwright.ir.layout import Seconds
+from shardwright.ir.plan import Phase, Plan
+from shardwright.ir.schedules.registry import orders
+from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError
+from shardwright.ir.timeline import Stream, Task, Timeline, Track
+from shardwright.simulate.time.stages import group_names
+from shardwright.simulate.time.timeline import schedule
+
+_MINI_BATCHES = 3  # for each of the stages
+
+
+class StageWork(NamedTuple):
+    """Seconds of one stage: of the passes of a mini-batch, and of its update."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+
+    def plus(self, forward: float = 0.0, backward: float = 0.0, update: float = 0.0) -> StageWork:
+        return StageWork(self.forward + forward, self.backward + backward, self.update + update)
+
+    def of(self, kind: Kind) -> Seconds:
+        """Seconds of one pass."""
+        return Seconds(self.forward if kind is Kind.FORWARD else self.backward)
+
+
+def async_timeline(plan: Plan) -> Timeline:
+    """The timeline of all stages of `plan`."""
+    return schedule(_Passes(plan).tasks())
+
+
+def mini_batches(plan: Plan) -> int:
+    """The number of mini-batches in the timeline of an asynchronous `plan`; 1 of any other."""
+    return _MINI_BATCHES * plan.stages if plan.is_asynchronous else 1
+
+
+def works_of(plan: Plan) -> list[StageWork]:
+    """Seconds of each stage, from the plan's operators, transfers and parameters."""
+    number = {op.name: i for i, op in enumerate(plan.ops)}
+    cuts = [number[name] for name in plan.cuts]
+    stage = [sum(cut <= i for cut in cuts) for i in range(len(plan.ops))]
+    works = [StageWork() for _ in range(plan.stages)]
+    home: dict[str, int] = {}  # of a value, the stage that first reads it
+    for i, op in enumerate(plan.ops):
+        works[stage[i]] = works[stage[i]].plus(op.forward_seconds, op.backward_seconds)
+        for value in op.reads:
+            home.setdefault(value, stage[i])
+    for transfer in plan.transfers:
+        at = stage[number.get(transfer.consumer, len(stage) - 1)]
+        if transfer.phase is Phase.FORWARD:
+            works[at] = works[at].plus(forward=transfer.seconds)
+        else:
+            works[at] = works[at].plus(backward=transfer.seconds)
+    for parameter in plan.parameters:
+        at = home.get(parameter.name, 0)
+        works[at] = works[at].plus(update=parameter.seconds)
+    return works
+
+
+@final
+class _Passes:
+    """All passes with the times at which they end, so that tracks get them in their order."""
+
+    def __init__(self, plan: Plan) -> None:
+        assert plan.pipeline is not None, "this plan has no pipeline"
+        self.plan, self.works = plan, works_of(plan)
+        self.ways = plan.receive_seconds or (Seconds(0.0),) * (plan.stages - 1)
+        self.groups = plan.pipeline.groups
+        self.names = group_names(plan.pipeline.homes, plan.layout_mesh.size)
+
+    def tasks(self) -> list[Task]:
+        """In the order in which they start, so that on no track one waits for a later one."""
+        every = orders(self.plan.schedule, self.groups, self.plan.stages, mini_batches(self.plan))
+        places, made = [0] * self.groups, list[Task]()
+        ends: dict[Pass, int] = {}  # the task that a pass is
+        while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
+            stage, needed = self._next(every, places, ends)
+            one = every[stage][places[stage]]
+            after = [] if needed is None else [self._received(made, one, needed, ends[needed])]
+            made.append(self._pass(one, after))
+            ends[one] = len(made) - 1
+            places[stage] += 1
+            if one.kind is Kind.BACKWARD:
+                made += self._update(one.stage)
+        return made
+
+    def _next(
+        self, every: tuple[tuple[Pass, ...], ...], places: list[int], ends: dict[Pass, int]
+    ) -> tuple[int, Pass | None]:
+        """The group whose next pass has all that it needs, and the pass that gives it that.
+
+        Groups that are furthest behind go first.
+        """
+        for group in sorted(range(self.groups), key=lambda g: places[g]):
+            if places[group] == len(every[group]):
+                continue
+            needed = self._needed(every[group][places[group]])
+            if needed is None or needed in ends:
+                return group, needed
+        raise PipelineError(f"the schedule {self.plan.schedule} waits for itself")
+
+    def _needed(self, one: Pass) -> Pass | None:
+        other = one.stage - 1 if one.kind is Kind.FORWARD else one.stage + 1
+        return one._replace(stage=other) if 0 <= other < self.plan.stages else None
+
+    def _received(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
+        """The task that brings a pass what it needs, on the receiving group's link."""
+        cut = min(one.stage, needed.stage)
+        forward = one.kind is Kind.FORWARD
+        name = f"receive {'values' if forward else 'gradients'} {one.number + 1}"
+        track = Track(self.names[one.stage], Stream.COMMUNICATION)
+        kind = Phase.FORWARD.value if forward else Phase.BACKWARD.value
+        made.append(Task(name, track, self.ways[cut], (before,), kind, self.plan.cuts[cut]))
+        return len(made) - 1
+
+    def _pass(self, one: Pass, after: list[int]) -> Task:
+        phase = Phase.FORWARD if one.kind is Kind.FORWARD else Phase.BACKWARD
+        track = Track(self.names[one.stage], Stream.COMPUTE)
+        name = f"{phase.value} {one.number + 1}"
+        seconds = self.works[one.stage].of(one.kind)
+        return Task(name, track, seconds, tuple(after), phase.value)
+
+    def _update(self, stage: int) -> Iterator[Task]:
+        if seconds := self.works[stage].update:
+            track = Track(self.names[stage], Stream.COMPUTE)
+            yield Task("update", track, Seconds(seconds), (), "update")

@@ -1,0 +1,281 @@
+"""Plays the step programs of all groups of a pipeline: compute, collectives and messages.
+
+Each group has streams of its own (`step_program.py`). A message takes its time from when one group
+has started to send and the other to receive it; each channel has one at a time, and what shares
+links with it is delayed. Groups advance in the order of simulated time, so that what starts first
+has a link first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.timeline import Stream, Timeline, Track
+from shardwright.program.instructions import reads, writes
+from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.instructions import (
+    Backward,
+    Forward,
+    Gradients,
+    Recv,
+    Region,
+    Send,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+)
+from shardwright.program.step.lower.purposes import purposes
+from shardwright.program.step.unrolled import Played
+from shardwright.simulate.time.step_program import END, Player, StepPrices
+from shardwright.simulate.time.timeline import TaskSchedule
+
+_TIMED = Forward, Backward, Transfer, Send, Recv, Wait
+_HALF = 0.5  # gradients of inputs and of weights compute about as much
+
+Lost = Mapping[int, float]
+
+
+class _Part(NamedTuple):
+    """One group's part in what several groups do together, and what it comes after."""
+
+    group: int
+    one: StepInstruction
+    after: tuple[int, ...]
+
+
+class Links:
+    """Tasks that groups do together: each runs when all that take part have started it.
+
+    Of the parts that a group takes on a channel the nth belongs to the nth of the others.
+    """
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[tuple[str, int], list[_Part]] = defaultdict(list)
+        self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
+
+    def join(
+        self, channel: str, size: int, part: _Part
+    ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
+        """Take part; the key of what is done, and all parts if nobody is missing."""
+        place = self._counts[channel, part.group]
+        self._counts[channel, part.group] += 1
+        key = channel, place
+        self._parts[key].append(part)
+        return key, self._parts.pop(key) if len(self._parts[key]) == size else None
+
+
+def simulated_stages(
+    programs: Sequence[StepProgram], prices: Sequence[StepPrices], names: Sequence[str]
+) -> Timeline:
+    """The timeline of a step, on each group of a pipeline.
+
+    `programs` are those of a rank of each group, with prices and names of the groups. Raises
+    `PipelineError` where groups wait for each other.
+    """
+    first = _Pipeline(programs, prices, names, [{}] * len(programs))
+    lost = [
+        {} if price.late is None else player.lost(price.late)
+        for player, price in zip(first.players, prices, strict=True)
+    ]
+    last = _Pipeline(programs, prices, names, lost) if any(lost) else first
+    return last.made.timeline
+
+
+class _Pipeline:
+    """All groups while their programs are played."""
+
+    def __init__(
+        self,
+        programs: Sequence[StepProgram],
+        prices: Sequence[StepPrices],
+        names: Sequence[str],
+        lost: Sequence[Lost],
+    ) -> None:
+        self.made = TaskSchedule()
+        self.done: dict[tuple[str, int], int] = {}  # what groups do together -> its task
+        self.links = Links()
+        self.players = [
+            _Group(self, group, *one)
+            for group, one in enumerate(zip(programs, prices, names, lost, strict=True))
+        ]
+        left = {group: player.steps() for group, player in enumerate(self.players)}
+        while left:
+            ready = [group for group in left if not self.players[group].is_blocked]
+            if not ready:
+                raise PipelineError("the groups of the pipeline wait for each other")
+            group = min(ready, key=lambda group: self.players[group].now)
+            if next(left[group], None) is None:
+                del left[group]
+
+
+class _Group(Player):
+    """One group of the pipeline."""
+
+    def __init__(
+        self,
+        pipeline: _Pipeline,
+        group: int,
+        program: StepProgram,
+        prices: StepPrices,
+        ranks: str,
+        lost: Lost,
+    ) -> None:
+        super().__init__(purposes(program), prices, ranks, pipeline.made, lost)
+        self._pipeline, self._group, self._program = pipeline, group, program
+        self._keys: dict[str, tuple[str, int]] = {}  # by handle, what is done with other groups
+        self._needs: tuple[str, int] | None = None  # what the next instruction waits for
+        for one in program.messages():
+            if isinstance(one, Recv):
+                track = Track(ranks, Stream.COMMUNICATION, one.channel)
+                self._tracks.setdefault(one.channel, track)
+        self._to_inputs = _parts_to_inputs(program)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether what the next instruction waits for was not started by all."""
+        return self._needs is not None and self._needs not in self._pipeline.done
+
+    @property
+    def now(self) -> float:
+        """The time at which the next instruction can start."""
+        return max((self.made.ends[task] for task in self._behind), default=0.0)
+
+    def steps(self) -> Iterator[bool]:
+        """Play the program, one instruction a step; before each one is `is_blocked`."""
+        for now, following in pairwise([*_timed(self._program), END]):
+            if isinstance(now.instruction, Wait):
+                self._needs = self._keys.get(now.instruction.handle)
+                if self.is_blocked:
+                    yield True
+                self._needs = None
+            self._play(now, following)
+            yield True
+        self.finish()
+
+    def _play(self, now: Played, following: Played) -> None:
+        match now.instruction:
+            case Send() | Recv() as one:
+                self._join(one, one.handle, one.channel, 2)
+            case Transfer() as one if axis_of(one.channel) == AXIS:
+                size = len(members(one.channel, self._program.mesh))
+                self._join(one, one.handle, one.channel, size)
+            case Wait() as one if one.handle in self._keys:
+                self._waits.append(self._pipeline.done[self._keys.pop(one.handle)])
+            case Backward(part=Gradients.INPUTS | Gradients.WEIGHTS) as one:
+                self._backward_part(one)
+            case _:
+                super()._play(now, following)
+
+    def _backward_part(self, one: Backward) -> None:
+        """One of the two parts of a backward pass."""
+        self._phase = "backward"
+        run, known = self._runs[one.call], self._to_inputs[one.call]
+        to_inputs = one.part is Gradients.INPUTS
+        if to_inputs:
+            for name, channel, seconds in run.inner_backward:
+                self._wait_for(self._send(name, channel, seconds))
+        seconds = sum(
+            op.backward * (part if to_inputs else 1 - part)
+            for name, part in known
+            if (op := self.prices.ops.get(name)) is not None
+        )
+        self._compute(f"{run.title}, {one.part.value}", seconds, run.module)
+
+    def _join(self, one: Send | Recv | Transfer, handle: str, channel: str, size: int) -> None:
+        """Take part in what groups do together; the last to come starts it."""
+        part = _Part(self._group, one, self._behind)
+        key, parts = self._pipeline.links.join(channel, size, part)
+        self._keys[handle] = key
+        if parts is None:
+            return
+        after = tuple(task for part in parts for task in part.after)
+        players = self._pipeline.players
+        if isinstance(one, Transfer):
+            seconds = self.prices.transfer(one).link
+            name = f"{one.collective.value}: {one.parts[0].value}"
+            groups, home = [players[part.group] for part in parts], self
+            track = Track(self.ranks, Stream.COMMUNICATION, channel)
+        else:
+            (received,) = (part for part in parts if isinstance(part.one, Recv))
+            assert isinstance(received.one, Recv), "the other one sends"
+            seconds, name = self.prices.message(received.one), _name(received.one)
+            groups, home = [players[part.group] for part in parts], players[received.group]
+            track = home._tracks[channel]
+        task = self._pipeline.done[key] = home._add(name, track, seconds, after)
+        for player in groups:
+            for other, shared in player._tracks.items():
+                delay = seconds * self.prices.contention(channel, other)
+                if shared != track and delay and axis_of(other) != AXIS:
+                    player._add(name, shared, delay, self.made.tasks[task].after, idle=True)
+
+
+def _timed(program: StepProgram) -> Iterator[Played]:
+    """The instructions that take time, collectives and waits for them with their numbers."""
+    numbers: dict[str, int] = {}
+    for one in program.instructions:
+        if isinstance(one, Transfer):
+            numbers[one.handle] = len(numbers)
+        if isinstance(one, Transfer | Wait):
+            yield Played(one, numbers.get(one.handle, -1))
+        elif isinstance(one, _TIMED):
+            yield Played(one)
+
+
+def _name(one: Recv) -> str:
+    """The name of a message: what it brings, and of which micro-batch."""
+    number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
+    what = "gradients" if one.backward else "values"
+    return f"receive {what} {int(number) + 1 if number.isdigit() else 1}"
+
+
+def _parts_to_inputs(program: StepProgram) -> dict[str, list[tuple[str, float]]]:
+    """Of calls whose backward pass comes in two parts: of each operator the part to inputs."""
+    weights = {
+        one.call: {*(i for i, name in enumerate(one.made) if name), *(i for i, _ in one.totals)}
+        for one in program.instructions
+        if isinstance(one, Backward) and one.part is Gradients.WEIGHTS
+    }
+    found = {}
+    for one in program.instructions:
+        if isinstance(one, Forward) and one.call in weights:
+            region = program.regions[one.region]
+            parts = _of_instructions(region, weights[one.call])
+            found[one.call] = list(zip(one.ops, parts, strict=True))
+    return found
+
+
+def _of_instructions(region: Region, weights: set[int]) -> list[float]:
+    """For each instruction of a region the part of its backward pass that leads to inputs."""
+    of_weights = {region.inputs[i] for i in weights}
+    fed = {name for i, name in enumerate(region.inputs) if region.trained[i] and i not in weights}
+    found = []
+    for one in region.variants[0]:
+        to_inputs, to_weights = fed.intersection(reads(one)), of_weights.intersection(reads(one))
+        if to_inputs:
+            fed.update(writes(one))
+        elif to_weights:
+            of_weights.update(writes(one))
+        found.append(_HALF if to_inputs and to_weights else 1.0 if to_inputs else 0.0)
+    return found
+
+
+def group_names(homes: Sequence[int], width: int) -> list[str]:
+    """Names of the groups of a pipeline: their stages and their ranks, `width` each.
+
+    >>> group_names((0, 1, 0, 1), 2)
+    ['stages 1, 3, ranks 0-1', 'stages 2, 4, ranks 2-3']
+    """
+    names = []
+    for group in range(max(homes) + 1):
+        mine = [str(stage + 1) for stage, home in enumerate(homes) if home == group]
+        stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
+        first = group * width
+        ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
+        names.append(f"{stages}, {ranks}")
+    return names

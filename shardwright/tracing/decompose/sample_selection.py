@@ -1,0 +1,82 @@
+"""Rewrites the selection of elements of each sample, `x[torch.arange(batch), places]`, as a gather.
+
+An index into the first dimension may name any sample, so such an operator cannot be split along
+the batch. Where it counts all samples in order, each reads itself only, which a gather along the
+second dimension says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten: Any = torch.ops.aten
+
+_COUNTS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+_RESHAPES = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
+
+
+def gather_selected(graph: fx.Graph) -> None:
+    """Replace in `graph`, in place, each index that counts the samples and selects of each."""
+    for node in list(graph.nodes):
+        if node.target is aten.index.Tensor and (places := _places(*node.args)) is not None:
+            with graph.inserting_before(node):
+                found = _Inserted(graph, node).gathered(node.args[0], places)
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _places(value: fx.Node, indices: Any) -> fx.Node | None:
+    """The second of two indices, where the first is the number of each sample; or None."""
+    if len(indices) != 2 or not all(isinstance(index, fx.Node) for index in indices):
+        return None
+    first, places = indices
+    whole, sample, place = (node.meta["val"] for node in (value, first, places))
+    batch = whole.shape[0]
+    one_each = tuple(sample.shape) == (batch,) + (1,) * (place.dim() - 1)
+    if place.dtype != torch.int64 or place.dim() not in (1, 2) or place.shape[0] != batch:
+        return None
+    return places if one_each and batch > 1 and _counts(first, batch) else None
+
+
+def _counts(node: fx.Node, batch: int) -> bool:
+    """Whether `node` holds 0 to `batch - 1` in order."""
+    while node.target in _RESHAPES:
+        (node, *_) = node.args  # type: ignore[assignment]
+    if node.target not in _COUNTS or node.meta["val"].dtype != torch.int64:
+        return False
+    start, end, step = {1: (0, *node.args, 1), 2: (*node.args, 1)}.get(len(node.args), node.args)
+    return (start, end, step) == (0, batch, 1)
+
+
+class _Inserted:
+    """Inserts calls into a graph in place of `node`, with its source."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph = graph
+        self.like = node
+
+    def gathered(self, value: fx.Node, places: fx.Node) -> fx.Node:
+        """Elements `places` of the second dimension of each sample of `value`."""
+        batch, length, *rest = value.meta["val"].shape
+        # A gather takes no negative places; those out of range stay so and are an error there.
+        negative = self.call(aten.lt.Scalar, places, 0)
+        shifted = self.call(aten.add.Tensor, places, length)
+        places = self.call(aten.where.self, negative, shifted, places)
+        one = places.meta["val"].dim() == 1
+        if one:
+            places = self.call(aten.unsqueeze.default, places, 1)
+        for _ in rest:
+            places = self.call(aten.unsqueeze.default, places, places.meta["val"].dim())
+        sizes = [batch, places.meta["val"].shape[1], *rest]
+        places = self.call(aten.expand.default, places, sizes)
+        found = self.call(aten.gather.default, value, 1, places)
+        return self.call(aten.squeeze.dim, found, 1) if one else found
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta = dict(self.like.meta)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda one: one.meta["val"]))
+        return node

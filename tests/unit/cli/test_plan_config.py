@@ -1,0 +1,56 @@
+"""Configs of other frameworks for plans: those that say a plan, and the nearest with a price."""
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.cli.errors import UsageError
+from shardwright.cli.plan_config import config_for
+from shardwright.cli.planning import CapturedTarget
+from shardwright.frameworks.reading import read_text
+from shardwright.machine.presets import preset
+
+MACHINE = preset("8xH100")
+
+
+@pytest.fixture(scope="module")
+def captured():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=256, num_hidden_layers=4, intermediate_size=512,
+        num_attention_heads=8, num_key_value_heads=4, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = LlamaForCausalLM(config), torch.zeros((16, 512), dtype=torch.long)
+    graph = sw.capture(model, (), {"input_ids": ids, "labels": ids}, precision="bf16")
+    return CapturedTarget(None, graph, "adamw", 0.0)
+
+
+def offered(captured, strategy, framework):
+    plan = sw.price(captured.graph, MACHINE, strategy)
+    return plan, config_for(plan, captured, MACHINE, framework, None)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "torchtitan-toml", "megatron"])
+def test_a_strategy_that_a_framework_can_say_is_written_as_it_is(captured, framework):
+    plan, found = offered(captured, "dp_replicate=2 tp=4 mb=2 ac=full", framework)
+    assert found.is_plan and found.more == 0 and found.seconds == plan.step_seconds
+    again = read_text(found.text, devices=8)
+    assert again.strategy == found.strategy
+    assert (again.strategy.tp, again.strategy.dp_replicate) == (4, 2)
+    assert (again.batch.samples, again.batch.sequence) == (16, 512)
+
+
+def test_what_a_framework_cannot_say_is_offered_with_its_price(captured):
+    """DeepSpeed's files say no recomputation and no pipeline."""
+    plan, found = offered(captured, "dp_shard=4 pp=2 mb=4", "deepspeed")
+    assert not found.is_plan
+    assert found.strategy.pp == 1
+    assert found.more == pytest.approx(found.seconds / plan.step_seconds - 1)
+    assert read_text(found.text, devices=8).strategy == found.strategy
+
+
+def test_formats_of_modules_say_the_plan_or_refuse(captured):
+    with pytest.raises(UsageError, match="split-spec: not expressible, because"):
+        offered(captured, "dp_shard=8", "split-spec")
