@@ -85,11 +85,11 @@ class Allocator:
 
     @property
     def level(self) -> AllocatedBytes:
-        """What is alive now."""
+        """Bytes that are alive now."""
         return AllocatedBytes(self.total, self.rounded)
 
     def highest(self) -> AllocatedBytes:
-        """When most was alive since this was asked for last, the first of such moments."""
+        """The most that was alive since this was asked for last, at the first of such moments."""
         found, self._high = self._high, self.level
         return found
 
