@@ -405,7 +405,7 @@ class StepMemory:
 
 
 def _unwatched() -> None:
-    """What `StepMemory.play` calls if nobody watches."""
+    """Does nothing: nobody watches `StepMemory.play`."""
 
 
 def _whole(block: Block, part: Part) -> View:
