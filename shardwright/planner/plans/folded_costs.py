@@ -6,18 +6,23 @@ ones beside them, where those are run alike (`program/step/sections.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, final
 
+from shardwright.ir.buckets import BUCKET_BYTES, gradient_bucket_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
+from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
+from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.memory.folded_step import FoldedStep
@@ -91,4 +96,26 @@ class FoldedCosts:
 
 
 def _sections(lowering: PlanLowering, rank: int, folded: FoldedGraph) -> Sections:
-    return sections_of(lowering.program(rank), folded)
+    program = lowering.program(rank)
+    _require_full_buckets(program, len(lowering.numbers))
+    return sections_of(program, folded)
+
+
+def _require_full_buckets(program: StepProgram, batches: int) -> None:
+    """Raise `NotPeriodicError` if buckets of gradients would be larger with more layers.
+
+    Of small models they are a part of all gradients (`gradient_bucket_bytes`).
+    """
+    known = purposes(program)
+    sums: Counter[tuple[str, str]] = Counter()
+    reduced: set[str] = set()
+    for one in program.transfers():
+        if known[one.handle] is not Purpose.GRADIENT:
+            continue
+        if one.collective is Collective.ALL_REDUCE:
+            first = (part for part in one.parts if part.value not in reduced)
+            for part in first:
+                sums[one.channel, part.dtype] += part.bytes
+        reduced.update(part.result for part in one.parts)
+    if any(gradient_bucket_bytes(size // batches) < BUCKET_BYTES for size in sums.values() if size):
+        raise NotPeriodicError("buckets of gradients depend on the number of layers")

@@ -85,11 +85,11 @@ class Allocator:
 
     @property
     def level(self) -> AllocatedBytes:
-        """What is alive now."""
+        """The bytes that are alive now, and as the allocator rounds them."""
         return AllocatedBytes(self.total, self.rounded)
 
     def highest(self) -> AllocatedBytes:
-        """When most was alive since this was asked for last, the first of such moments."""
+        """The highest level since the last call, at its first moment."""
         found, self._high = self._high, self.level
         return found
 

@@ -405,7 +405,7 @@ class StepMemory:
 
 
 def _unwatched() -> None:
-    """What `StepMemory.play` calls if nobody watches."""
+    """An observer of `StepMemory.play` that does nothing."""
 
 
 def _whole(block: Block, part: Part) -> View:

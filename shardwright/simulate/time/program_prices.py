@@ -103,7 +103,7 @@ _ByPass = tuple[str, bool]  # an operator, and whether it is its backward pass
 def seconds_of_transfers(
     plan: Plan, graph: Graph
 ) -> tuple[dict[_ByPass, list[tuple[str, float]]], dict[_ByPass, float]]:
-    """What is moved inside of operators, as `OpSeconds.inner`, and seconds of local moves."""
+    """Collectives inside of operators, as `OpSeconds.inner`, and seconds of local moves."""
     inner: defaultdict[_ByPass, list[tuple[str, float]]] = defaultdict(list)
     local: defaultdict[_ByPass, float] = defaultdict(float)
     for t in plan.transfers:
