@@ -9,6 +9,7 @@ Each picture holds a hash of what it shows, which a test compares with what ther
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from benchmarks.record import digest
 from scripts import explained
 from scripts.explained import Tile
 from shardwright.ir.frontier import parse_bytes
+from shardwright.ir.plan import Plan
 
 FOLDER = explained.ROOT / "docs" / "pictures"
 LIMIT = "24GiB"  # README's memory limit
@@ -62,7 +64,8 @@ def frontier() -> Figure:
     front = explained.frontier()
     figure, ax = pyplot.subplots(figsize=(7.6, 4.4))
     found = [(plan.peak_bytes / 2**30, plan.step_seconds * 1e3) for plan in front]
-    known = [(plan.peak_bytes / 2**30, plan.step_seconds * 1e3) for plan in front.baselines]
+    shown = _distinct(front.baselines)
+    known = [(plan.peak_bytes / 2**30, plan.step_seconds * 1e3) for plan in shown]
     ax.plot(*zip(*found, strict=True), "o-", color=BLUE, ms=5, lw=1, label="frontier")
     ax.plot(*zip(*known, strict=True), "D", color=OCHRE, ms=6, label="well-known plans")
     limit = parse_bytes(LIMIT) / 2**30
@@ -71,7 +74,7 @@ def frontier() -> Figure:
     ax.set(xlabel="memory, GiB per GPU", ylabel="time, ms per step")
     ax.legend(loc="lower center", ncols=3, bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()
-    _name(ax, known, [plan.name for plan in front.baselines], found, limit)
+    _name(ax, known, [plan.name for plan in shown], found, limit)
     return figure
 
 
@@ -140,6 +143,20 @@ def prediction() -> Figure:
     ax.legend(loc="upper left")
     figure.tight_layout()
     return figure
+
+
+def _distinct(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans without those whose point is that of one before, within a percent."""
+    found: list[Plan] = []
+    for plan in plans:
+        same = (
+            math.isclose(plan.step_seconds, one.step_seconds, rel_tol=0.01)
+            and math.isclose(plan.peak_bytes, one.peak_bytes, rel_tol=0.01)
+            for one in found
+        )
+        if not any(same):
+            found.append(plan)
+    return found
 
 
 def _name(
