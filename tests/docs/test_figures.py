@@ -23,7 +23,9 @@ PAGES = [
     *(p for p in sorted(DOCS.rglob("*.md")) if p.name not in WRITTEN and p.parent != RECORDS),
 ]
 # Blocks between fences; those that a test compares with what is printed are marked as such.
-FENCED = re.compile(r"(<!-- (?:output(?:: [^>]+)?|stage: [\w ]+) -->\n+)?```(\w*)\n(.*?)\n```", re.S)
+FENCED = re.compile(
+    r"(<!-- (?:output(?:: [^>]+)?|stage: [\w ]+) -->\n+)?```(\w*)\n(.*?)\n```", re.S
+)
 QUANTITY = re.compile(r"\d[\d.,]*\s?(?:ms|µs|us|seconds|minutes|[KMG]iB(?:/rank)?)(?![\w-])")
 COMPARED = re.compile(
     r"\d[\d.,]*\s?(?:x|×|%|times|percent)\s(?:as\s)?"

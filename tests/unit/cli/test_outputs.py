@@ -25,6 +25,7 @@ def test_every_option_that_is_written_to_is_checked():
         *((name, "--output") for name in ("plan", "frontier", "report", "simulate")),
         *((name, "--output") for name in ("export", "recost", "profile")),
         *((name, "--output") for name in ("price", "strategies", "audit")),
+        ("plan", "--config"),
         *(("run", name) for name in ("--export", "--trace", "--checkpoint", "--tensorboard")),
     }
     # Others that are paths are read.
