@@ -23,6 +23,7 @@ from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
 from shardwright.planner.strategies import frontier as strategy_frontier
 from shardwright.planner.strategies import pricing
+from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
 from shardwright.runtime.parallel import ParallelModule, parallelize
@@ -268,6 +269,9 @@ def plan(
 ) -> Plan:
     """Capture, search and choose the fastest plan whose peak memory per rank is within the limit.
 
+    A uniform strategy that is slower by at most one per cent is chosen instead, as it is simpler to
+    run anywhere; a note of the plan says so. `Frontier.fastest` gives the fastest itself.
+
     Args:
         model: the unmodified module, also on the meta device.
         args: positional arguments of one call, an example of the global batch.
@@ -312,4 +316,4 @@ def plan(
         model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
     )
     check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)
-    return search_with(graph, machine, options).fastest(limit)
+    return Plan.of(preferred(search_with(graph, machine, options), limit).plan)

@@ -157,7 +157,10 @@ class Frontier(SearchedFrontier):
         """The same frontier, whose plans have the public methods."""
         values = {field.name: getattr(found, field.name) for field in fields(found)}
         values["plans"] = ir_frontier.Plans(found.costs, lambda i: Plan.of(found.plans[i]))
-        values["baselines"] = tuple(Plan.of(plan) for plan in found.baselines)
+        if isinstance(known := found.baselines, ir_frontier.Plans):
+            values["baselines"] = ir_frontier.Plans(known.costs, lambda i: Plan.of(known[i]))
+        else:
+            values["baselines"] = tuple(Plan.of(plan) for plan in known)
         return cls(**values)
 
     def fastest(self, memory_limit: str | int | None = None) -> Plan:

@@ -16,7 +16,7 @@ import click
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
-from shardwright.cli.timings import choose_with_timings
+from shardwright.cli.timings import Choice, choose_with_timings
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.options.constraints import ConstraintError
@@ -29,6 +29,7 @@ from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
+from shardwright.planner.strategies.preference import preferred
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import size
 from shardwright.train.targets.target_text import Target
@@ -217,7 +218,7 @@ def choose(
     objective: str,
     options: PlanOptions,
     timing_seconds: float = 0.0,
-) -> tuple[Plan, Frontier]:
+) -> Choice:
     """The plan that the objective selects, and the frontier that it is from.
 
     Operators of this host are timed for `timing_seconds` if it is the machine. The memory limit is
@@ -228,7 +229,7 @@ def choose(
     if objective == "devices":
         return _on_fewest_devices(captured, machine, options)
 
-    def chosen(machine: Machine) -> tuple[Plan, Frontier]:
+    def chosen(machine: Machine) -> Choice:
         return _choose(captured, machine, objective, options)
 
     if timing_seconds and machine.measured is not None:
@@ -238,18 +239,21 @@ def choose(
 
 def _choose(
     captured: CapturedTarget, machine: Machine, objective: str, options: PlanOptions
-) -> tuple[Plan, Frontier]:
+) -> Choice:
     if objective == "memory":  # more micro-batches are tried while they save memory
         every = replace(options, micro_batches=options.micro_batches or ALL)
         frontier = search(captured, machine, every)
-        return frontier.smallest(options.memory_limit), frontier
-    frontier = search(captured, machine, options)
-    return frontier.fastest(options.memory_limit), frontier
+        return Choice(frontier.smallest(options.memory_limit), frontier)
+    return _preferred(search(captured, machine, options), options)
 
 
-def _on_fewest_devices(
-    captured: CapturedTarget, machine: Machine, options: PlanOptions
-) -> tuple[Plan, Frontier]:
+def _preferred(frontier: Frontier, options: PlanOptions) -> Choice:
+    """The fastest that fits, or a uniform strategy that is nearly as fast."""
+    found = preferred(frontier, options.memory_limit)
+    return Choice(found.plan, frontier, found)
+
+
+def _on_fewest_devices(captured: CapturedTarget, machine: Machine, options: PlanOptions) -> Choice:
     limit = limit_on(machine, options.memory_limit)
     parts = list(smaller_machines(machine))
     enough = [p for p in parts if limit is None or captured.state_bytes <= limit * p.devices]
@@ -258,8 +262,7 @@ def _on_fewest_devices(
     tried = enough or parts[-1:]  # if none suffices, the error of the largest number is raised
     for share, part in zip(time_shares(options, len(tried)), tried, strict=True):
         try:
-            frontier = search(captured, part, share)
-            return frontier.fastest(options.memory_limit), frontier
+            return _preferred(search(captured, part, share), options)
         except ConstraintError as e:
             refused = e
         except InfeasibleError as e:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import click
 
@@ -12,9 +13,17 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.planner.strategies.preference import Preferred
 
 _ROUNDS = 2  # the plan chosen with timings may have operators of other sizes
-Choice = tuple[Plan, Frontier]
+
+
+class Choice(NamedTuple):
+    """A plan, the frontier that it is from, and what else was preferred or not."""
+
+    plan: Plan
+    frontier: Frontier
+    preferred: Preferred | None = None
 
 
 def choose_with_timings(
@@ -31,10 +40,11 @@ def choose_with_timings(
 
     known = user_timing_cache(lambda text: click.echo(f"warning: {text}", err=True))
     machine = with_cached_timings(machine, known)
-    chosen, frontier = choose(machine)
+    found = choose(machine)
     analysis, end = analyze(graph), time.monotonic() + seconds
     for _ in range(_ROUNDS):
-        calls = hot_calls(graph, analysis, (chosen, *frontier.baselines, *frontier))
+        frontier = found.frontier
+        calls = hot_calls(graph, analysis, (found.plan, *frontier.baselines, *frontier))
         before, left = machine, end - time.monotonic()
         if left <= 0:
             break
@@ -49,5 +59,5 @@ def choose_with_timings(
             f" ({kinds} kinds); --time-operators 0 goes without",
             err=True,
         )
-        chosen, frontier = choose(machine)
-    return chosen, frontier
+        found = choose(machine)
+    return found

@@ -169,9 +169,9 @@ class Frontier:
         """
         limit = self.limit(memory_limit)
         if limit is None:
-            return self._with_excess_note(self._fastest_of_all())
+            return self.with_excess_note(self._fastest_of_all())
         if (plan := self._fastest_fitting(limit)) is not None:
-            return self._with_excess_note(plan)
+            return self.with_excess_note(plan)
         raise self._infeasible(limit, memory_limit)
 
     def limit(self, memory_limit: str | int | None = None) -> Bytes | None:
@@ -203,7 +203,7 @@ class Frontier:
             least.peak_bytes,
         )
 
-    def _with_excess_note(self, plan: Plan) -> Plan:
+    def with_excess_note(self, plan: Plan) -> Plan:
         """`plan`, with a note if it exceeds the memory of a device."""
         if self.device_bytes is None or plan.peak_bytes <= self.device_bytes:
             return plan
@@ -265,7 +265,7 @@ class Frontier:
         limit, best = self.limit(memory_limit), self._smallest()
         if limit is not None and best.peak_bytes > limit:
             raise self._infeasible(limit, memory_limit)
-        return self._with_excess_note(best)
+        return self.with_excess_note(best)
 
     def _smallest(self) -> Plan:
         """The plan that needs the least memory."""

@@ -166,7 +166,7 @@ class _BaselineBuilder:
         if key not in self._stored:
             layout = _sharded(atoms, tensor, roles, mesh)
             if stored != "replicated":
-                layout = _also_sharded(atoms, layout, roles)
+                layout = _also_sharded(atoms, layout, roles, tensor)
             again = stored == "regathered"
             self._stored[key] = choices.find(encode(layout, atoms), regathered=again)
         return self._stored[key]
@@ -215,11 +215,18 @@ def _sharded(atoms: Atoms, tensor: Shard | None, roles: tuple[AxisRole, ...], me
     return Layout.replicated(mesh)
 
 
-def _also_sharded(atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...]) -> Layout:
-    """`layout`, sharded along the data axes by the largest atom that allows it."""
+def _also_sharded(
+    atoms: Atoms, layout: Layout, roles: tuple[AxisRole, ...], tensor: Shard | None
+) -> Layout:
+    """`layout`, sharded along the data axes by the largest atom that allows it.
+
+    Where an axis splits the dimension of `tensor`, another dimension comes first: a tile of both
+    would be gathered and split again.
+    """
+    split = tensor.dim if tensor is not None and set(roles) != {"data"} else -1
     order = sorted(
         ((size, d, a) for d, sizes in enumerate(atoms) for a, size in enumerate(sizes)),
-        key=lambda atom: (-atom[0], atom[1], atom[2]),
+        key=lambda atom: (atom[1] == split, -atom[0], atom[1], atom[2]),
     )
     for axis, role in enumerate(roles):
         if role != "data":

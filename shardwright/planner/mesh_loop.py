@@ -163,12 +163,23 @@ class MeshLoop:
     @property
     def best(self) -> Seconds | None:
         """Seconds of the fastest plan so far; None before the first plan."""
-        return min((Seconds(c.point.time) for c in self.found), default=None)
+        known = (*self.found, *self.permitted)
+        return min((Seconds(c.point.time) for c in known), default=None)
 
     @property
     def permitted(self) -> list[Candidate]:
         """The baselines that break no constraint."""
         return [c for c in self.known if not c.broken]
+
+    def start_from(self, candidates: Sequence[Candidate]) -> None:
+        """Add plans of uniform strategies as baselines, with the bounds that they are."""
+        self.known += candidates
+        for one in candidates:
+            at: Callable[[float], float] = partial(_seconds_within, one)
+            mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
+            if one.staged is None:
+                at = self._on_steps(at, mesh, count)
+            self.bounds.append((0, at))
 
     def knows(self, name: str) -> bool:
         """Whether there is a baseline of this name."""
@@ -369,6 +380,11 @@ class MeshLoop:
         if self.machine.settles:  # a baseline may be faster than the sum of its parts
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
+
+
+def _seconds_within(candidate: Candidate, memory: float) -> float:
+    """Seconds of one plan; infinite for less memory than it needs."""
+    return candidate.point.time if candidate.peak <= memory else math.inf
 
 
 def _baselines(

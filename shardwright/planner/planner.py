@@ -16,7 +16,7 @@ from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
-from shardwright.planner.arguments import SearchScope, require_graph, search_scope
+from shardwright.planner.arguments import require_graph, search_scope
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
@@ -32,6 +32,7 @@ from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.strategies.starting import StartingStrategies
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
@@ -39,6 +40,8 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the part that is done, 0 to 1
 
 _PLANS = 48
+_MOST_COUNTS = 4  # numbers of micro-batches of strategies, where none are given
+_FIRST_SHARE = 0.1  # of the progress bar, for strategies
 _SHARE = 0.3  # the part of the progress bar for plans without pipelines
 
 
@@ -83,12 +86,13 @@ def search(
         return replace(found, device_bytes=machine.device.usable_bytes)
     marks = Marks.on(graph, options.constraints)
     factory = SpaceFactory(graph, marks, recompute=options.recompute)
+    strategies = StartingStrategies(factory, machine, options, scope)
     end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
 
     def run(micro_batches: tuple[int, ...] | str) -> SearchedFrontier:
         these = replace(options, micro_batches=micro_batches)
         start = time.perf_counter()
-        loop = _search(factory, machine, these, scope, end, notify)
+        loop = _search(strategies, these, end, notify)
         return _frontier_of(loop, start, tracer)
 
     if options.micro_batches is None:
@@ -97,14 +101,13 @@ def search(
 
 
 def _search(
-    factory: SpaceFactory,
-    machine: Machine,
-    options: PlanOptions,
-    scope: SearchScope,
-    end: float,
-    notify: Progress,
+    strategies: StartingStrategies, options: PlanOptions, end: float, notify: Progress
 ) -> MeshLoop:
-    """Search with the numbers of micro-batches in `options`, until the time `end`."""
+    """Search with the numbers of micro-batches in `options`, until the time `end`.
+
+    It starts from `strategies`, which rule out meshes that cannot be better.
+    """
+    factory, machine, scope = strategies.factory, strategies.machine, strategies.scope
     wanted, groups = options.constraints, scope.groups
     counts, impossible = factory.possible(options.counts)
     if options.counts is not None and len(impossible) == len(set(options.counts)):
@@ -115,6 +118,11 @@ def _search(
             raise PipelineError(reason)
         several, impossible = (), (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
+    if strategies.are_wanted:
+        notify("uniform strategies", 0.0)
+        tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
+        loop.start_from(strategies.candidates(tried, (1, *several), end))
+        notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
         _search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))

@@ -16,8 +16,10 @@ from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.time_refinement import TimeRefinement
-from shardwright.planner.space.repeats import ShortGraph
+from shardwright.planner.space.repeats import ShortGraph, find_repeats
 from shardwright.planner.space.space import Space, make_space
+from shardwright.planner.strategies.layers import layers_of, recomputable
+from shardwright.planner.strategies.preference import is_strategy
 from shardwright.planner.tables.layout_codes import digit, encode
 from shardwright.planner.tables.memory import bucket_sizes
 from shardwright.planner.tables.model import CostModel, Pricing
@@ -63,13 +65,20 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         Pricing(optimizer, None, decisions.micro_batches, bucket_sizes(graph)),
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
     )
-    space = make_space(model, None if any(decisions.segments.values()) else ())
+    space = make_space(model, _segments(plan, graph) if any(decisions.segments.values()) else ())
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
     costed = writer.plan(point, peak, found.bound(peak), plan.name, plan.notes)
     lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
     return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
+
+
+def _segments(plan: Plan, graph: Graph) -> tuple[range, ...] | None:
+    """The segments that a strategy may recompute, its layers; None for those of a search."""
+    if not is_strategy(plan):
+        return None
+    return recomputable(graph, layers_of(graph, tuple(find_repeats(graph))))
 
 
 def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:

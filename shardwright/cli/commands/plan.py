@@ -12,15 +12,15 @@ from shardwright.cli import groups, options, plan_config, planning
 from shardwright.cli.console import print_frontier, print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.timings import Choice
 from shardwright.cli.writing import OutputFile
-from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.options.plan_options import PlanOptions
-from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.strategies.preference import Preferred
 from shardwright.report.choice import fit, why
 from shardwright.report.summary import parallelism, summary
 from shardwright.report.text import notes
@@ -76,17 +76,17 @@ def command(
     captured = planning.capture(
         target, optimizer, numerics=numerics, machine=known, memory_limit=wanted.memory_limit
     )
-    plan, frontier = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
+    found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
     if output:
-        save_plan(frontier.with_rivals(plan), output)
+        save_plan(found.frontier.with_rivals(found.plan), output)
     offered = None
     if framework is not None:
-        offered = plan_config.config_for(plan, captured, known, framework, limit)
+        offered = plan_config.config_for(found.plan, captured, known, framework, limit)
     if as_json:
-        found = content(plan, frontier, captured.seconds, output)
-        print_json({**found, "config": plan_config.offer_json(offered, file)})
+        shown = content(found, captured.seconds, output)
+        print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    print_choice(plan, frontier, limit, objective, pipelines=wanted.pipelines)
+    print_choice(found, limit, objective, pipelines=wanted.pipelines)
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
     if offered is not None and framework is not None:
@@ -94,10 +94,9 @@ def command(
             click.echo(line)
 
 
-def content(
-    plan: Plan, frontier: Frontier, capture_seconds: float, output: str | None
-) -> dict[str, object]:
+def content(found: Choice, capture_seconds: float, output: str | None) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
+    plan, frontier = found.plan, found.frontier
     return {
         "capture_seconds": capture_seconds,
         "search_seconds": frontier.search_seconds,
@@ -110,20 +109,36 @@ def content(
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
         "summary": summary(plan),
+        "uniform": _uniform(found.preferred),
         "remarks": notes.as_json(plan),
         "file": output,
         "plan": json.loads(plan_to_json(frontier.with_rivals(plan))),
     }
 
 
-def print_choice(
-    plan: Plan, frontier: Frontier, limit: int | None, objective: str, *, pipelines: bool
-) -> None:
+def _uniform(found: Preferred | None) -> dict[str, object] | None:
+    """The best uniform strategy, and the part of its time that the fastest plan saves."""
+    if found is None or found.uniform is None:
+        return None
+    return {
+        "strategy": found.uniform.name,
+        "step_seconds": found.uniform.step_seconds,
+        "peak_bytes": found.uniform.peak_bytes,
+        "fastest_seconds": found.fastest.step_seconds,
+        "gain": found.gain,
+        "chosen": found.plan.name == found.uniform.name,
+    }
+
+
+def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines: bool) -> None:
     """Print whether the plan fits, its kinds of parallelism, the frontier, and the reasons.
 
     `pipelines` says whether pipelines were searched.
     """
+    plan, frontier = found.plan, found.frontier
     click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
+    if text := str(found.preferred or ""):
+        click.echo(textwrap.fill(text, WIDTH, subsequent_indent="  "))
     text = parallelism(plan)
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"

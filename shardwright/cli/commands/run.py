@@ -124,12 +124,13 @@ def _planned(
         if not quiet:
             click.echo(f"{cache.file(key)}: {summary(found)}")
         return found
-    chosen, frontier = planning.choose(captured, known, "time", wanted, seconds)
+    choice = planning.choose(captured, known, "time", wanted, seconds)
+    chosen = choice.plan
     if cache is not None:
         cache.keep(key, chosen)
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
-        print_choice(chosen, frontier, limit, "time", pipelines=wanted.pipelines)
+        print_choice(choice, limit, "time", pipelines=wanted.pipelines)
     return chosen
 
 

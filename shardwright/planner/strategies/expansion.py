@@ -40,11 +40,13 @@ class Expansion:
     Strategies that differ in recomputation, storage and pipeline schedule alone share a space.
     """
 
-    def __init__(self, graph: Graph, machine: Machine, optimizer: str) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, optimizer: str, sources: SpaceFactory | None = None
+    ) -> None:
         self.graph = graph
         self.machine = machine
         self.optimizer = optimizer
-        self.sources = SpaceFactory(graph, recompute=False)
+        self.sources = sources or SpaceFactory(graph, recompute=False)
         self.layers = layers_of(graph, self.sources.short.whole)
 
     @cached_property

@@ -82,11 +82,23 @@ def _splits_evenly(expansion: Expansion, degree: int) -> bool:
 
 
 def priced(
-    expansion: Expansion, every: Sequence[Strategy], progress: Progress | None = None
+    expansion: Expansion,
+    every: Sequence[Strategy],
+    progress: Progress | None = None,
+    *,
+    limits: Sequence[float] | None = None,
+    end: float = math.inf,
 ) -> list[Candidate]:
-    """The strategies that bounds do not rule out, priced, and the best under other schedules."""
-    pricing = _Pricing(expansion, every)
-    pricing.search(progress)
+    """The strategies that bounds do not rule out, priced, and the best under other schedules.
+
+    Bounds are about each of these `limits` of bytes; None: the memory of a device, half of it, and
+    so on. After `end`, by the performance counter, no more are priced.
+    """
+    if limits is None:
+        memory = expansion.machine.device.usable_bytes
+        limits = tuple(memory / 2**i for i in range(_LEVELS))
+    pricing = _Pricing(expansion, every, limits)
+    pricing.search(progress, end)
     pricing.reschedule()
     return pricing.candidates
 
@@ -94,12 +106,14 @@ def priced(
 class _Pricing:
     """Prices strategies in order of their bounds.
 
-    Bounds are about limits of memory: that of a device, half of it, and so on. A strategy is ruled
-    out where a known one is as fast as its bound within the first limit that it may keep. For a
-    limit below the memory of a device only so many are tried, as it may be out of reach.
+    Bounds are about limits of memory. A strategy is ruled out where a known one is as fast as its
+    bound within the first limit that it may keep. For a limit below the largest only so many are
+    tried, as it may be out of reach.
     """
 
-    def __init__(self, expansion: Expansion, every: Sequence[Strategy]) -> None:
+    def __init__(
+        self, expansion: Expansion, every: Sequence[Strategy], limits: Sequence[float]
+    ) -> None:
         self.expansion = expansion
         self.every = every
         self.candidates: list[Candidate] = []
@@ -108,28 +122,27 @@ class _Pricing:
         for strategy in every:
             self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None
         self._spaces: dict[_Key, SpaceOfStrategy] = {}
-        memory = expansion.machine.device.usable_bytes
-        limits = (memory / 2**i for i in range(_LEVELS))
+        self._most = max(limits)
         self._best: dict[float, tuple[float, Strategy | None]] = dict.fromkeys(
             (*limits, math.inf), (math.inf, None)
         )
-
         self._tries = Counter[float]()
 
-    def search(self, progress: Progress | None) -> None:
+    def search(self, progress: Progress | None, end: float) -> None:
         """Price what bounds do not rule out."""
         least = {one: self.bounds.bytes(one) for one in self.every}
-        memory = self.expansion.machine.device.usable_bytes
-        fitting = {one: size for one, size in least.items() if size <= memory}
+        fitting = {one: size for one, size in least.items() if size <= self._most}
         order = sorted(
             ((self.bounds.seconds(one), size, one) for one, size in (fitting or least).items()),
             key=lambda one: one[:2],
         )
         for number, (seconds, size, strategy) in enumerate(order):
+            if time.perf_counter() >= end:
+                return
             level = min(limit for limit in self._best if limit >= size)
             if self._best[level][0] <= seconds * (1 + RESOLUTION):
                 continue
-            if level < memory and self._tries[level] >= _TRIES:
+            if level < self._most and self._tries[level] >= _TRIES:
                 continue
             self._tries[level] += 1
             if progress is not None:

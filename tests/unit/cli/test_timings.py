@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.cli.timings import choose_with_timings
+from shardwright.cli.timings import Choice, choose_with_timings
 from shardwright.machine.calls import Timing
 from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset
@@ -47,9 +47,9 @@ def test_operators_that_are_not_remembered_are_timed_and_plans_made_again(asked,
 
     def choose(machine):
         frontier = sw.search(graph, machine)
-        return frontier.fastest(), frontier
+        return Choice(frontier.fastest(), frontier)
 
-    plan, _ = choose_with_timings(graph, MACHINE, 5.0, choose)
+    plan = choose_with_timings(graph, MACHINE, 5.0, choose).plan
     assert any(call.startswith("aten.linear.default") for call in asked[0])
     every = [call for calls in asked for call in calls]
     assert len(set(every)) == len(every)
@@ -61,6 +61,6 @@ def test_operators_that_are_not_remembered_are_timed_and_plans_made_again(asked,
     assert "operators.sqlite" in said.err and "--time-operators 0 goes without" in said.err
 
     times = len(asked)
-    again, _ = choose_with_timings(graph, MACHINE, 5.0, choose)
+    again = choose_with_timings(graph, MACHINE, 5.0, choose).plan
     assert len(asked) == times and capsys.readouterr().err == ""
     assert again.step_seconds == plan.step_seconds

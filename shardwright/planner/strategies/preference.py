@@ -1,0 +1,83 @@
+"""Chooses between the fastest plan of a search and a uniform strategy that is nearly as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+
+NEAR = 1e-2  # a uniform strategy that is slower by no more is handed out: it runs anywhere
+_EQUAL = 5e-4  # a gain that rounds to nothing
+_TRIES = 4  # strategies whose memory is simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """The plan to hand out within a memory limit, and what it was chosen from.
+
+    Attributes:
+        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`.
+        fastest: the fastest plan found.
+        uniform: the fastest uniform strategy that was found to fit; None where there is none.
+    """
+
+    plan: Plan
+    fastest: Plan
+    uniform: Plan | None
+
+    @property
+    def gain(self) -> float | None:
+        """The part of the uniform strategy's time that the fastest plan saves."""
+        if self.uniform is None:
+            return None
+        return 1 - self.fastest.step_seconds / self.uniform.step_seconds
+
+    def __str__(self) -> str:
+        if self.uniform is None or self.gain is None:
+            return ""
+        name = self.uniform.name
+        if self.plan.name != name:
+            seconds = f"{self.uniform.step_seconds * 1e3:.1f} ms"
+            return f"{self.gain:.1%} faster than the best uniform strategy, {name}, {seconds}"
+        if self.gain < _EQUAL:
+            return f"uniform strategy {name}; nothing faster was found"
+        return f"uniform strategy {name}; the fastest found is {self.gain:.1%} faster"
+
+
+def is_strategy(plan: Plan) -> bool:
+    """Whether the name of a plan is the text of a strategy."""
+    try:
+        Strategy.parse(plan.name)
+    except StrategyError:
+        return False
+    return True
+
+
+def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Preferred:
+    """The plan to hand out: a uniform strategy where it is as fast as any within one per cent.
+
+    Raises `InfeasibleError` as `Frontier.fastest` does.
+    """
+    fastest = frontier.fastest(memory_limit)
+    if is_strategy(fastest):
+        return Preferred(fastest, fastest, fastest)
+    uniform = next(_fitting(frontier, memory_limit), None)
+    found = Preferred(fastest, fastest, uniform)
+    if uniform is None or found.gain is None or found.gain > NEAR:
+        return found
+    note = str(replace(found, plan=uniform))
+    return replace(found, plan=replace(uniform, notes=(*uniform.notes, note)))
+
+
+def _fitting(frontier: Frontier, memory_limit: str | int | None) -> Iterator[Plan]:
+    """Baselines that are uniform strategies and fit, fastest first."""
+    limit = frontier.limit(memory_limit)
+    known = [b for b in frontier.baselines if b.name not in frontier.broken and is_strategy(b)]
+    for plan in sorted(known, key=lambda one: one.step_seconds)[:_TRIES]:
+        settled = frontier.settled(plan)
+        if limit is None or settled.peak_bytes <= limit:
+            yield frontier.with_excess_note(settled)

@@ -1,0 +1,97 @@
+"""A search starts from uniform strategies and is never worse than the best of them."""
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.ir.frontier import InfeasibleError
+from shardwright.machine.presets import preset
+from shardwright.planner.strategies.enumeration import strategies_on
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies.frontier import limited
+from shardwright.planner.strategies.preference import NEAR, Preferred, is_strategy, preferred
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.relu(layer(x)) + x
+        return nn.functional.cross_entropy(x, y)
+
+
+def mlp():
+    with torch.device("meta"):
+        return sw.capture(Mlp(), (torch.zeros(64, 64), torch.zeros(64, dtype=torch.long)))
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, max_position_embeddings=32, num_hidden_layers=3, hidden_size=32,
+        intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = LlamaForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
+    return sw.capture(model, (), {"input_ids": ids, "labels": ids})
+
+
+def all_settled(graph, machine, settled):
+    """Seconds and bytes of every strategy in one batch without stages, each simulated."""
+    expansion = Expansion(graph, preset(machine), "adamw")
+    every = strategies_on(expansion.machine, limited(expansion, tp_across_hosts=False))
+    whole = [s for s in every if s.pp == 1 and s.micro_batches == 1]
+    plans = [settled(expansion.expanded(strategy).plan(0.0, ())) for strategy in whole]
+    return [(plan.step_seconds, plan.peak_bytes) for plan in plans]
+
+
+@pytest.mark.parametrize("model", [mlp, llama])
+@pytest.mark.parametrize("machine", ["2x2xH100", "2x4xA100"])
+def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model, machine):
+    graph = model()
+    frontier = sw.search(graph, machine)
+    strategies = [b for b in frontier.baselines if is_strategy(b)]
+    assert strategies
+    largest = max(peak for _, peak in frontier.costs)
+    costs = all_settled(graph, machine, frontier.settled)
+    for limit in (largest, largest * 3 // 4, largest // 2):
+        fitting = [seconds for seconds, peak in costs if peak <= limit]
+        if not fitting:
+            continue
+        found = sw.search(graph, machine, memory_limit=limit).fastest(limit)
+        assert found.step_seconds <= min(fitting) * (1 + 1e-9)
+        assert found.lower_bound_seconds <= found.step_seconds
+
+
+def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
+    frontier = sw.search(llama(), "2x2xH100")
+    found = preferred(frontier)
+    assert found.fastest == frontier.fastest()
+    assert is_strategy(found.uniform) and found.gain == pytest.approx(
+        1 - found.fastest.step_seconds / found.uniform.step_seconds
+    )
+    assert (found.plan is found.fastest) == (found.gain > NEAR or is_strategy(found.fastest))
+    near = frontier.fastest()
+    text = str(Preferred(found.uniform, near, found.uniform))
+    assert text.startswith(f"uniform strategy {found.uniform.name}; ")
+    text = str(Preferred(near, near, found.uniform))
+    assert "faster than the best uniform strategy, " in text or is_strategy(near)
+
+
+def test_limits_that_nothing_meets_are_refused_as_before():
+    frontier = sw.search(mlp(), "2x2xH100")
+    with pytest.raises(InfeasibleError):
+        preferred(frontier, "1KiB")
+
+
+def test_constraints_on_modules_and_given_meshes_have_no_strategies():
+    graph = mlp()
+    pinned = sw.search(graph, "2x2xH100", constraints=["pin layers.*=dp:batch"])
+    assert not any(is_strategy(b) for b in pinned.baselines)
+    shaped = sw.search(graph, "2x2xH100", constraints=["mesh dp=2 tp=2"])
+    assert all(len(b.mesh.axes) == 2 for b in shaped.baselines if is_strategy(b))
