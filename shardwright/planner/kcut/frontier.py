@@ -56,7 +56,14 @@ def kcut_frontier(
     if progress:
         progress("done", 1.0)
     seconds = time.perf_counter() - start
-    return replace(other, plans=(plan,), least=None, off_frontier=None, search_seconds=seconds)
+    return replace(
+        other,
+        plans=(plan,),
+        least=None,
+        off_frontier=None,
+        chooses_baselines=False,
+        search_seconds=seconds,
+    )
 
 
 def _notes(cuts: Cuts, graph: Graph) -> tuple[str, ...]:

@@ -26,12 +26,15 @@ class SearchedFrontier(Frontier):
     * `least`: a lower bound in bytes of the settled memory of the plan at an index;
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose settled memory
       fits into `limit`, among those that the added-up memory hides from the frontier, or None.
-      `share` is the smallest ratio of settled to added-up memory seen so far.
+      `share` is the smallest ratio of settled to added-up memory seen so far;
+    * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only shows
+      them.
     """
 
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
+    chooses_baselines: bool = True
 
     @property
     def is_settled(self) -> bool:
@@ -102,8 +105,8 @@ class SearchedFrontier(Frontier):
         Additive costs tell near ties apart by what simulation may not confirm. `seconds` are the
         additive ones of `found`.
         """
-        if found is None:
-            return None
+        if found is None or not self.chooses_baselines:
+            return found
         for known in self.baselines:
             if known.step_seconds > _NEAR_TIE * seconds or known.name in self.broken:
                 continue

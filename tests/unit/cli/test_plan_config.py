@@ -1,5 +1,7 @@
 """Configs of other frameworks for plans: those that say a plan, and the nearest with a price."""
 
+import json
+
 import pytest
 import torch
 
@@ -54,3 +56,16 @@ def test_what_a_framework_cannot_say_is_offered_with_its_price(captured):
 def test_formats_of_modules_say_the_plan_or_refuse(captured):
     with pytest.raises(UsageError, match="split-spec: not expressible, because"):
         offered(captured, "dp_shard=8", "split-spec")
+
+
+def test_plan_writes_a_config_into_the_file_that_is_named(tmp_path, shardwright_command, mistake):
+    model, file = tmp_path / "config.json", tmp_path / "run.toml"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 256}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 8}
+    model.write_text(json.dumps({"model_type": "llama", **sizes, **layers}))
+    asked = ("plan", model, "--batch", 8, "--seq", 32, "--machine", "8xH100")
+    result = shardwright_command(*asked, "--for", "torchtitan-toml", "--config", file)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert str(file) in result.stdout
+    assert read_text(file.read_text(), devices=8).strategy.devices == 8
+    assert "--config names the file of --for" in mistake(*asked, "--config", file)

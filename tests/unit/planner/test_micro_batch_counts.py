@@ -84,10 +84,9 @@ def test_the_exact_frontier_bounds_the_fast_one():
         assert plan.lower_bound_seconds <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time(staged):
+def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time():
     graph, analysis = MicroBatchCounts(GRAPH, ANALYSIS).analyzed(4)
-    model = CostModel(graph, analysis, MACHINE, MESH, Pricing(micro_batches=4, staged=staged))
+    model = CostModel(graph, analysis, MACHINE, MESH, Pricing(micro_batches=4))
     op = next(op for op in graph.ops if op.name == "first")
     k = next(
         k for k in range(len(model.options(op))) if model.options(op).operands[0, k] == FIRST_ATOM
@@ -104,7 +103,7 @@ def test_a_replicated_parameter_is_reduced_once_and_a_sharded_one_each_time(stag
 
     assert moved("dp:R") == [(True, 1, "all_reduce dp")]
     assert moved("dp:S(0)") == [
-        (False, 4 if staged else 1, "all_gather dp"),  # whole steps keep one copy
+        (False, 1, "all_gather dp"),  # one copy is kept for all micro-batches
         (True, 4, "reduce_scatter dp"),
     ]
 

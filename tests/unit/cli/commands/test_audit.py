@@ -148,6 +148,13 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     assert 0 < prices["config"]["utilisation"] < 1
 
 
+def test_a_search_beyond_uniform_strategies_is_asked_for(tiny, as_json):
+    file, options, _ = tiny
+    prices = as_json("audit", file, *options, "--search")["prices"]
+    assert prices["best_plan"]["step_seconds"] <= prices["best_uniform"]["step_seconds"] * 1.05
+    assert as_json("audit", file, *options)["prices"]["best_plan"] is None
+
+
 def test_the_improved_file_keeps_all_other_keys_and_the_results(tiny, shardwright_command):
     file, options, out = tiny
     result = shardwright_command("audit", file, *options, "-o", out)

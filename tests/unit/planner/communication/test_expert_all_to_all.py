@@ -65,7 +65,7 @@ def test_routed_rows_are_worked_on_by_those_who_hold_their_experts(skew):
     """Together they have what experts alone would: a device its experts' share of all rows."""
     costs = model(skew, Mesh.parse("ep=2"))
     work, device = costs.meshless.workload(ONE.op), replace(costs.machine.device, bytes_per_s=1e30)
-    device = replace(device, launch_seconds=0.0)
+    device = replace(device, launch_seconds=0.0, issue_seconds=0.0, units=0)
     options, routed = option(costs, "n>e")
     alone, whole = option(costs, "e")[1], option(costs, "-")[1]
     seconds = forward_seconds(work, options.sizes, device)

@@ -34,7 +34,9 @@ def option(model, word):
 
 def test_halves_make_causal_work_even(asked):
     model = model_of(asked)
-    device = replace(model.machine.device, bytes_per_s=1e30, launch_seconds=0.0)
+    device = replace(
+        model.machine.device, bytes_per_s=1e30, launch_seconds=0.0, issue_seconds=0.0, units=0
+    )
     seconds = {}
     for word in ("-", "l", "l~z", "l~s~z"):
         op, k = option(model, word)

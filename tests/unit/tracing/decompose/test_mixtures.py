@@ -81,6 +81,7 @@ def test_experts_on_several_devices_pay_for_the_busiest(graph):
     rule = analyze(graph).rules[op.name]
     work = workload(op, rule, graph, skew=1.3)
     device = replace(preset("8xV100").device, bytes_per_s=1e30, launch_seconds=0.0)
+    device = replace(device, issue_seconds=0.0, units=0)
 
     def sizes(**local):
         return np.array([[local.get(factor.name, factor.size)] for factor in rule.factors])
