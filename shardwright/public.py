@@ -145,6 +145,8 @@ class Frontier(SearchedFrontier):
         settle: simulates the memory of a plan; None where no search made the frontier.
         least: for each plan, a lower bound in bytes on its memory; None as above.
         off_frontier: finds faster plans off the frontier within a limit; None as above.
+        chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
+            them.
         device_bytes: memory of a device for tensors, the limit where none is given.
         hints: sentences about what was not searched, and why.
     """
