@@ -58,6 +58,9 @@ class LastingModule(nn.Module):
     def _sw_advance(self) -> None:
         """Go on to the numbers of the next step."""
         state = self.get_buffer("_sw_random")
+        if torch.compiler.is_compiling():  # an attribute set in the first call compiles a second
+            self._buffers["_sw_random"] = state + state.new_tensor([0, 1])
+            return
         if self._sw_next is None or self._sw_next.device != state.device:
             self._sw_next = state.new_tensor([0, 1])
         # Not in place: what autograd keeps of this step may still read the old one. The registered
