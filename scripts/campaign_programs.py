@@ -4,7 +4,7 @@ python scripts/campaign_programs.py --mutations 300 -o scripts/campaign_programs
 python scripts/campaign_programs.py --matrix -o scripts/campaign_matrix.json
 
 A change of one rank's program should be refused by `verify` or by `check_order`, or else give other
-numbers when all ranks run it. What changes no number is told apart: a `free` decides how long
+numbers when all ranks run it. What changes no number is classified: a `free` decides how long
 values live, and the order of two instructions of which neither reads or writes what the other
 writes, nor sends anything, does not matter. What remains is unexplained, and the exit status is 1.
 
