@@ -121,7 +121,8 @@ def _search(
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
         tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
-        loop.start_from(strategies.candidates(tried, (1, *several), end))
+        asked = (1, *several) if 1 in groups else several
+        loop.start_from(strategies.candidates(tried, asked, end))
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:

@@ -95,3 +95,9 @@ def test_constraints_on_modules_and_given_meshes_have_no_strategies():
     assert not any(is_strategy(b) for b in pinned.baselines)
     shaped = sw.search(graph, "2x2xH100", constraints=["mesh dp=2 tp=2"])
     assert all(len(b.mesh.axes) == 2 for b in shaped.baselines if is_strategy(b))
+
+
+def test_strategies_have_the_stages_that_are_asked_for():
+    found = sw.search(llama(), "2x2xH100", stages=[2])
+    assert {plan.stages for plan in found} == {2} == {found.fastest().stages}
+    assert all(b.stages == 2 for b in found.baselines if is_strategy(b))
