@@ -62,6 +62,7 @@ def _step(text):
     with pytest.raises(StopError):
         module.forward_backward(batch)
     hook.remove()
+    module.recover()
     module.zero_grad()
     for found in (module.forward_backward(batch), module(**batch)):
         torch.testing.assert_close(found.detach(), loss.detach(), rtol=1e-12, atol=0)

@@ -16,7 +16,7 @@ from shardwright.ir.schedules.registry import SCHEDULES, continuous, orders, sch
 from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError, Schedule
 from shardwright.ir.schedules.single_stage import WEIGHTS
 from shardwright.runtime import weight_versions
-from shardwright.runtime.async_pipeline.schedule import calls
+from shardwright.runtime.async_pipeline.schedule import call_at, remaining
 from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, least_step_seconds, step_seconds
 
@@ -84,7 +84,8 @@ def test_every_pass_is_made_once_where_its_stage_is(schedule, groups, each, piec
 @pytest.mark.parametrize("stage", range(3))
 def test_asynchronous_stages_make_the_passes_of_their_schedule(stage):
     made = []
-    for call in calls(stage, 3, 0, 7):
+    arrivals = [call_at(m, stage, 3, 0) for m in range(7)]
+    for call in [*arrivals, *remaining(stage, 3, 0, 7)]:
         made += [Pass(stage, call.forward, Kind.FORWARD)] if call.forward is not None else []
         made += [Pass(stage, call.backward, Kind.BACKWARD)] if call.backward is not None else []
     assert orders(continuous("stale").name, 3, 3, 7)[stage] == tuple(made)
