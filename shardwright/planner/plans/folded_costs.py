@@ -6,7 +6,7 @@ ones beside them, where those are run alike (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, final
@@ -86,6 +86,10 @@ class FoldedCosts:
     def _seconds(self, plan: Plan, decisions: Decisions, folded: FoldedGraph) -> Seconds:
         sections = _sections(self._lowering(decisions, folded), 0, folded)
         prices = prices_of(plan, folded.graph, self.machine)
+        update = defaultdict(float, prices.update)
+        for name, like in folded.stands_for.items():
+            update[like] += prices.update[name]
+        prices = replace(prices, update=update)
         return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
 
     def _lowering(self, decisions: Decisions, folded: FoldedGraph) -> PlanLowering:

@@ -32,6 +32,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
 )
@@ -46,12 +47,16 @@ from shardwright.simulate.memory.values import RankModel, View
 
 @dataclass(frozen=True)
 class Host:
-    """Inputs of the memory simulation besides the program."""
+    """Inputs of the memory simulation besides the program.
+
+    `update` takes and gives back the memory of an `Update`; a step without one is not updated.
+    """
 
     graph: Graph
     heap: Allocator
     book: OpTracer
     rank: RankModel
+    update: Callable[[Sequence[str]], None]
 
 
 @dataclass
@@ -84,23 +89,14 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Callable[[], None] | None = None) -> dict[str, View]:
-        """Run everything; the gradients that are there in the end, by leaf.
-
-        Before it and after each instruction `watch` is called.
-        """
+    def play(self, watch: Callable[[], None] | None = None) -> None:
+        """Run everything. Before it and after each instruction `watch` is called."""
         watch = watch or _unwatched
         watch()
         for one in self.program.instructions:
             self.instruction(one)
             watch()
-        for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
-            self.drop(name)
-        return {
-            leaf: self.values[value]
-            for leaf, value in self.program.gradients
-            if value in self.values
-        }
+        self.forget_results()
 
     def instruction(self, one: StepInstruction) -> None:
         """Run one instruction."""
@@ -133,6 +129,15 @@ class StepMemory:
                     self.drop(name)
             case Seed():
                 self.seed(one)
+            case Update():
+                self.forget_results()
+                have = [leaf for leaf, value in one.parameters if value in self.values]
+                self.host.update(have)
+
+    def forget_results(self) -> None:
+        """Forget outputs and new contents of buffers, which the caller has taken."""
+        for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
+            self.drop(name)
 
     def drop(self, name: str) -> None:
         """Forget a value."""

@@ -11,7 +11,7 @@ before its backward pass.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind
@@ -38,6 +38,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     after_moves,
     after_transfer,
@@ -135,8 +136,11 @@ def _program(
     outputs: tuple[str, ...],
     updates: tuple[tuple[str, str], ...],
 ) -> StepProgram:
-    """All that was written."""
+    """All that was written, and the update of all parameters that have a gradient."""
     first = step.programs[0]
+    instructions = writer.finished(step.reductions)
+    gradients = tuple(writer.gradients.items())
+    instructions += update_of(gradients, writer.kind)
     lowered = StepProgram(
         mesh=step.mesh,
         rank=step.rank,
@@ -145,14 +149,22 @@ def _program(
         loads=tuple(loads(first).values()),
         inputs=tuple(writer.inputs),
         seeds=tuple(seeds),
-        instructions=writer.finished(step.reductions),
+        instructions=instructions,
         outputs=outputs,
-        gradients=tuple(writer.gradients.items()),
+        gradients=gradients,
         updates=updates,
         fixed_offsets=step.fixed_offsets,
         alone_bytes=step.alone_bytes,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))
+
+
+def update_of(
+    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
+) -> tuple[Update, ...]:
+    """The update of the parameters among the leaves that have a gradient; none of none."""
+    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
+    return (Update(found),) if found else ()
 
 
 class StepWriter:
