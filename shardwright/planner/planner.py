@@ -217,8 +217,9 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
         settle=refinement.settled,
+        compare=refinement.compared,
         least=lambda index: kept[index].least,
-        off_frontier=OffFrontierPlans(every, write, refinement.settled).faster,
+        off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
     )

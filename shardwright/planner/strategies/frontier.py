@@ -205,7 +205,8 @@ def _frontier(
         plans,
         search_seconds=time.perf_counter() - start,
         settle=refinement.settled,
+        compare=refinement.compared,
         least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(found, write, refinement.settled).faster,
+        off_frontier=OffFrontierPlans(found, write, refinement.compared).faster,
         device_bytes=Bytes(machine.device.usable_bytes),
     )
