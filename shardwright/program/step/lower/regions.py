@@ -24,7 +24,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.lower.rank_program import with_operands
-from shardwright.program.step.instructions import Region
+from shardwright.program.step.region import Region
 
 
 class Used(NamedTuple):
