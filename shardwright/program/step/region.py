@@ -12,7 +12,7 @@ class Region:
     """Operators without communication between them: a function of `inputs`.
 
     Regions that do the same are one region. `variants` are its instructions for tiles that start
-    at different places of the whole tensor, as micro-batches have them; names of values are the
+    at different offsets of the whole tensor, as micro-batches have them; names of values are the
     same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
     Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
     again.
