@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.instructions import (
@@ -40,8 +41,7 @@ def verify(program: StepProgram) -> None:
             raise VerifyError(f"{one}: comes behind the update")
         for name in reads(one):
             if name not in there:
-                why = "after it was freed" if name in freed else "before it is defined"
-                raise VerifyError(f"{one}: reads %{name} {why}")
+                raise VerifyError(f"{one}: reads %{name} {_why_missing(name in freed)}")
             read.add(name)
         match one:
             case Forward():
@@ -71,9 +71,6 @@ def verify(program: StepProgram) -> None:
                 there.difference_update(one.names)
                 freed.update(one.names)
             case Update():
-                leaves = [leaf for leaf, _ in one.parameters]
-                if missing := set(leaves) - set(program.leaves):
-                    raise VerifyError(f"{one}: %{min(missing)} is no leaf")
                 if not set(one.parameters) <= set(program.gradients):
                     raise VerifyError(f"{one}: takes other gradients than the step returns")
                 updated = True
@@ -89,15 +86,26 @@ def verify(program: StepProgram) -> None:
             if times > 1 or again or name in freed:
                 raise VerifyError(f"{one}: defines %{name} twice")
         there.update(writes(one))
+    _require_finished(in_flight, calls, halves)
+    lost = [name for name in program.returned if name not in there]
+    if lost:
+        raise VerifyError(f"%{lost[0]} is returned but never defined")
+
+
+def _require_finished(
+    in_flight: Collection[str], calls: Collection[str], halves: Collection[str]
+) -> None:
+    """Raise `VerifyError` for a transfer, a call or a half of one that the program leaves open."""
     if in_flight:
         raise VerifyError(f"{min(in_flight)} is never waited for")
     if calls:
         raise VerifyError(f"{min(calls)} has no backward pass")
     if halves:
         raise VerifyError(f"{min(halves)} has no backward pass for its weights")
-    lost = [name for name in program.returned if name not in there]
-    if lost:
-        raise VerifyError(f"%{lost[0]} is returned but never defined")
+
+
+def _why_missing(freed: bool) -> str:
+    return "after it was freed" if freed else "before it is defined"
 
 
 def _arriving(one: Transfer | Send | Recv) -> tuple[str, ...]:

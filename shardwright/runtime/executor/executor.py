@@ -23,7 +23,6 @@ from shardwright.program.step.instructions import (
     Free,
     Gradients,
     Recv,
-    Region,
     Relayout,
     Seed,
     Send,
@@ -34,6 +33,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
+from shardwright.program.step.region import Region
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.layout_moves import moved_locally
 from shardwright.runtime.executor.messages import Messages
