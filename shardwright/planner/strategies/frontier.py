@@ -178,7 +178,7 @@ _Key = tuple[int, ...]
 def _key(strategy: Strategy) -> _Key:
     """Equal for strategies that share a space."""
     degrees = (strategy.dp_replicate, strategy.dp_shard, strategy.cp, strategy.tp, strategy.pp)
-    return (*degrees, strategy.micro_batches)
+    return (*degrees, strategy.ep, strategy.expert_tensor, strategy.micro_batches)
 
 
 def _frontier(

@@ -100,11 +100,14 @@ class Tilings:
         """The layout in which a parameter is stored."""
         atoms, dims = model.analysis.atoms[name], model.analysis.dims[name]
         layout = Layout.replicated(model.mesh)
+        owned = _place(dims, self.dimensions.experts) is not None
         split: set[int] = set()  # dimensions
         for place, axis in enumerate(self.axes):
             shards: list[Shard] = []
             if axis.experts and (at := _place(dims, self.dimensions.experts)) is not None:
                 shards = [at]
+            elif axis.whole_experts and owned:
+                continue
             elif axis.role == "tp" and (at := _place(dims, self.inner)) is not None:
                 # Else, as a fused projection that is split by heads, along its other dimension.
                 shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
@@ -117,7 +120,6 @@ class Tilings:
             for dim, sizes in enumerate(atoms)
             for atom, size in enumerate(sizes)
         )
-        owned = _place(dims, self.dimensions.experts) is not None
         for place, axis in enumerate(self.axes):
             if axis.role in SHARDING and not (axis.experts and owned):
                 shards = [Shard(dim, atom) for _, _, dim, atom in free]
@@ -142,7 +144,7 @@ class Tilings:
             return _split(rule, dims.batch)
         if axis.role == "cp":
             return self._across_sequence(rule) if attention else _split(rule, dims.sequence)
-        split = _split(rule, self.inner)
+        split = _NONE if axis.whole_experts and rule.routes else _split(rule, self.inner)
         if split == _NONE and self.strategy.sequence_parallel:
             return _split(rule, dims.sequence)
         return split

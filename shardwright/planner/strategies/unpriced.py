@@ -30,10 +30,6 @@ def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
     sharded = strategy.dp_shard * strategy.cp > 1
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "put pp first"
-    if strategy.ep > 1:
-        yield "ep", "use ep=1"
-    if strategy.expert_tensor != strategy.tp:
-        yield "etp", "leave it out"
     if strategy.zero == 1 and sharded:
         yield "zero", "use 0, 2 or 3"
     if strategy.recompute.kind not in _BY_LAYER and str(strategy.recompute) != "groups(1)":
