@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shardwright.program.step.region import Region
+from shardwright.runtime.parameters.storage_view import StorageView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,9 +22,7 @@ class _Again:
     """A view of an input that is not saved, but given again to the backward pass."""
 
     position: int  # of the input
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int  # from the beginning of the input's memory
+    view: StorageView
 
 
 class RegionCall:
@@ -112,7 +111,7 @@ class RegionCall:
             position = dropped.get(kept.untyped_storage().data_ptr())
             if position is None:
                 return kept
-            return _Again(position, kept.size(), kept.stride(), int(kept.storage_offset()))
+            return _Again(position, StorageView.of(kept))
 
         with saved_tensors_hooks(pack, self._unpack):
             found = self.module(*inputs, state)
@@ -121,8 +120,7 @@ class RegionCall:
     def _unpack(self, kept: torch.Tensor | _Again) -> torch.Tensor:
         if isinstance(kept, torch.Tensor):
             return kept
-        copy = self._again[kept.position]
-        return copy.as_strided(kept.size, kept.stride, kept.offset)
+        return kept.view.on(self._again[kept.position])
 
 
 class _Enter(torch.autograd.Function):
