@@ -23,7 +23,7 @@ class _Again:
     position: int  # of the input
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int  # from the beginning of the input's memory
+    offset: int  # from the first element of the input
 
 
 class RegionCall:
@@ -112,7 +112,8 @@ class RegionCall:
             position = dropped.get(kept.untyped_storage().data_ptr())
             if position is None:
                 return kept
-            return _Again(position, kept.size(), kept.stride(), int(kept.storage_offset()))
+            begin = int(kept.storage_offset() - inputs[position].storage_offset())
+            return _Again(position, kept.size(), kept.stride(), begin)
 
         with saved_tensors_hooks(pack, self._unpack):
             found = self.module(*inputs, state)
@@ -122,7 +123,8 @@ class RegionCall:
         if isinstance(kept, torch.Tensor):
             return kept
         copy = self._again[kept.position]
-        return copy.as_strided(kept.size, kept.stride, kept.offset)
+        begin = int(copy.storage_offset()) + kept.offset
+        return copy.as_strided(kept.size, kept.stride, begin)
 
 
 class _Enter(torch.autograd.Function):
