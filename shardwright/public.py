@@ -143,6 +143,8 @@ class Frontier(SearchedFrontier):
         constraints: the constraints that all `plans` meet.
         broken: for each baseline that breaks constraints, which.
         settle: simulates the memory of a plan; None where no search made the frontier.
+        compare: simulates time and memory of a plan and says nothing about what they consist of;
+            None as above.
         least: for each plan, a lower bound in bytes on its memory; None as above.
         off_frontier: finds faster plans off the frontier within a limit; None as above.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows

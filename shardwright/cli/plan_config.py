@@ -15,8 +15,7 @@ from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, Written, write_config
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.fields import DTYPE_FIELDS
-from shardwright.ir.strategy.fields import COMPILES
+from shardwright.ir.strategy.fields import COMPILES, DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine

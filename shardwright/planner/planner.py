@@ -21,11 +21,12 @@ from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.mesh_loop import RESOLUTION, Candidate, MeshLoop
+from shardwright.planner.mesh_loop import RESOLUTION, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
@@ -217,8 +218,9 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
         settle=refinement.settled,
+        compare=refinement.compared,
         least=lambda index: kept[index].least,
-        off_frontier=OffFrontierPlans(every, write, refinement.settled).faster,
+        off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
     )

@@ -150,12 +150,12 @@ class Joint:
         return f"{self.op} over {' '.join(self.axes)}"
 
 
-Run = tuple[int, int]  # places in the whole, side by side: start and length
+Run = tuple[int, int]  # elements of the whole, side by side: start and length
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention that the devices along `axis` share, of which this one is at `place`.
+    """Attention that the devices along `axis` share, of which this one is at `position`.
 
     `queries` are the runs that each of them holds, and `keys` the same of keys and values, which
     then go around all devices; without any everyone has them whole. With `halves` queries (and
@@ -164,7 +164,7 @@ class SharedAttention:
 
     op: Op
     axis: str
-    place: int
+    position: int
     queries: tuple[Run, ...]
     keys: tuple[Run, ...]
     halves: bool

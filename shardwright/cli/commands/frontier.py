@@ -10,7 +10,7 @@ from string import ascii_lowercase, ascii_uppercase
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.commands.report import PAGES, write_page
+from shardwright.cli.commands.plan_files.report import PAGES, write_page
 from shardwright.cli.console import print_chart, print_frontier, print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions

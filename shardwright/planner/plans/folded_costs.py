@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TypeVar, final
 
 from shardwright.ir.buckets import BUCKET_BYTES, gradient_bucket_bytes
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
+from shardwright.planner.plans.memory_refinement import ranks_that_differ
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.instructions import StepProgram
@@ -42,39 +43,46 @@ class FoldedCosts:
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
         self.graph, self.analysis, self.machine = graph, analysis, machine
         self._layers = RepeatedLayers(graph)
+        # The last plan, and by the width of a layer its program with few of them.
+        self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
 
     def seconds(self, plan: Plan, decisions: Decisions) -> Seconds | None:
         """Seconds of a step; None where only the whole program tells."""
-        return self._first(plan, decisions, lambda folded: self._seconds(plan, decisions, folded))
+
+        def seconds(folded: _FoldedPlan) -> Seconds:
+            prices = prices_of(plan, folded.folded.graph, self.machine)
+            sections = folded.sections(0)
+            return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
+
+        return self._first(plan, decisions, seconds)
 
     def peak_bytes(
-        self,
-        plan: Plan,
-        decisions: Decisions,
-        ranks: tuple[int, ...],
-        trainer: Trainer,
-        tracer: OpTracer,
+        self, plan: Plan, decisions: Decisions, trainer: Trainer, tracer: OpTracer
     ) -> Bytes | None:
-        """The most memory that one of `ranks` needs; None where only the whole program tells."""
+        """The most memory that a rank needs; None where only the whole program tells."""
 
-        def peak(folded: FoldedGraph) -> Bytes:
-            lowering = self._lowering(decisions, folded)
+        def peak(folded: _FoldedPlan) -> Bytes:
             found = []
-            for rank in ranks:
-                step = FoldedStep(self.graph, folded, lowering, rank, trainer, tracer)
-                found.append(step.peak(_sections(lowering, rank, folded)))
+            for rank in ranks_that_differ(folded.lowering):
+                given = self.graph, folded.folded, folded.lowering, rank, trainer, tracer
+                found.append(FoldedStep(*given).peak(folded.sections(rank)))
             return max(found)
 
         return self._first(plan, decisions, peak)
 
     def _first(
-        self, plan: Plan, decisions: Decisions, cost: Callable[[FoldedGraph], _Cost]
+        self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
     ) -> _Cost | None:
         """The cost for the first width of layers that are run alike."""
         if plan.pipeline is not None:
             return None
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, {}
+        known = self._last[1]
         for width in _WIDTHS:
-            folded = self._layers.folded(plan, decisions, width)
+            if width not in known:
+                known[width] = self._folded(plan, decisions, width)
+            folded = known[width]
             if folded is None:
                 continue
             try:
@@ -83,22 +91,43 @@ class FoldedCosts:
                 continue
         return None
 
-    def _seconds(self, plan: Plan, decisions: Decisions, folded: FoldedGraph) -> Seconds:
-        sections = _sections(self._lowering(decisions, folded), 0, folded)
-        prices = prices_of(plan, folded.graph, self.machine)
-        return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
-
-    def _lowering(self, decisions: Decisions, folded: FoldedGraph) -> PlanLowering:
-        tilings = {op.name: decisions.tilings[op.name] for op in folded.graph.ops}
-        few = replace(decisions, tilings=tilings)
+    def _folded(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
+        folded = self._layers.folded(plan, decisions, width)
+        if folded is None:
+            return None
+        few = replace(
+            decisions,
+            tilings={op.name: decisions.tilings[op.name] for op in folded.graph.ops},
+            storage={
+                leaf.name: decisions.storage[leaf.name]
+                for leaf in folded.graph.leaves_of(LeafKind.PARAMETER)
+            },
+        )
         alone_bytes = self.machine.backend_spec.alone_bytes
-        return PlanLowering(folded.graph, self.analysis, few, alone_bytes)
+        return _FoldedPlan(folded, PlanLowering(folded.graph, self.analysis, few, alone_bytes))
 
 
-def _sections(lowering: PlanLowering, rank: int, folded: FoldedGraph) -> Sections:
-    program = lowering.program(rank)
-    _require_full_buckets(program, len(lowering.numbers))
-    return sections_of(program, folded)
+@final
+class _FoldedPlan:
+    """A plan of the graph `folded`, which has few of many equal layers."""
+
+    def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
+        self.folded, self.lowering = folded, lowering
+        self._sections: dict[int, Sections | NotPeriodicError] = {}
+
+    def sections(self, rank: int) -> Sections:
+        """The program of a rank in sections; raises `NotPeriodicError`."""
+        if rank not in self._sections:
+            program = self.lowering.program(rank)
+            try:
+                _require_full_buckets(program, len(self.lowering.numbers))
+                self._sections[rank] = sections_of(program, self.folded)
+            except NotPeriodicError as e:
+                self._sections[rank] = e
+        found = self._sections[rank]
+        if isinstance(found, NotPeriodicError):
+            raise found
+        return found
 
 
 def _require_full_buckets(program: StepProgram, batches: int) -> None:

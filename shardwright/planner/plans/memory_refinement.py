@@ -34,11 +34,11 @@ class MemoryRefinement:
     """
 
     def __init__(self, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
-        self._tracer = tracer
+        self.tracer = tracer
         self._context = machine.device.context_bytes
         backend = machine.backend_spec
         together = backend.device != "cpu" and machine.devices == 1
-        self._trainer = Trainer(
+        self.trainer = Trainer(
             states=optimizer_spec(optimizer).state_tensors,
             update=partial(update_bytes, optimizer, together=together),
             rank=RankModel(backend, machine.device.channel_block, machine.expert_skew),
@@ -52,7 +52,7 @@ class MemoryRefinement:
         if plan.memory is not None:
             return plan
         found = [
-            step_memory(lowering, rank, self._trainer, self._tracer)
+            step_memory(lowering, rank, self.trainer, self.tracer)
             for rank in ranks_that_differ(lowering)
         ]
         most = replace(max(found, key=lambda memory: memory.peak), context=self._context)

@@ -16,7 +16,7 @@ from typing import final
 
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
-from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.candidate import Candidate
 
 _TRIES = 8  # plans that are simulated, which takes up to a second each
 _GAIN = 1e-2  # plans that are faster by less are not tried
@@ -59,7 +59,7 @@ class OffFrontierPlans:
         self,
         candidates: Iterable[Candidate],
         write: Callable[[Candidate], Plan],
-        settle: Callable[[Plan], Plan],
+        compare: Callable[[Plan], Plan],
     ) -> None:
         by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
@@ -68,7 +68,7 @@ class OffFrontierPlans:
             (again, sorted(found, key=lambda one: one.cost))
             for (_, again), found in by_search.items()
         ]
-        self._write, self._settle = write, settle
+        self._write, self._compare = write, compare
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
         """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
@@ -103,9 +103,9 @@ class OffFrontierPlans:
             if not queue:
                 break
             _, number, candidate, plan = heapq.heappop(queue)
-            settled = self._settle(plan)
-            if settled.peak_bytes <= limit:
-                best, enough = settled, Seconds(settled.step_seconds / (1 + _GAIN))
-            groups[number].share = settled.peak_bytes / candidate.peak
+            compared = self._compare(plan)
+            if compared.peak_bytes <= limit:
+                best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
+            groups[number].share = compared.peak_bytes / candidate.peak
             offer(number)
         return best

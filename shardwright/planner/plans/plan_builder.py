@@ -192,7 +192,7 @@ class PlanBuilder:
         """For every run its nodes in whole assignments, copy by copy, and each node's column."""
         folded = self.space.folded
         return [
-            (folded.places(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
+            (folded.positions(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
             for number, run in enumerate(folded.runs)
         ]
 

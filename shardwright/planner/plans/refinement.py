@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import final
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
@@ -14,6 +15,7 @@ from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.folded_costs import FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis, analyze
@@ -41,6 +43,11 @@ class Refinement:
         # By the identity of the given plan, which the first keeps alive.
         self._timed: dict[int, tuple[Plan, Plan]] = {}
         self._settled: dict[int, tuple[Plan, Plan]] = {}
+        self._compared: dict[int, tuple[Plan, Plan]] = {}
+        self._originals: dict[
+            int, tuple[Plan, Plan]
+        ] = {}  # those that were given, by what they became
+        self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
 
     @cached_property
@@ -59,11 +66,31 @@ class Refinement:
         """
         if plan.pipeline is not None or plan.micro_batches > 1:
             return plan
-        seconds = self._folded.seconds(plan, read_plan(plan, self.graph, self._analysis))
+        seconds = self._folded.seconds(plan, self._decisions(plan))
+        return self.timed(plan) if seconds is None else _with_seconds(plan, seconds)
+
+    def compared(self, plan: Plan) -> Plan:
+        """`plan` with the time and memory of its step, as `settled` finds them.
+
+        Those of equal layers follow from few of them; then nothing says what they consist of.
+        """
+        if id(plan) in self._settled:
+            return self._settled[id(plan)][1]
+        if id(plan) not in self._compared:
+            found = self._from_few_layers(plan) or self.settled(plan)
+            self._compared[id(plan)] = plan, found
+            self._originals.setdefault(id(found), (found, plan))
+        return self._compared[id(plan)][1]
+
+    def _from_few_layers(self, plan: Plan) -> Plan | None:
+        if plan.memory is not None:
+            return None
+        decisions, memories = self._decisions(plan), self._memories
+        seconds = self._folded.seconds(plan, decisions)
         if seconds is None:
-            return self.timed(plan)
-        least = min(plan.lower_bound_seconds, seconds)
-        return replace(plan, step_seconds=seconds, lower_bound_seconds=least)
+            return None
+        peak = self._folded.peak_bytes(plan, decisions, memories.trainer, memories.tracer)
+        return None if peak is None else replace(_with_seconds(plan, seconds), peak_bytes=peak)
 
     def timed(self, plan: Plan) -> Plan:
         """`plan` with the time of its step."""
@@ -73,6 +100,7 @@ class Refinement:
 
     def settled(self, plan: Plan) -> Plan:
         """`plan` as it is shown: with the time and the memory of its step."""
+        _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
             found = self._memories.settled(self.timed(plan), self._lowering(plan))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
@@ -82,10 +110,27 @@ class Refinement:
     def _folded(self) -> FoldedCosts:
         return FoldedCosts(self.graph, self._analysis, self._machine)
 
+    def _decisions(self, plan: Plan) -> Decisions:
+        """The decisions of a plan; those of the last one are kept."""
+        if self._read is None or self._read[0] is not plan:
+            self._read = plan, read_plan(plan, self.graph, self._analysis)
+        return self._read[1]
+
     def _lowering(self, plan: Plan) -> PlanLowering:
         """The programs of a plan; those of the last one are kept."""
         if self._last is None or self._last[0] is not plan:
-            decisions = read_plan(plan, self.graph, self._analysis)
-            made = self.graph, self._analysis, decisions, self._alone_bytes, self._counts.split
+            made = (
+                self.graph,
+                self._analysis,
+                self._decisions(plan),
+                self._alone_bytes,
+                self._counts.split,
+            )
             self._last = plan, PlanLowering(*made)
         return self._last[1]
+
+
+def _with_seconds(plan: Plan, seconds: Seconds) -> Plan:
+    """`plan` with the time of its step, which no lower bound exceeds."""
+    least = min(plan.lower_bound_seconds, seconds)
+    return replace(plan, step_seconds=seconds, lower_bound_seconds=least)

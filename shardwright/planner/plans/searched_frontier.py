@@ -23,6 +23,7 @@ class SearchedFrontier(Frontier):
     tensors are alive at once. A plan that is shown is *settled*: its step program is simulated.
 
     * `settle`: returns a plan with settled time and memory; None where it is settled already;
+    * `compare`: the same two figures alone, which may take less; None settles the plan;
     * `least`: a lower bound in bytes of the settled memory of the plan at an index;
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose settled memory
       fits into `limit`, among those that the added-up memory hides from the frontier, or None.
@@ -32,6 +33,7 @@ class SearchedFrontier(Frontier):
     """
 
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
+    compare: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
     chooses_baselines: bool = True
@@ -53,6 +55,10 @@ class SearchedFrontier(Frontier):
         """
         return self.settle(plan) if self.settle is not None else plan
 
+    def compared(self, plan: Plan) -> Plan:
+        """A plan with the time and peak that `settled` finds; it may have no timeline."""
+        return self.settled(plan) if self.compare is None else self.compare(plan)
+
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
         """The frontier of simulated time and memory.
 
@@ -71,13 +77,16 @@ class SearchedFrontier(Frontier):
         indices: Sequence[int] = range(last + 1)
         if last >= most:
             indices = sorted({round(i * last / (most - 1)) for i in range(most)})
-        found = [self.settled(self.plans[index]) for index in indices]
+        found = [self.compared(self.plans[index]) for index in indices]
         kept: list[Plan] = []
         for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
             if not kept or plan.peak_bytes < kept[-1].peak_bytes:
                 kept.append(plan)
+        kept = [self.settled(plan) for plan in kept]
         known = tuple(self.settled(plan) for plan in self.baselines)
-        return replace(self, plans=tuple(kept), baselines=known, settle=None, least=None)
+        return replace(
+            self, plans=tuple(kept), baselines=known, settle=None, compare=None, least=None
+        )
 
     def _fastest_fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.
@@ -85,17 +94,22 @@ class SearchedFrontier(Frontier):
         A simulation takes up to a second, so few plans are simulated.
         """
         index, share = self._fastest_listed(limit)
-        found = self.settled(self.plans[index]) if index is not None else None
+        found = self.compared(self.plans[index]) if index is not None else None
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
-        return self._best_of_baselines(found, seconds, limit)
+        return self._shown(self._best_of_baselines(found, seconds, limit))
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, whatever memory it needs."""
-        best = self._best_of_baselines(self.settled(self.plans[0]), self.costs[0][0], None)
+        found = self.compared(self.plans[0])
+        best = self._shown(self._best_of_baselines(found, self.costs[0][0], None))
         assert best is not None
         return best
+
+    def _shown(self, plan: Plan | None) -> Plan | None:
+        """What was compared, settled."""
+        return plan if plan is None or self.compare is None else self.settled(plan)
 
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
@@ -110,7 +124,7 @@ class SearchedFrontier(Frontier):
         for known in self.baselines:
             if known.step_seconds > _NEAR_TIE * seconds or known.name in self.broken:
                 continue
-            known = self.settled(known)
+            known = self.compared(known)
             fits = limit is None or known.peak_bytes <= limit
             if fits and known.step_seconds < found.step_seconds:
                 found = known
@@ -135,7 +149,7 @@ class SearchedFrontier(Frontier):
                 index = first
             if index < 0:
                 break
-            plan = self.settled(self.plans[index])
+            plan = self.compared(self.plans[index])
             share = min(share, plan.peak_bytes / mosts[index])
             if plan.peak_bytes <= limit:
                 found, left = index, left[: left.index(index)]
@@ -149,8 +163,8 @@ class SearchedFrontier(Frontier):
 
     def _smallest(self) -> Plan:
         """The plan that needs the least memory."""
-        best = self.settled(self.plans[-1])
+        best = self.compared(self.plans[-1])
         for index in range(len(self.plans) - 2, -1, -1):
             if self._min_bytes(index) < best.peak_bytes:
-                best = min(self.settled(self.plans[index]), best, key=lambda plan: plan.peak_bytes)
-        return best
+                best = min(self.compared(self.plans[index]), best, key=lambda one: one.peak_bytes)
+        return best if self.compare is None else self.settled(best)

@@ -14,9 +14,9 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
-from shardwright.planner.mesh_loop import Candidate
 from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged
 from shardwright.planner.pipeline.stage_costs import Offer
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space_factory import DecidedOptions, SpaceFactory
 from shardwright.planner.strategies.dimensions import ModelDimensions

@@ -18,7 +18,7 @@ from shardwright.ir.strategy.strategy import Strategy, divisors
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
@@ -213,7 +213,8 @@ def _frontier(
         plans,
         search_seconds=time.perf_counter() - start,
         settle=refinement.settled,
+        compare=refinement.compared,
         least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(found, write, refinement.settled).faster,
+        off_frontier=OffFrontierPlans(found, write, refinement.compared).faster,
         device_bytes=Bytes(machine.device.usable_bytes),
     )

@@ -15,8 +15,8 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.mesh_loop import Candidate
 from shardwright.planner.permitted import allowed_meshes
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion

@@ -1,6 +1,6 @@
 """Lowers a step in micro-batches: one program for each, on each rank.
 
-A micro-batch is a place on the outermost axis of the mesh (`rules/micro_batches.py`),
+A micro-batch is an index along the outermost axis of the mesh (`rules/micro_batches.py`),
 and its program what any rank of that mesh would run. Its outputs are terms of
 sums over all micro-batches, and so are the gradients of parameters: the
 runtime adds them up. By default a gradient is reduced over the devices before that only

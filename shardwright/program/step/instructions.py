@@ -20,58 +20,10 @@ from typing import Any
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Mesh
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import (
-    Compute,
-    Instruction,
-    Joint,
-    Load,
-    Move,
-    Shape,
-    SharedAttention,
-)
+from shardwright.program.instructions import Load, Move, Shape
+from shardwright.program.step.region import Region
 
 TOTAL = "total/"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Operators without communication between them: a function of `inputs`.
-
-    Regions that do the same are one region. `variants` are its instructions for tiles that start
-    at different places of the whole tensor, as micro-batches have them; names of values are the
-    same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
-    Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
-    again.
-    """
-
-    variants: tuple[tuple[Instruction, ...], ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    trained: tuple[bool, ...]
-    differentiable: tuple[bool, ...]
-    dropped: tuple[bool, ...]
-
-    @property
-    def communicates(self) -> tuple[str, ...]:
-        """The mesh axes along which an operator of the region communicates inside of itself."""
-        return tuple(dict.fromkeys(a for one in self.variants[0] for a in inner_axes(one)))
-
-    def __str__(self) -> str:
-        lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]
-        lines += [f"    {line}" for one in self.variants[0] for line in str(one).splitlines()]
-        lines.append(f"    return {', '.join(f'%{name}' for name in self.outputs)}")
-        return "\n".join(lines)
-
-
-def inner_axes(one: Instruction) -> tuple[str, ...]:
-    """The mesh axes along which an operator communicates while it computes."""
-    if isinstance(one, Joint):
-        return one.axes
-    if isinstance(one, SharedAttention):
-        return (one.axis,)
-    if isinstance(one, Compute) and one.routing is not None:
-        return tuple(axis for axis, _ in one.routing.hops)
-    return ()
 
 
 @dataclass(frozen=True, slots=True)

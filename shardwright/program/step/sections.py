@@ -28,7 +28,6 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
-    Region,
     Relayout,
     StepInstruction,
     StepProgram,
@@ -37,6 +36,7 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
+from shardwright.program.step.region import Region
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
 

@@ -22,7 +22,6 @@ from shardwright.program.step.instructions import (
     Free,
     Gradients,
     Recv,
-    Region,
     Relayout,
     Seed,
     Send,
@@ -32,6 +31,7 @@ from shardwright.program.step.instructions import (
     Wait,
     reads,
 )
+from shardwright.program.step.region import Region
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.layout_moves import moved_locally
 from shardwright.runtime.executor.messages import Messages

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from shardwright.program.step.instructions import Region
+from shardwright.program.step.region import Region
 
 
 @dataclass(frozen=True, slots=True, eq=False)

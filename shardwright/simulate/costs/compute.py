@@ -184,7 +184,7 @@ def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:
-    """Whether one device would make the same call at these sizes: no tile that knows its place."""
+    """Whether one device would make the same call at these sizes: no tile depends on its offset."""
     axis_placements = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
     whole = np.array(work.sizes)[axis_placements]
     found: Bools = (sizes[axis_placements] == whole[:, None]).all(axis=0)

@@ -80,7 +80,7 @@ class Workload:
     work: tuple[int, ...]
     lookup: bool
     extra: Port  # what autograd keeps besides is as much less as this is
-    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own place
+    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own position
     halves: int = -1  # the factor that is cut where early and late queries are shared evenly
     passed: int = -1  # the factor of keys that are passed around, where it is cut
     width: tuple[int, ...] = ()  # factors of a key's elements

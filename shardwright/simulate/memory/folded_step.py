@@ -116,5 +116,5 @@ def _changes(
     section: Section, levels: Sequence[AllocatedBytes], highest: Sequence[AllocatedBytes]
 ) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
     """Beyond what is there before a section: the most during each instruction, and what is left."""
-    before, places = levels[section.start], range(section.start + 1, section.stop + 1)
-    return [(highest[at].plus(before, -1), levels[at].plus(before, -1)) for at in places]
+    before, positions = levels[section.start], range(section.start + 1, section.stop + 1)
+    return [(highest[at].plus(before, -1), levels[at].plus(before, -1)) for at in positions]

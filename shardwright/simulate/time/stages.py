@@ -23,7 +23,6 @@ from shardwright.program.step.instructions import (
     Forward,
     Gradients,
     Recv,
-    Region,
     Send,
     StepInstruction,
     StepProgram,
@@ -31,6 +30,7 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
+from shardwright.program.step.region import Region
 from shardwright.program.step.unrolled import Played
 from shardwright.simulate.time.step_program import END, Player, StepPrices
 from shardwright.simulate.time.timeline import TaskSchedule

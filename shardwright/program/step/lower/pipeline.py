@@ -38,9 +38,10 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.lowering import LoweringInput, MicroBatchWriter, StepWriter
 from shardwright.program.step.lower.messages import Message, PassMessages, steps
+from shardwright.program.step.lower.micro_batch_writer import MicroBatchWriter
 from shardwright.program.step.lower.regions import RegionTable
+from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter
 from shardwright.program.step.lower.stretches import Rewrite, loads
 
 _PARTS = {

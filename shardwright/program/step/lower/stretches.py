@@ -20,7 +20,7 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.instructions import inner_axes
+from shardwright.program.step.region import inner_axes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.folded_costs import FoldedCosts
-from shardwright.planner.plans.memory_refinement import MemoryRefinement, ranks_that_differ
+from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
@@ -41,7 +42,20 @@ def test_time_and_memory_equal_those_of_the_whole_program():
                 TimeRefinement(GRAPH, MACHINE).refined(bare, lowering), lowering
             )
             assert seconds == pytest.approx(whole.step_seconds, rel=1e-9)
-            ranks = ranks_that_differ(lowering)
-            peak = costs.peak_bytes(plan, decisions, ranks, memories._trainer, tracer)
+            peak = costs.peak_bytes(plan, decisions, memories.trainer, tracer)
             assert peak in (None, whole.peak_bytes)
     assert folded >= 2
+
+
+def test_plans_are_compared_by_the_costs_that_they_are_shown_with():
+    options = PlanOptions.of(meshes=[Mesh.parse("dp=4")], micro_batches=(1,))
+    found = search(GRAPH, MACHINE, options)
+    refinement = Refinement(GRAPH, MACHINE, "adamw", Footprints(on_cpu=False), ANALYSIS)
+    plan = found[-1]
+    compared = refinement.compared(plan)
+    assert compared.timeline is None and compared.memory is None
+    shown = refinement.settled(compared)
+    assert shown.timeline is not None and shown.memory is not None
+    assert compared.step_seconds == pytest.approx(shown.step_seconds, rel=1e-9)
+    assert compared.peak_bytes == shown.peak_bytes
+    assert refinement.compared(plan) is refinement.settled(plan) is shown

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-TARGET = f"{Path(__file__).parents[4] / 'examples' / 'mlp.py'}:job"
+TARGET = f"{Path(__file__).parents[5] / 'examples' / 'mlp.py'}:job"
 MACHINE = ("--machine", "4xcpu")
 
 
