@@ -31,7 +31,7 @@ class MicroBatchWriter:
         self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
         self.contributions: Counter[str] = Counter()
         self.again: set[str] = set()  # values that are made again, in the backward pass
-        self.rerun: set[int] = set()  # segments that have run again in this backward pass
+        self.rerun: set[int] = set()  # segments that have run again, for both parts of backward
         self.known_as: dict[str, str] = {}  # inputs that are values of another stage
         self.weights_left: dict[int, Copies] = {}  # stretches whose weights have no gradients yet
         stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
@@ -55,7 +55,6 @@ class MicroBatchWriter:
 
     def backward(self, part: Gradients = Gradients.ALL) -> None:
         """The backward pass, or a part of it, from the gradients that were given."""
-        self.rerun = set()
         for place, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in self.rerun:
                 if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
