@@ -36,6 +36,7 @@ from shardwright.program.step.lower.stretches import (
     dropped_copies,
     items,
     loads,
+    made_again,
     value_types,
 )
 
@@ -167,6 +168,7 @@ class _Parts:
         for one in self.redistributed.values():
             if one.instruction.value in self.weights:
                 self.weights.add(one.instruction.result)
+        self.made_again = made_again(program)
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 
 
