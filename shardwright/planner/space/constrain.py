@@ -122,7 +122,7 @@ class Limits:
         self._analysis = analysis
         self._marks = marks
         self._routes = routes
-        self._meshless: MeshInvariants | None = None  # of the machine of the last call
+        self._meshless: dict[bool, MeshInvariants] = {}  # of the machine of the last call
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -170,24 +170,36 @@ class Limits:
         optimizer: str,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
+        gradient_sync: str | None = None,
+        *,
+        compiled: bool = False,
     ) -> CostModel:
         """The cost model of the choices that are left.
 
-        With `micro_batches` the graph must be that of one.
+        With `micro_batches` the graph must be that of one. `gradient_sync` is as in `Plan`.
 
         Raises:
             ConstraintError: an operator or parameter has no choice.
         """
-        if self._meshless is None or not self._meshless.holds_on(machine):
-            self._meshless = MeshInvariants(self._graph, self._analysis, machine)
+        known = self._meshless.get(compiled)
+        if known is None or not known.holds_on(machine):
+            known = MeshInvariants(self._graph, self._analysis, machine, compiled=compiled)
+            self._meshless[compiled] = known
         model = CostModel(
             self._graph,
             self._analysis,
             machine,
             mesh,
-            Pricing(optimizer, Duration(machine, mesh, self._routes), micro_batches, buckets),
+            Pricing(
+                optimizer,
+                Duration(machine, mesh, self._routes),
+                micro_batches,
+                buckets,
+                gradient_sync,
+                compiled,
+            ),
             self.allowed(mesh),
-            self._meshless,
+            known,
         )
         self._check_sizes(model)
         return model

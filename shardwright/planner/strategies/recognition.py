@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
-from shardwright.ir.strategy.fields import AXES
+from shardwright.ir.strategy.fields import AXES, COMPILES
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.axes.plan_roles import AxisUse, axis_uses, dimension_of
@@ -41,6 +41,8 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields |= _storage(plan, [role for role, _ in roles if role != "pp"])
     fields |= _splits_of_sequence(plan, uses, [role for role, _ in roles if role != "pp"])
     fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
+    fields["gradient_sync"] = plan.gradient_sync
+    fields["compile"] = COMPILES[plan.compiled]
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]
@@ -58,9 +60,10 @@ def same_decisions(plan: Plan, other: Plan) -> bool:
 
 def _decisions(plan: Plan) -> object:
     stored = {p.name: (p.layout.placements, p.regathered) for p in plan.parameters}
-    computed = {op.name: (op.tiling, bool(op.segment)) for op in plan.ops}
+    computed = {op.name: (op.tiling, op.runs_again) for op in plan.ops}
     pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
-    return plan.mesh.shape, pipeline, stored, computed
+    options = plan.gradient_sync, plan.compiled
+    return plan.mesh.shape, pipeline, options, stored, computed
 
 
 def _of_name(plan: Plan) -> Strategy | None:

@@ -116,14 +116,14 @@ class StartingStrategies:
     def _keeps(self, strategy: Strategy) -> bool:
         """Whether operators keep pins and prohibitions, before the strategy is priced."""
         axes, analysis = role_axes(strategy), self._expansion.sources.analysis
-        tilings = Tilings(strategy, axes, self._expansion.dimensions)
+        tilings = Tilings(strategy, axes)
         marks, seen = self.factory.marks, set[object]()
         for op in self.factory.graph.ops:
             numbers, rule = marks.of.get(op.name, ()), analysis.rules[op.name]
             if not numbers or (id(rule), numbers) in seen:
                 continue
             seen.add((id(rule), numbers))
-            choices = tilings.wanted(op, rule)
+            choices = tilings.wanted(op, rule, self._expansion.dimensions)
             for number in numbers:
                 constraint, along = marks.statements[number]
                 meant = hits(along, rule, self._names)

@@ -114,7 +114,7 @@ def head(plan: Plan) -> list[str]:
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if segments := {op.segment for op in plan.ops} - {0}:
-        again = sum(op.segment > 0 for op in plan.ops)
+        again = sum(op.runs_again for op in plan.ops)
         lines.append(_item("recomputed", f"{again} operators in {len(segments)} segments"))
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
@@ -252,7 +252,7 @@ def splits(module: Module) -> Iterator[str]:
             named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
-    if module.ops and all(op.segment for op in module.ops):
+    if module.ops and all(op.runs_again for op in module.ops):
         yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
