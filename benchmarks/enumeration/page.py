@@ -14,10 +14,11 @@ COLUMNS = (
 def body(result: dict[str, Any]) -> str:
     """A table of devices, strategies, seconds and what a sample of pruned strategies costs."""
     lines = [
-        "All uniform strategies of a model with 80 layers on H100s, four sequences of 4,096 tokens a"
-        " device: enumerated, pruned by bounds, and priced.",
+        "All uniform strategies of a model with 80 layers on H100s, four sequences of 4,096 tokens"
+        " a device: enumerated, pruned by bounds, and priced.",
         "A sample of what bounds rule out is priced too: no bound may be above the price (1.0), and"
-        " none of the sample faster than the best by more than one per cent within a device's memory.",
+        " none of the sample faster than the best by more than one per cent within the memory of a"
+        " device.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "| ---: " * len(COLUMNS) + "|",

@@ -176,7 +176,8 @@ class SpaceFactory:
         self, model: CostModel, segments: Sequence[range], decided: Skeleton
     ) -> tuple[CostModel, Skeleton]:
         """The constrained cost model, and the skeleton, which does not depend on constraints."""
-        marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
+        every = self.marks.binds_roles(model.mesh)
+        marked = [op.name for op in model.graph.ops if every or op.name in self.marks.of]
         if not marked or model.mesh.size == 1:
             return model, decided
         return constrained(model, frozenset(marked), segments)

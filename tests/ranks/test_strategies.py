@@ -47,16 +47,7 @@ CASES = {
 
 
 def subject():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, max_position_embeddings=32, num_hidden_layers=5, hidden_size=32,
-        intermediate_size=24, num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    ids = torch.randint(40, (8, 8), generator=torch.Generator().manual_seed(1))
-    batch = {"input_ids": ids, "labels": ids.clone()}
-    return models.double(models.OwnLoss(LlamaForCausalLM(config)), batch)
+    return models.small_llama(layers=5, hidden=32, heads=4, rows=8, length=8)
 
 
 @pytest.mark.parametrize("world", CASES)

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
-from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.layout import Bytes, Layout, Seconds
 from shardwright.ir.plan import (
     InputSpec,
     Phase,
@@ -230,6 +230,10 @@ class PlanBuilder:
         """Bytes of weights, gradients, optimizer state and batch, which exist together."""
         stored = self._parameters(choice)
         return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
+
+    def layouts(self, choice: tuple[int, ...]) -> dict[str, Layout]:
+        """The layout of every parameter in a whole assignment."""
+        return {one.name: one.layout for one in self._parameters(choice)}
 
     @cached_property
     def least_overhead(self) -> int:

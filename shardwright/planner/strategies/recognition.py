@@ -13,7 +13,7 @@ from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.fields import AXES, COMPILES
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.strategies.plan_roles import AxisUse, axis_uses, dimension_of
+from shardwright.planner.axes.plan_roles import AxisUse, axis_uses, dimension_of
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
 
@@ -153,7 +153,7 @@ def _splits_of_sequence(
     return found
 
 
-def _layers(plan: Plan) -> dict[str, list[int]]:
+def layers_of_plan(plan: Plan) -> dict[str, list[int]]:
     """Operators of the modules that are numbered outermost, by their path."""
     found: dict[str, list[int]] = {}
     for number, op in enumerate(plan.ops):
@@ -167,7 +167,7 @@ def _recompute(plan: Plan) -> Recompute:
     """The recomputed layers, as the nearest word."""
     again = [
         2 * sum(plan.ops[i].segment > 0 for i in numbers) > len(numbers)
-        for numbers in _layers(plan).values()
+        for numbers in layers_of_plan(plan).values()
     ]
     count = sum(again)
     if not count:
@@ -186,7 +186,7 @@ def _recompute(plan: Plan) -> Recompute:
 def _stage_cut(plan: Plan) -> tuple[int, ...] | None:
     """Layers of each stage; None where a stage does not begin with a layer."""
     place = {op.name: number for number, op in enumerate(plan.ops)}
-    starts = [numbers[0] for numbers in _layers(plan).values()]
+    starts = [numbers[0] for numbers in layers_of_plan(plan).values()]
     cuts = [place[name] for name in plan.cuts]
     if not set(cuts) <= set(starts):
         return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardwright.ir.graph import LeafKind
+from shardwright.ir.graph import LeafKind, Op
 from shardwright.ir.layout import (
     Atoms,
     Layout,
@@ -68,11 +68,7 @@ class Tilings:
             if constant.issuperset(op.outputs):
                 wanted[op.name] = (_NONE,) * len(self.axes)
                 continue
-            rule = model.analysis.rules[op.name]
-            attention = is_attention(op, rule)
-            wanted[op.name] = tuple(
-                self._choice(rule, axis, dims, attention=attention) for axis in self.axes
-            )
+            wanted[op.name] = self.wanted(op, model.analysis.rules[op.name], dims)
         only = {
             name: tuple(frozenset({_NONE, choice}) for choice in choices)
             for name, choices in wanted.items()
@@ -87,6 +83,11 @@ class Tilings:
             for op in model.graph.ops
         }
         return Allowed(only, parameters, tilings)
+
+    def wanted(self, op: Op, rule: Rule, dims: ModelDimensions) -> tuple[int, ...]:
+        """The number of an operator's choice along each axis among `Rule.choices()`."""
+        attention = is_attention(op, rule)
+        return tuple(self._choice(rule, axis, dims, attention=attention) for axis in self.axes)
 
     def storage_code(self, model: CostModel, name: str, kind: StorageKind) -> int:
         """The code of a parameter's layout."""
