@@ -59,15 +59,15 @@ def config_for(
 
     Raises `UsageError` where the framework's configs can say nothing that fits.
     """
-    if framework not in WRITERS:
-        try:
-            return OfferedConfig(FORMS[framework](plan), None, plan.step_seconds, 0.0, True)
-        except NotExpressibleError as e:
-            raise UsageError(f"--for {framework}: {e}") from e
     from shardwright.tracing.op_memory.footprints import Footprints
 
     tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
     auditor = Auditor(captured.graph, machine, captured.optimizer, tracer, limit)
+    if framework not in WRITERS:
+        try:
+            return OfferedConfig(FORMS[framework](plan), None, plan.step_seconds, 0.0, True)
+        except NotExpressibleError as e:
+            return _nearest_of_modules(plan, auditor, framework, str(e))
     facts = ConfigFacts(batch=_batch(plan))
     dtypes = {n: d for n, d in zip(DTYPE_FIELDS, dtypes_of(captured.graph), strict=True) if d}
     files: dict[Strategy, Written] = {}
@@ -91,6 +91,29 @@ def config_for(
     written, seconds = files[best.strategy], best.plan.step_seconds
     more = seconds / plan.step_seconds - 1
     return OfferedConfig(written.text, written.strategy, seconds, more, itself is not None)
+
+
+def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: str) -> OfferedConfig:
+    """The fastest strategy near a plan that a format of modules can say.
+
+    Raises `UsageError` with the `reason` why it cannot say the plan where it can say none.
+    """
+    files: dict[Strategy, str] = {}
+
+    def allowed(strategy: Strategy) -> Strategy | None:
+        try:
+            files[strategy] = FORMS[framework](auditor.unsettled(strategy))
+        except (NotExpressibleError, StrategyError):
+            return None
+        return strategy
+
+    with working(f"looking for a plan that {framework} can say"):
+        best = auditor.best_among(_starts(plan, auditor), allowed)
+    if best is None:
+        raise UsageError(f"--for {framework}: {reason}")
+    seconds = best.plan.step_seconds
+    more = seconds / plan.step_seconds - 1
+    return OfferedConfig(files[best.strategy], best.strategy, seconds, more, False)
 
 
 def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:

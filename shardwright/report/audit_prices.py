@@ -22,6 +22,7 @@ _SHOWN = 4  # single changes that fit, and then those that do not fit
 _UNFIT = 1
 _CAUSES = 4  # parts of the peak
 _LABEL = 14
+_WORD = 24  # characters of a value in the table of changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def _changes(prices: ConfigPrices, *, whole: bool) -> Iterator[str]:
     more = f"  ({left} more that cost time or do not fit: --all)" if left else ""
     yield f"{'single change':<{width}}     step        memory{more}"
     for name, one in zip(names, shown, strict=True):
-        memory = f"{'-' if one.bytes < 0 else '+'}{size(abs(one.bytes))}"
+        memory = f"{'-' if one.bytes < 0 else '+'}{size(abs(one.bytes))}" if one.bytes else "same"
         unfit = "  does not fit" * (not one.fits)
         yield f"{name:<{width}}  {-one.gain:>+7.1%}  {memory:>12}{unfit}"
 
@@ -250,7 +251,8 @@ def _shown(value: object) -> str:
         return "on" if value else "off"
     if value is None:
         return "default"
-    return str(_word(value)) if value != () else "none"
+    text = str(_word(value)) if value != () else "none"
+    return text if len(text) <= _WORD else f"{text.partition(',')[0]},...)"
 
 
 def _best(prices: ConfigPrices) -> Iterator[str]:
