@@ -252,7 +252,8 @@ def _shown(value: object) -> str:
     if value is None:
         return "default"
     text = str(_word(value)) if value != () else "none"
-    return text if len(text) <= _WORD else f"{text.partition(',')[0]},...)"
+    head = text.partition(",")[0]
+    return text if len(text) <= _WORD else f"{head},...{')' * ('(' in head)}"
 
 
 def _best(prices: ConfigPrices) -> Iterator[str]:
