@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.cli import planning
@@ -101,11 +101,13 @@ def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: st
     files: dict[Strategy, str] = {}
 
     def allowed(strategy: Strategy) -> Strategy | None:
-        try:
-            files[strategy] = FORMS[framework](auditor.unsettled(strategy))
-        except (NotExpressibleError, StrategyError):
-            return None
-        return strategy
+        for one in _cut_at_layers(strategy, auditor.limits.layers or 0):
+            try:
+                files[one] = FORMS[framework](auditor.unsettled(one))
+            except (NotExpressibleError, StrategyError):
+                continue
+            return one
+        return None
 
     with working(f"looking for a plan that {framework} can say"):
         best = auditor.best_among(_starts(plan, auditor), allowed)
@@ -114,6 +116,14 @@ def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: st
     seconds = best.plan.step_seconds
     more = seconds / plan.step_seconds - 1
     return OfferedConfig(files[best.strategy], best.strategy, seconds, more, False)
+
+
+def _cut_at_layers(strategy: Strategy, layers: int) -> Iterator[Strategy]:
+    """A strategy, and, of a pipeline that is cut evenly in time, the one of equal layers."""
+    yield strategy
+    if strategy.pp > 1 and strategy.stage_cut is None and layers >= strategy.stages:
+        least, more = divmod(layers, strategy.stages)
+        yield strategy.but(stage_cut=tuple(least + (n < more) for n in range(strategy.stages)))
 
 
 def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:

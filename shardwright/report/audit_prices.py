@@ -170,6 +170,7 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
         "memory": memory_content(plan.memory),
         "devices": plan.devices,
+        "compiled": plan.compiled,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
@@ -270,6 +271,8 @@ def _best(prices: ConfigPrices) -> Iterator[str]:
     if prices.beyond is not None:
         yield f"{'best plan':<{_LABEL}}{headline(prices.beyond)}"
         yield f"{'':<{_LABEL}}{_against(prices, prices.beyond)}"
+        if prices.base is not None and prices.base.plan.compiled and not prices.beyond.compiled:
+            yield f"{'':<{_LABEL}}of eager steps: a search does not price compiled layers yet"
 
 
 def _against(prices: ConfigPrices, plan: Plan) -> str:
