@@ -29,7 +29,7 @@ STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)
 
 
 def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
-    """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
+    """`program` after all passes; raises `VerifyError` that names a pass with a wrong result."""
     verify(program)
     found = program
     for one in passes:

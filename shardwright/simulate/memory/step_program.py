@@ -40,7 +40,7 @@ from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved_locally
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.messages import receiving, sending
-from shardwright.simulate.memory.transfers import Results, Sent, started
+from shardwright.simulate.memory.transfers import Results, TransferOperands, started
 from shardwright.simulate.memory.values import RankModel, View
 
 
@@ -312,7 +312,7 @@ class StepMemory:
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
         ranks = len(members(one.channel, self.program.mesh))
         own = self.taken(one.parts[0], views[0])
-        return started(self.heap, one.collective, Sent(one.parts, views, ranks, own))
+        return started(self.heap, one.collective, TransferOperands(one.parts, views, ranks, own))
 
     def taken(self, part: Part, sent: View) -> bool:
         """Whether what is sent is the part's value, given away, or a copy."""
