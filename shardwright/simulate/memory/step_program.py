@@ -43,6 +43,8 @@ from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.messages import receiving, sending
 from shardwright.simulate.memory.values import RankModel, View
 
+Watch = Callable[[dict[str, View]], None]  # is given the values that are there, by name
+
 
 @dataclass(frozen=True)
 class Host:
@@ -84,16 +86,16 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Callable[[], None] | None = None) -> dict[str, View]:
+    def play(self, watch: Watch | None = None) -> dict[str, View]:
         """Run everything; the gradients that are there in the end, by leaf.
 
-        Before it and after each instruction `watch` is called.
+        Before it and after each instruction `watch` is called with the values that are there.
         """
         watch = watch or _unwatched
-        watch()
+        watch(self.values)
         for one in self.program.instructions:
             self.instruction(one)
-            watch()
+            watch(self.values)
         for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
             self.drop(name)
         return {
@@ -404,7 +406,7 @@ class StepMemory:
         return found
 
 
-def _unwatched() -> None:
+def _unwatched(_: dict[str, View]) -> None:
     """An observer of `StepMemory.play` that does nothing."""
 
 

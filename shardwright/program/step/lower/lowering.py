@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
@@ -65,8 +66,9 @@ class LoweringInput:
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
     lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions. `alone_bytes` is the backend's. Names of
-    values begin with `prefix`: that of a pipeline stage, where a rank has several.
+    tiles start at different places are different regions. `alone_bytes` is the backend's, and
+    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
+    with `prefix`: that of a pipeline stage, where a rank has several.
     """
 
     mesh: Mesh
@@ -77,6 +79,7 @@ class LoweringInput:
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int | None = None
     prefix: str = ""
 
 
@@ -151,6 +154,7 @@ def _program(
         updates=updates,
         fixed_offsets=step.fixed_offsets,
         alone_bytes=step.alone_bytes,
+        sum_bytes=sum_bucket_bytes(step.graph) if step.sum_bytes is None else step.sum_bytes,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))
 
