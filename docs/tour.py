@@ -44,27 +44,32 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(scores, target)
 
 
-def fully_sharded(graph: Graph, analysis: Analysis) -> Decisions:
-    """The batch split over two devices, and every parameter stored in two parts."""
-    mesh = Mesh((("dp", 2),))
-    tilings = {}
+def split_batch(graph: Graph, analysis: Analysis) -> dict[str, tuple[Split | None]]:
+    """The tilings that split the batch of 6 along the only axis of a mesh."""
+    tilings: dict[str, tuple[Split | None]] = {}
     for op in graph.ops:
         batch = [factor.name for factor in analysis.rules[op.name].factors if factor.size == 6]
         tilings[op.name] = (Split(batch[0]) if batch else None,)
+    return tilings
+
+
+def fully_sharded(graph: Graph, analysis: Analysis) -> Decisions:
+    """The batch split over two devices, and every parameter stored in two parts."""
+    mesh = Mesh((("dp", 2),))
     parameters = graph.leaves_of(LeafKind.PARAMETER)
     storage = {leaf.name: Layout.parse("dp:S(0)", mesh) for leaf in parameters}
-    return Decisions(mesh, tilings, storage)
+    return Decisions(mesh, split_batch(graph, analysis), storage)
 
 
 def stages() -> Iterator[tuple[str, str]]:
     """Name and printed text of every stage that the model travels through."""
-    # Floor 2, capture: one call of the unmodified module becomes a graph. The mean of the
+    # tracing: one call of the unmodified module becomes a graph. The mean of the
     # loss has become a sum and a count, because the mean of means is not the mean.
     x, target = torch.randn(6, 8), torch.randint(0, 4, (6,))
     graph = sw.capture(Model(), (x, target))
     yield "graph", str(graph)
 
-    # Floor 2, rules: every operator in index notation. Equal dimensions have been unified.
+    # rules: every operator in index notation. Equal dimensions have been unified.
     analysis = analyze(graph)
     yield "rules", "\n".join(f"{op.name:20} {analysis.rules[op.name]}" for op in graph.ops)
 
@@ -78,7 +83,7 @@ def stages() -> Iterator[tuple[str, str]]:
         lines.append(f"{choice}: {operands} -> {placed.results[0]}; gradients {grads}")
     yield "tilings", "\n".join(lines)
 
-    # Floor 3, cost: tables of seconds and bytes over the tilings of every operator.
+    # planner.tables: tables of seconds and bytes over the tilings of every operator.
     machine = sw.Machine.preset("2xH100")
     mesh = Mesh((("tp", 2),))
     model = CostModel(graph, analysis, machine, mesh)
@@ -86,13 +91,13 @@ def stages() -> Iterator[tuple[str, str]]:
     nodes = zip(space.problem.nodes, space.problem.sizes, strict=True)
     yield "space", "\n".join(f"{node.name:20} {size} choices" for node, size in nodes)
 
-    # Floor 4, search: the Pareto frontier of step time and memory. For a model this small the
+    # solve: the Pareto frontier of step time and memory. For a model this small the
     # fastest plan is to compute everything everywhere; the smallest is another matter.
     frontier = sw.search(graph, machine)
     assert frontier[0].step_seconds == min(plan.step_seconds for plan in frontier)
     yield "frontier", "\n".join(str(plan) for plan in frontier)
 
-    # Floor 3, lower: what rank 1 runs under Megatron's plan. The first layer is split by its
+    # program: what rank 1 runs under Megatron's plan. The first layer is split by its
     # outputs, the second by its inputs, and the partial sums are reduced once.
     assignment = dict(baselines(space))["tensor parallel"]
     decisions = Decisions(mesh, space.tilings(assignment), space.storage(assignment))
@@ -120,13 +125,9 @@ def stages() -> Iterator[tuple[str, str]]:
     yield "pipeline step", "\n\n".join(str(optimized(lower_pipeline(staged, i))) for i in range(2))
 
     # The same machinery gives data parallelism: another split, and the gradients are reduced.
-    tilings = {op.name: (None,) for op in graph.ops}
-    for op in graph.ops:
-        for factor in analysis.rules[op.name].factors:
-            if factor.size == 6:  # the batch
-                tilings[op.name] = (Split(factor.name),)
     storage = {leaf.name: Layout.replicated(mesh) for leaf in parameters}
-    data_parallel = lower(graph, analysis, Decisions(mesh, tilings, storage), 1)
+    decisions = Decisions(mesh, split_batch(graph, analysis), storage)
+    data_parallel = lower(graph, analysis, decisions, 1)
     reduced = [line for line in str(data_parallel).splitlines() if "gradient tp:P" in line]
     assert len(reduced) == len(parameters)
     yield "reduced gradients", "\n".join(reduced)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.published.row import Row
 from shardwright.ir.plan import Plan
-from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.simulate.costs.compute import backward_kernels, forward_kernels
 from shardwright.simulate.costs.kernels import KernelWork
 from shardwright.simulate.costs.workload import OperatorClass, Workload

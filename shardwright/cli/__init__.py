@@ -10,21 +10,23 @@ import click
 
 from shardwright.cli.commands import (
     audit,
-    diff,
     doctor,
-    explain,
-    export,
     frontier,
     plan,
     price,
     profile,
+    run,
+    strategies,
+    verify,
+)
+from shardwright.cli.commands.plan_files import (
+    diff,
+    explain,
+    export,
     program,
     recost,
     report,
-    run,
     simulate,
-    strategies,
-    verify,
 )
 from shardwright.cli.errors import OneLineErrors
 

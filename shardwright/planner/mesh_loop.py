@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations
 from typing import NamedTuple
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.memory import Memory
 from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
-from shardwright.ir.pipeline import groups_of
-from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of
 from shardwright.planner.baselines import baselines
 from shardwright.planner.permitted import broken
-from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged, schedule_of
+from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
+from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
-from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
@@ -53,59 +50,6 @@ _OTHER_TRAINING = (
     " see docs/how-to/async.md"
 )
 _NARROWED = "recomputation was not searched: with it this graph is too wide on this mesh"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A point on one mesh, with the data from which its plan is built."""
-
-    point: Point
-    peak: Bytes
-    writer: PlanBuilder
-    name: str
-    notes: tuple[str, ...]
-    broken: tuple[Constraint, ...] = ()
-    staged: Staged | None = None
-    memory: Callable[[], Memory] | None = None  # of pipelines
-    again: bool = False  # whether a second search found it (`bottlenecks.py`)
-
-    @property
-    def cost(self) -> tuple[Seconds, Bytes]:
-        return Seconds(self.point.time), self.peak
-
-    @property
-    def least(self) -> int:
-        """A lower bound of its bytes: state and batch, of a pipeline that of a mean group."""
-        lasting = self.writer.lasting_bytes(self.point.choice)
-        if self.staged is None:
-            return lasting
-        if schedule_named(self.staged.schedule).asynchronous:  # which is not simulated
-            return self.peak
-        fixed = fixed_bytes(self.writer.graph)
-        return fixed + (lasting - fixed) // groups_of(self.staged.mesh)
-
-    def plan(self, bound: float, notes: tuple[str, ...]) -> Plan:
-        """The plan, with `bound` seconds as lower bound of all plans within its memory."""
-        staged, notes = self.staged is not None, (*self.notes, *notes)
-        found = self.writer.plan(self.point, self.peak, bound, self.name, notes, staged=staged)
-        if self.staged is None:
-            return found
-        names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
-        seconds = Seconds(self.point.time)  # of the pipeline, without overlap
-        asynchronous = schedule_named(self.staged.schedule).asynchronous  # it has no step program
-        return replace(
-            found,
-            step_seconds=seconds,
-            lower_bound_seconds=Seconds(min(bound, seconds)),
-            overlap=0.0,
-            gather_overlap=None,
-            mesh=self.staged.mesh,
-            stages=len(names) + 1,
-            schedule=self.staged.schedule,
-            receive_seconds=self.staged.receive_seconds,
-            cuts=names,
-            memory=self.memory() if self.memory is not None and asynchronous else None,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +119,7 @@ class MeshLoop:
         """Add plans of uniform strategies as baselines, with the bounds that they are."""
         self.known += candidates
         for one in candidates:
-            at: Callable[[float], float] = partial(_seconds_within, one)
+            at: Callable[[float], float] = one.seconds_within
             mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
             if one.staged is None:
                 at = self._on_steps(at, mesh, count)
@@ -203,7 +147,7 @@ class MeshLoop:
         writer = self.writer(self.factory, mesh, count)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         costs = [c.cost for c in (*self.found, *self.known)]
-        worth = _may_improve(costs, writer.least_overhead)
+        worth = may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
         one = Searched(writer, bound, (*self.notes, *narrowed))
@@ -214,12 +158,12 @@ class MeshLoop:
             self.fastest[mesh] = min(fastest, self.fastest.get(mesh, fastest))
         if compare:
             self.known += _baselines(writer)
-        return any(_is_new(c.cost, costs) for c in new)
+        return any(is_new(c.cost, costs) for c in new)
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a part of the one of `one`; its bound says nothing about all plans."""
         costs = [c.cost for c in (*self.found, *self.known)]
-        worth = _may_improve(costs, one.writer.least_overhead)
+        worth = may_improve(costs, one.writer.least_overhead)
         points, _, notes = _frontier(space, self.options.exact, seconds, worth)
         self._add(one, points, notes, again=True)
 
@@ -272,7 +216,7 @@ class MeshLoop:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
 
         self.bounds.append((0, bound))
-        promising = _may_beat(costs, bound)
+        promising = may_beat(costs, bound)
         if compare:
             self._add_even(group.offer, groups)
         if not promising:
@@ -298,7 +242,7 @@ class MeshLoop:
             self._groups[mesh, count] = group
         most = self.machine.device.memory_bytes
         seconds = min((c.point.time * max(1.0, c.peak / most) for c in new), default=math.inf)
-        return Gain(sum(_is_new(c.cost, costs, GAIN) for c in new), seconds)
+        return Gain(sum(is_new(c.cost, costs, GAIN) for c in new), seconds)
 
     def compare_even(self, mesh: Mesh, groups: int, count: int) -> None:
         """Add the even pipeline of `groups`, each data parallel on `mesh`, as a baseline."""
@@ -382,11 +326,6 @@ class MeshLoop:
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
 
 
-def _seconds_within(candidate: Candidate, memory: float) -> float:
-    """Seconds of one plan; infinite for less memory than it needs."""
-    return candidate.point.time if candidate.peak <= memory else math.inf
-
-
 def _baselines(
     writer: PlanBuilder, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
 ) -> Iterator[Candidate]:
@@ -401,34 +340,6 @@ def _baselines(
             like = writer.short.stands_for
             broke = broken(wanted, marks, like, space.model, tilings, storage)
         yield Candidate(point, peak, writer, name, (), broke)
-
-
-def _may_improve(
-    costs: Sequence[tuple[Seconds, Bytes]], overhead: int
-) -> Callable[[DualBound], bool]:
-    """A test whether a lower bound allows a plan that improves on `costs`, of known plans.
-
-    Of a mesh that cannot improve on the others anywhere, only the ends are searched.
-    """
-    corners: list[tuple[float, float]] = []
-    limit = math.inf
-    for seconds, peak in sorted(costs):
-        if peak < limit:
-            corners.append((seconds, limit - 1 - overhead))
-            limit = peak
-    corners.append((math.inf, limit - 1 - overhead))
-    return lambda bound: any(bound.at(memory) < seconds for seconds, memory in corners)
-
-
-def _may_beat(costs: Sequence[tuple[Seconds, Bytes]], bound: Callable[[float], float]) -> bool:
-    """Whether the lower bound `bound` allows a plan that improves on `costs`."""
-    limit = math.inf
-    for seconds, peak in sorted(costs):
-        if peak < limit:
-            if bound(limit - 1) < seconds:
-                return True
-            limit = peak
-    return bound(limit - 1) < math.inf
 
 
 def _frontier(
@@ -462,14 +373,6 @@ def _frontier(
         prices=space.prices,
     )
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
-
-
-def _is_new(
-    cost: tuple[Seconds, Bytes], known: Sequence[tuple[Seconds, Bytes]], resolution: float = 0.0
-) -> bool:
-    """Whether no known cost is at most `cost`, up to the relative `resolution`."""
-    time, memory = cost[0] * (1 + resolution), cost[1] * (1 + resolution)
-    return not any(seconds <= time and peak <= memory for seconds, peak in known)
 
 
 def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:

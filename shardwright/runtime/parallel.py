@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -82,8 +82,7 @@ def parallelize(
 
     Returns:
         A drop-in module. With pipeline stages it trains by `train_step` or `forward_backward`;
-            under an
-        asynchronous plan it does not train as one device does.
+            under an asynchronous plan it does not train as one device does.
 
     Raises:
         PlanError: the plan is not for this model, the parameters have no values, or there are not
@@ -111,19 +110,30 @@ def parallelize(
         device_mesh = _device_mesh(plan.mesh, device)
         options = ModuleOptions.of(model, device, seed)
         found = build(captured, analysis, decisions, options, device_mesh)
-        spare = _spare_buffers(found, model, captured)
-
-        def in_another_mode(other: Captured, owner: Any) -> nn.Module:
-            changed = plan_for_graph(plan, other.graph, args, kwargs)
-            rules = analyze(other.graph)
-            decided = read_plan(changed, other.graph, rules)
-            shared = ModuleOptions({}, spare, device, seed=seed)
-            return build(other, rules, decided, shared, device_mesh, owner)
-
+        spare = ModuleOptions({}, _spare_buffers(found, model, captured), device, seed=seed)
+        switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
         capture = recapture(captured.graph, outputs)
-        found._sw_set_modes(Modes(found, model, captured, capture, in_another_mode))
+        found._sw_set_modes(Modes(found, model, captured, capture, switch))
     backend.tune_new_groups()
     return found
+
+
+def _in_another_mode(
+    plan: Plan,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    options: ModuleOptions,
+    device_mesh: DeviceMesh | None,
+) -> Callable[[Captured, Any], nn.Module]:
+    """Builds the module of `call` captured in another mode, with the parameters of an owner."""
+
+    def built(other: Captured, owner: Any) -> nn.Module:
+        args, kwargs = call
+        changed = plan_for_graph(plan, other.graph, args, kwargs)
+        analysis = analyze(other.graph)
+        decisions = read_plan(changed, other.graph, analysis)
+        return build(other, analysis, decisions, options, device_mesh, owner)
+
+    return built
 
 
 def _check_given(model: nn.Module, plan: Plan, seed: object, outputs: object) -> None:

@@ -82,8 +82,8 @@ def split_outputs(value: Any, main: Sequence[Tensor]) -> tuple[OutputTree, list[
             inside.pop()
 
     structure = visit(value, "")
-    places = tuple(next(i for i, t in enumerate(tensors) if t is one) for one in main)
-    return OutputTree(structure, places), tensors
+    positions = tuple(next(i for i, t in enumerate(tensors) if t is one) for one in main)
+    return OutputTree(structure, positions), tensors
 
 
 def _visited(part: Any, path: str, visit: Any) -> Any:

@@ -49,12 +49,12 @@ class Snapshot:
         self.tensors: dict[int, tuple[StateLocation, Tensor]] = {}  # by identity
         self._holders: list[tuple[Any, Any]] = []  # containers and their content
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for place, value in state_locations(model):
-            if only is not None and place != only:
+        for location, value in state_locations(model):
+            if only is not None and location != only:
                 continue
             found: dict[str, Leaf] = {}
-            self._visit(place, "", value, found, 0)
-            self.leaves[place] = found
+            self._visit(location, "", value, found, 0)
+            self.leaves[location] = found
         for module in model.modules() if only is None else ():
             own = {k: v for k, v in vars(module).items() if k not in _MODULES_OWN}
             self._attributes.append((vars(module), own))
@@ -62,9 +62,9 @@ class Snapshot:
             self._keep(module._modules)
 
     @classmethod
-    def of(cls, model: nn.Module, place: StateLocation) -> dict[StateLocation, dict[str, Leaf]]:
+    def of(cls, model: nn.Module, location: StateLocation) -> dict[StateLocation, dict[str, Leaf]]:
         """Leaves of the value at one location."""
-        return cls(model, place).leaves
+        return cls(model, location).leaves
 
     def changes(self, later: Snapshot) -> list[StateLocation]:
         """Locations whose values differ."""
@@ -82,11 +82,11 @@ class Snapshot:
     def became_text(self, later: Snapshot) -> frozenset[StateLocation]:
         """Locations where only None changed to a text, as for a mode that is chosen once."""
         found = []
-        for place in self.changes(later):
-            mine, theirs = self.leaves.get(place, {}), later.leaves.get(place, {})
+        for location in self.changes(later):
+            mine, theirs = self.leaves.get(location, {}), later.leaves.get(location, {})
             changed = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
             if all(mine.get(k) == (type(None), "None") and theirs[k][0] is str for k in changed):
-                found.append(place)
+                found.append(location)
         return frozenset(found)
 
     def restore(self) -> None:
@@ -113,12 +113,12 @@ class Snapshot:
                 holder.update(content)
 
     def _visit(
-        self, place: StateLocation, path: str, value: Any, found: dict[str, Leaf], depth: int
+        self, location: StateLocation, path: str, value: Any, found: dict[str, Leaf], depth: int
     ) -> None:
         if isinstance(value, Tensor):
             version = 0 if value.is_inference() else value._version
             found[path] = (Tensor, id(value), version)
-            self.tensors[id(value)] = (place, value)
+            self.tensors[id(value)] = (location, value)
             return
         if value is None or isinstance(value, _PLAIN):
             found[path] = (type(value), repr(value))
@@ -136,7 +136,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         for key, part in self._parts(value, found, path):
-            self._visit(place, f"{path}{key}", part, found, depth + 1)
+            self._visit(location, f"{path}{key}", part, found, depth + 1)
 
     def _parts(self, value: Any, found: dict[str, Leaf], path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):

@@ -66,13 +66,13 @@ def check_state(
         try:
             trial = make()
             with _side_effects_hidden():
-                place = _differs(trial, changed)
+                location = _differs(trial, changed)
         except Exception:  # it cannot be called in this way, e.g. on the meta device
             continue
-        if place is not None:
-            raise _error(place, trials, name)
+        if location is not None:
+            raise _error(location, trials, name)
         return
-    if left := [place for place in changed if place not in named]:
+    if left := [location for location in changed if location not in named]:
         raise _error(left[0], trials, name)
 
 
@@ -82,19 +82,19 @@ def _differs(trial: ModelTrial, changed: Sequence[StateLocation]) -> StateLocati
     one = _call(trial, ())
     second = Snapshot(trial.model)
     carried = {
-        key: (place, tensor)
-        for key, (place, tensor) in second.tensors.items()
-        if key not in first.tensors or first.leaves.get(place) != second.leaves.get(place)
+        key: (location, tensor)
+        for key, (location, tensor) in second.tensors.items()
+        if key not in first.tensors or first.leaves.get(location) != second.leaves.get(location)
     }
     two = _call(trial, [t for key, (_, t) in carried.items() if key in one.tainted])
     third = Snapshot(trial.model)
-    places = second.plain_changes(third)
-    if places:
-        return places[0]
-    for key, (place, _) in carried.items():
-        kept = second.leaves.get(place) == third.leaves.get(place)
+    locations = second.plain_changes(third)
+    if locations:
+        return locations[0]
+    for key, (location, _) in carried.items():
+        kept = second.leaves.get(location) == third.leaves.get(location)
         if key in two.read and (key in one.tainted or not kept):
-            return place
+            return location
     if one.steps != two.steps:
         return next(iter((*first.changes(second), *changed)), StateLocation("", "what it keeps"))
     return None
@@ -161,25 +161,25 @@ class _Calls(TorchFunctionMode):
 
 
 def _error(
-    place: StateLocation, trials: Sequence[Callable[[], ModelTrial]], name: str
+    location: StateLocation, trials: Sequence[Callable[[], ModelTrial]], name: str
 ) -> CaptureError:
     at = ""
     for make in trials:
         with contextlib.suppress(Exception), _side_effects_hidden():
             trial = make()
-            at = at or _line(trial, place)
+            at = at or _line(trial, location)
     return CaptureError(
-        f"{at or 'an unknown line'}: {name} changes {place} while it runs, which is Python state,"
-        " so its next call computes something else and a graph has the value of one call; make it a"
-        " buffer (register_buffer, changed in place), draw random numbers with torch.rand, or take"
-        " it out of forward",
+        f"{at or 'an unknown line'}: {name} changes {location} while it runs, which is Python"
+        " state, so its next call computes something else and a graph has the value of one call;"
+        " make it a buffer (register_buffer, changed in place), draw random numbers with"
+        " torch.rand, or take it out of forward",
         refused=True,
     )
 
 
-def _line(trial: ModelTrial, place: StateLocation) -> str:
-    """File and line of the user's code that changes the value at `place`; empty if unknown."""
-    before, last, answer = Snapshot.of(trial.model, place), "", ""
+def _line(trial: ModelTrial, location: StateLocation) -> str:
+    """File and line of the user's code that changes the value at `location`; empty if unknown."""
+    before, last, answer = Snapshot.of(trial.model, location), "", ""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal last, answer
@@ -187,7 +187,7 @@ def _line(trial: ModelTrial, place: StateLocation) -> str:
         own = file.startswith(_STDLIB) and "site-packages" not in file
         if answer or own or not is_users(file):
             return None
-        if last and Snapshot.of(trial.model, place) != before:
+        if last and Snapshot.of(trial.model, location) != before:
             answer = last
             return None
         last = f"{file}:{frame.f_lineno}"
@@ -201,7 +201,7 @@ def _line(trial: ModelTrial, place: StateLocation) -> str:
         pass
     finally:
         sys.settrace(outer)
-    return answer or (last if Snapshot.of(trial.model, place) != before else "")
+    return answer or (last if Snapshot.of(trial.model, location) != before else "")
 
 
 @contextlib.contextmanager

@@ -143,16 +143,7 @@ def train(
     """
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the first step here whose optimizer has its state from the start
-    given: Sequence[Batch] = ()
-
-    def finished(done: Sequence[StepResult], start: float, tensor_bytes: int = 0) -> None:
-        each = (time.perf_counter() - start) / max(1, len(done))
-        for one in done:
-            units = [count_units(batch) for batch in given]
-            total, unit = sum(number for number, _ in units), units[0][1]
-            peak, norm = peak_bytes(device), one.gradient_norm
-            report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))
-
+    finished = _Reporter(report, device)
     while run.step < job.steps:
         if consensus is not None and not consensus.may_go_on():
             start = time.perf_counter()
@@ -163,6 +154,7 @@ def train(
         given = [next(run.batches) for _ in range(job.accumulate)]
         if consensus is not None and not run.reads_own:
             consensus.check_batches(run.step + 1, given)
+        finished.batches = given
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
@@ -173,11 +165,8 @@ def train(
             done = step(run, batches)
         finished(done, start, tensor_bytes)
         evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, job.steps)
-        if (
-            evaluates
-            or run.step >= job.steps
-            or (saving is not None and saving.is_due(run, job.steps))
-        ):
+        saves = saving is not None and saving.is_due(run, job.steps)
+        if evaluates or saves or run.step >= job.steps:
             start = time.perf_counter()
             finished(step.drain(run), start)
         if evaluates:
@@ -187,6 +176,23 @@ def train(
             saving.after_step(run, job.steps)
         beat(run.step)
     return True
+
+
+@dataclass
+class _Reporter:
+    """Reports finished steps, each of the size of `batches`."""
+
+    report: Callable[[StepRecord | EvaluationRecord], None]
+    device: torch.device
+    batches: Sequence[Batch] = ()
+
+    def __call__(self, done: Sequence[StepResult], start: float, tensor_bytes: int = 0) -> None:
+        each = (time.perf_counter() - start) / max(1, len(done))
+        for one in done:
+            units = [count_units(batch) for batch in self.batches]
+            total, unit = sum(number for number, _ in units), units[0][1]
+            peak, norm = peak_bytes(self.device), one.gradient_norm
+            self.report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))
 
 
 def _metered(

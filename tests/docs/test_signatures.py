@@ -1,4 +1,4 @@
-"""Functions take few parameters: what travels together is one value."""
+"""Functions take few parameters, as what travels together is one value, and are short."""
 
 import ast
 
@@ -43,3 +43,27 @@ def test_what_is_wide_is_found():
     assert wide(f"def f({parameters}): ...") == ["f"]
     assert wide(f"class C:\n    def f(self, {parameters[3:]}): ...") == []
     assert wide(f"class C:\n    async def f(self, *, {parameters}): ...") == ["C.f"]
+
+
+LONGEST = 70  # lines, with its docstring
+
+
+def long(source):
+    """Functions of more than `LONGEST` lines."""
+    functions = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return [f.name for f in functions if f.end_lineno - f.lineno >= LONGEST]
+
+
+def test_functions_are_short():
+    found = {str(file.relative_to(PACKAGE)): long(file.read_text()) for file in FILES}
+    assert {file: names for file, names in found.items() if names} == {}, "split them by concept"
+
+
+def test_what_is_long_is_found():
+    body = "    x = 1\n" * (LONGEST - 1)
+    assert long(f"def f():\n{body}") == []
+    assert long(f"class C:\n  def f(self):\n{body}    x = 2\n") == ["f"]

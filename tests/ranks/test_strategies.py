@@ -17,36 +17,37 @@ CASES = {
     2: [
         "dp_replicate=2 zero=0",
         "dp_shard=2 zero=2 mb=2",
+        "dp_shard=2 zero=1 mb=2",
+        "dp_shard=2 mb=2 sync=last",
+        "dp_replicate=2 zero=0 mb=2 sync=every",
         "tp=2 sp=off",
         "tp=2 ac=full",
         "cp=2",
         "cp=2 cp_style=all-gather",
         "cp=2 cp_style=ulysses",
         "dp_shard=2 ac=every(2) mb=2",
+        "tp=2 ac=ops(mm/2,attention)",
+        "dp_shard=2 ac=ops(mm/2,attention) mb=2",
+        "dp_shard=2 ac=children zero=2",
+        "tp=2 ac=modules(mlp,core_attn,layernorm)",
+        "dp_shard=2 ac=groups(2) mb=2",
+        "dp_shard=2 ac=budget(0.5)",
     ],
     4: [
         "dp_replicate=2 dp_shard=2",
         "dp_shard=2 tp=2",
         "dp_replicate=2 tp=2 zero=0 sp=off",
         "pp=2:Interleaved1F1B/v2 dp_shard=2 mb=2",
-        "pp=2 dp_shard=2 mb=4 ac=full",
+        "pp=2 dp_shard=2 mb=4 ac=full zero=1",
         "pp=2 tp=2 mb=4 cut=2,3",
         "cp=2 tp=2 ac=first(1)",
+        "pp=2:InterleavedZeroBubble/v2 dp_shard=2 mb=2 ac=ops(mm/2,attention)",
     ],
 }
 
 
 def subject():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, max_position_embeddings=32, num_hidden_layers=5, hidden_size=32,
-        intermediate_size=24, num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    ids = torch.randint(40, (8, 8), generator=torch.Generator().manual_seed(1))
-    batch = {"input_ids": ids, "labels": ids.clone()}
-    return models.double(models.OwnLoss(LlamaForCausalLM(config)), batch)
+    return models.small_llama(layers=5, hidden=32, heads=4, rows=8, length=8)
 
 
 @pytest.mark.parametrize("world", CASES)

@@ -115,6 +115,11 @@ def _table_of_2024(table: int, cells: dict[str, str]) -> dict[str, Any]:
             "recompute": "full",
             "async_tp": "AsyncTP" in cells["Techniques"],
         }
+    return _pipelines_of_2024(table, cells)
+
+
+def _pipelines_of_2024(table: int, cells: dict[str, str]) -> dict[str, Any]:
+    """The same of the two tables with pipelines, 5 and 6."""
     given = {
         **_405B,
         **_FP8,

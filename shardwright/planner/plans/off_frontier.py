@@ -16,7 +16,7 @@ from typing import final
 
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
-from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.candidate import Candidate
 
 _TRIES = 8  # plans that are simulated, which takes up to a second each
 _GAIN = 1e-2  # plans that are faster by less are not tried

@@ -84,7 +84,7 @@ class Peaks:
         for number, run in enumerate(self.space.folded.runs):
             at = {node: i for i, node in enumerate(run.nodes)}
             inside = [[at[node] for node in triple] for triple in triples if triple[0] in at]
-            rows = self.space.folded.places(number)[:-1]  # the last copy is the problem's own
+            rows = self.space.folded.positions(number)[:-1]  # the last copy is the problem's own
             found.append(rows[:, np.array(inside, np.int64).reshape(-1, 3)].reshape(-1, 3))
         node, twin, switch = np.concatenate(found).T
         return node, twin, switch

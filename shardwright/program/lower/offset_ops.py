@@ -1,7 +1,7 @@
 """Operators whose result depends on the offset of their tile in the whole tensor.
 
 A look-up in part of a table gives nothing for rows that others hold; a query
-sees the keys up to its own place in the sequence; a cross entropy over part of
+sees the keys up to its own position in the sequence; a cross entropy over part of
 the classes needs to know which they are, and what the other devices found.
 """
 
@@ -26,7 +26,7 @@ Positions = Callable[[int], tuple[Tile, ...]]  # of an operand, the tile of each
 def placed_call(
     op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Compute | Joint | None:
-    """The local call `op` where its tile has to know its place; None where any call would do."""
+    """The local call `op` where its tile has to know its position; None where any call would do."""
     if op.kind == "embedding":
         return _embedding(op, op_layouts, positions, shapes)
     if op.kind == "embedding_bags":
@@ -92,13 +92,13 @@ def shared_attention(
     op: Op,
     choice: JointSplit,
     axis: str,
-    place: int,
+    position: int,
     queries: tuple[Run, ...],
     keys: tuple[Run, ...],
 ) -> SharedAttention:
     """Attention whose queries, and keys as `choice` says, lie so on the devices along `axis`."""
     ring = "s" in choice.factors
-    return SharedAttention(op, axis, place, queries, keys if ring else (), "z" in choice.factors)
+    return SharedAttention(op, axis, position, queries, keys if ring else (), "z" in choice.factors)
 
 
 def _cross_entropy(

@@ -1,7 +1,7 @@
 """Lowers a pipeline: the stage programs of one rank and the messages between stages.
 
 A stage is a part of the graph on the mesh of one group of devices. All groups
-have the same mesh, so a device sends its tiles to the device at the same place
+have the same mesh, so a device sends its tiles to the device at the same position
 in the next group, in the layout in which they were made; the receiver brings
 them to the layout in which it reads them, as it does with values of its own.
 Their gradients come back the same way.
@@ -100,7 +100,7 @@ class StagedGraph:
 
 
 def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ...]:
-    place = {op.name: i for i, op in enumerate(graph.ops)}
+    position = {op.name: i for i, op in enumerate(graph.ops)}
     loss = [graph.tensor[name] for name in graph.outputs]
     if len(loss) != 1 or loss[0].shape or not loss[0].requires_grad:
         raise PipelineError(
@@ -110,9 +110,9 @@ def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ..
     if reason := needs_one_stage(graph):
         raise PipelineError(reason)
     for name in pipeline.cuts:
-        if name not in place:
+        if name not in position:
             raise PipelineError(f"the cut before {name} is before no operator of the model")
     try:
-        return split(graph, [place[name] for name in pipeline.cuts], copies=copies)
+        return split(graph, [position[name] for name in pipeline.cuts], copies=copies)
     except StageError as e:
         raise PipelineError(str(e)) from e

@@ -65,7 +65,7 @@ def placings_of(
     found = {}
     for op in graph.ops:
         rule, tiling = analysis.rules[op.name], tilings[op.name]
-        # All that `place` looks at: layers are alike but for the numbers of their factors.
+        # All that `layouts_under` reads: equal layers differ in the numbers of their factors alone.
         names = rule.operands, rule.results, rule.internal_reductions
         key = (*names, rule.additive, rule.linear, rule.routes, rule.joint_splits, tiling)
         if (op_layouts := known.get(key)) is None:
@@ -118,7 +118,10 @@ def write(
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
         instructions=recomputed_together(
-            writer.instructions, writer.segments, (*outputs, *(value for _, value in updates))
+            writer.instructions,
+            writer.segments,
+            (*outputs, *(value for _, value in updates)),
+            decisions.kept,
         ),
         outputs=outputs,
         updates=updates,
@@ -139,7 +142,7 @@ def input_layouts(
 
     An input that has a gradient comes whole to every device, and its readers cut it: every rank is
     given the same batch and wants the whole gradient of it. Only along the first `in_turn` axes of
-    the mesh, whose places a rank takes one after the other, it is sharded as others are.
+    the mesh, whose indices a rank runs one after the other, it is sharded as other inputs are.
     """
     found = {}
     for leaf in graph.leaves_of(LeafKind.INPUT):

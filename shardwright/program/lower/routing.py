@@ -42,12 +42,12 @@ def routing(
     if local_experts[1] == size or not cut:
         return None
     owners = [[0] * size for _ in cut]
-    for place in product(*(range(mesh.shape[axis]) for axis in cut)):
+    for tile in product(*(range(mesh.shape[axis]) for axis in cut)):
         coordinate = [0] * len(mesh.axes)
-        for axis, at in zip(cut, place, strict=True):
+        for axis, at in zip(cut, tile, strict=True):
             coordinate[axis] = at
         for expert in atom_range(size, (0, 0), experts, tuple(coordinate)):
-            for owner, at in zip(owners, place, strict=True):
+            for owner, at in zip(owners, tile, strict=True):
                 owner[expert] = at
     hops: list[tuple[str, Owners]] = []
     split = (0,) * size

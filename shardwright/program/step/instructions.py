@@ -1,9 +1,9 @@
 """The instructions of a step program, and the program itself.
 
 A step program is everything that one rank does in one training step, in order: it runs regions of
-operators forward and backward, starts transfers and waits for them, adds gradients up and frees
-values. It is a value: it prints as text, one line an instruction, and knows no torch. An executor
-runs it (`runtime/executor`), and simulations play it.
+operators forward and backward, starts transfers and waits for them, adds gradients up, frees
+values and updates parameters. It is a value: it prints as text, one line an instruction, and knows
+no torch. An executor runs it (`runtime/executor`), and simulations play it.
 
 Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; of several contributions to
 it each has a number. What they add up to for a parameter or an input `w` is `total/w`.
@@ -18,60 +18,12 @@ from math import prod
 from typing import Any
 
 from shardwright.ir.graph import ITEM_BYTES
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Mesh, Shard
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import (
-    Compute,
-    Instruction,
-    Joint,
-    Load,
-    Move,
-    Shape,
-    SharedAttention,
-)
+from shardwright.program.instructions import Load, Move, Shape
+from shardwright.program.step.region import Region
 
 TOTAL = "total/"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Operators without communication between them: a function of `inputs`.
-
-    Regions that do the same are one region. `variants` are its instructions for tiles that start
-    at different places of the whole tensor, as micro-batches have them; names of values are the
-    same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
-    Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
-    again.
-    """
-
-    variants: tuple[tuple[Instruction, ...], ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    trained: tuple[bool, ...]
-    differentiable: tuple[bool, ...]
-    dropped: tuple[bool, ...]
-
-    @property
-    def communicates(self) -> tuple[str, ...]:
-        """The mesh axes along which an operator of the region communicates inside of itself."""
-        return tuple(dict.fromkeys(a for one in self.variants[0] for a in inner_axes(one)))
-
-    def __str__(self) -> str:
-        lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]
-        lines += [f"    {line}" for one in self.variants[0] for line in str(one).splitlines()]
-        lines.append(f"    return {', '.join(f'%{name}' for name in self.outputs)}")
-        return "\n".join(lines)
-
-
-def inner_axes(one: Instruction) -> tuple[str, ...]:
-    """The mesh axes along which an operator communicates while it computes."""
-    if isinstance(one, Joint):
-        return one.axes
-    if isinstance(one, SharedAttention):
-        return (one.axis,)
-    if isinstance(one, Compute) and one.routing is not None:
-        return tuple(axis for axis, _ in one.routing.hops)
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +115,10 @@ class Part:
 
     def in_order(self, ranks: int) -> bool:
         """Whether a gather or a scattered sum has the ranks' equal tiles one after the other."""
-        gathers = self.move.collective is Collective.ALL_GATHER
-        if not gathers and self.move.collective is not Collective.REDUCE_SCATTER:
+        tiled = self.move.collective.tiled
+        if not tiled:
             return False
-        dim = self.move.src if gathers else self.move.dst
+        dim = self.move.src if tiled == "src" else self.move.dst
         return self.move.whole[dim] % ranks == 0 and prod(self.move.whole[:dim]) == 1
 
     @property
@@ -177,8 +129,7 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of the whole that the move gathers, or of the tensor that it sums or exchanges."""
-        whole = self.move.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-        shape = self.move.whole if whole else self.sent
+        shape = self.move.whole if self.move.collective.tiled else self.sent
         return prod(shape) * ITEM_BYTES[self.dtype]
 
 
@@ -194,11 +145,8 @@ def after_moves(shape: Shape, moves: tuple[Move, ...]) -> Shape:
 
 def after_transfer(shape: Shape, move: Move) -> Shape:
     """The shape of a tensor of `shape` after a move that communicates."""
-    match move.collective:
-        case Collective.ALL_REDUCE:
-            return shape
-        case Collective.ALL_GATHER:
-            return move.whole
+    if move.collective.change[1] is not Shard:
+        return move.whole if move.collective.tiled else shape
     return (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
 
 
@@ -342,8 +290,33 @@ class Seed:
         return f"{_names(name for _, name in self.gradients)} = seed{before}"
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimizer's step, the last instruction: (parameter, its gradient).
+
+    It writes the parameters in place.
+    """
+
+    parameters: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        leaves = _names(leaf for leaf, _ in self.parameters)
+        return f"update {leaves} by {_names(gradient for _, gradient in self.parameters)}"
+
+
 StepInstruction = (
-    Forward | Backward | Transfer | Send | Recv | Wait | Relayout | Add | Accumulate | Free | Seed
+    Forward
+    | Backward
+    | Transfer
+    | Send
+    | Recv
+    | Wait
+    | Relayout
+    | Add
+    | Accumulate
+    | Free
+    | Seed
+    | Update
 )
 
 
@@ -443,6 +416,7 @@ _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Accumulate: lambda one: (one.value,),
     Free: _none,
     Seed: lambda one: one.results,
+    Update: lambda one: tuple([gradient for _, gradient in one.parameters]),
 }
 _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Forward: lambda one: one.outputs,
@@ -456,6 +430,7 @@ _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Accumulate: lambda one: (one.total,),
     Free: _none,
     Seed: lambda one: tuple([name for _, name in one.gradients]),
+    Update: _none,
 }
 
 

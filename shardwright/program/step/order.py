@@ -115,9 +115,9 @@ class _Rank:
     def group(self, channel: str) -> Group:
         """The ranks that this one communicates with on a channel."""
         mesh = self.program.mesh
-        place = mesh.coordinate(self.program.rank)
+        here = mesh.coordinate(self.program.rank)
         at = mesh.names.index(axis_of(channel))
-        return channel, (*place[:at], *place[at + 1 :])
+        return channel, (*here[:at], *here[at + 1 :])
 
     def advance(self) -> bool:
         """Run until something is waited for; whether anything was run."""

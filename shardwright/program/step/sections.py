@@ -28,15 +28,16 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
-    Region,
     Relayout,
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
     writes,
 )
+from shardwright.program.step.region import Region
 from shardwright.program.step.spanning import Span, homes_of, spans_of
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
@@ -264,6 +265,8 @@ def _names(one: StepInstruction) -> tuple[str, ...]:
             return (*names, f"transfer {one.handle}")
         case Free():
             return one.names
+        case Update():  # all parameters alike, at the end
+            return ()
     return names
 
 

@@ -52,7 +52,10 @@ class _Writer:
         }
         # What sections at a seam wait for: places relative to the layer.
         self._steady = {
-            place for seam in sections.seams for section in seam for place in self._waited(section)
+            position
+            for seam in sections.seams
+            for section in seam
+            for position in self._waited(section)
         }
 
     def repeat(self, before: Section, behind: Section, times: int) -> None:

@@ -24,7 +24,7 @@ _SCORES_ON_GPU = 2**26
 
 
 class How(NamedTuple):
-    """Options of attention scores. Causal rows see the columns up to their own place."""
+    """Options of attention scores. Causal rows see the columns up to their own position."""
 
     scale: float
     causal: bool

@@ -27,13 +27,13 @@ class TiledAttention(nn.Module):
     def __init__(self, instruction: SharedAttention, line: P2PGroup) -> None:
         super().__init__()
         one = instruction
-        self.op, self.place, self.line = one.op, one.place, line
+        self.op, self.position, self.line = one.op, one.position, line
         self.queries, self.keys = one.queries, one.keys
-        self.early_late = Halves(one.queries, one.place, line) if one.halves else None
-        of_keys = Halves(one.keys, one.place, line) if one.halves and one.keys else None
+        self.early_late = Halves(one.queries, one.position, line) if one.halves else None
+        of_keys = Halves(one.keys, one.position, line) if one.halves and one.keys else None
         self.key_halves = of_keys
-        places = range(len(one.keys))
-        self.blocks = [of_keys.runs(i) if of_keys else (one.keys[i],) for i in places]
+        positions = range(len(one.keys))
+        self.blocks = [of_keys.runs(i) if of_keys else (one.keys[i],) for i in positions]
         self.causal = bool(argument(one.op, 5, "is_causal", False))
         given = dict(one.op.kwargs)
         scale = given.get("scale")
@@ -48,10 +48,10 @@ class TiledAttention(nn.Module):
             to_torch(argument(self.op, i, name), values, given[0].device)
             for i, name in enumerate(("query", "key", "value", "attn_mask"))
         )
-        runs = self.queries[self.place : self.place + 1]
+        runs = self.queries[self.position : self.position + 1]
         if self.early_late is not None:
             (query,) = ZigzagSwap.apply(self.early_late, False, query)  # type: ignore[no-untyped-call]
-            runs = self.early_late.runs(self.place)
+            runs = self.early_late.runs(self.position)
         if self.key_halves is not None:
             key, value = ZigzagSwap.apply(self.key_halves, False, key, value)  # type: ignore[no-untyped-call]
         attend = self._around if self.keys else self._whole
@@ -154,7 +154,7 @@ class _Ring(torch.autograd.Function):
             block, sums = after, own
         home = torch.zeros_like(_packed(key, value), dtype=exact)
         ring.line.exchange([(_next(ring), sums)], [(_previous(ring), home)])()
-        of_key, of_value = _split(home, key, value, ring, ring.place)
+        of_key, of_value = _split(home, key, value, ring, ring.position)
         of_query = found.of_query.flatten(-4, -3).to(query.dtype)
         return (
             of_query,
@@ -168,17 +168,17 @@ class _Ring(torch.autograd.Function):
 
 
 def _next(ring: TiledAttention) -> int:
-    return (ring.place + 1) % len(ring.blocks)
+    return (ring.position + 1) % len(ring.blocks)
 
 
 def _previous(ring: TiledAttention) -> int:
-    return (ring.place - 1) % len(ring.blocks)
+    return (ring.position - 1) % len(ring.blocks)
 
 
 def _owners(ring: TiledAttention, step: int) -> tuple[int, int]:
     """Whose block is here at a step, and whose comes next."""
     count = len(ring.blocks)
-    return (ring.place - step) % count, (ring.place - step - 1) % count
+    return (ring.position - step) % count, (ring.position - step - 1) % count
 
 
 def _packed(key: Tensor, value: Tensor) -> Tensor:

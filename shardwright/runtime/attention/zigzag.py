@@ -30,9 +30,9 @@ class _Half(NamedTuple):
 class Halves:
     """The assignment of halves of tiles along an axis to the devices that compute them (zigzag)."""
 
-    def __init__(self, tiles: Sequence[Run], place: int, line: P2PGroup) -> None:
-        self._line, self._place = line, place
-        self._local_length = tiles[place][1]
+    def __init__(self, tiles: Sequence[Run], position: int, line: P2PGroup) -> None:
+        self._line, self._place = line, position
+        self._local_length = tiles[position][1]
         halves = [
             _Half(holder, offset, start + offset, size)
             for holder, (start, length) in enumerate(tiles)
@@ -41,9 +41,9 @@ class Halves:
         last = len(halves) - 1
         self.of_each = [(halves[i], halves[last - i]) for i in range(len(tiles))]
 
-    def runs(self, place: int) -> tuple[Run, ...]:
+    def runs(self, position: int) -> tuple[Run, ...]:
         """The rows that the device at `place` computes, early halves first."""
-        return tuple((half.start, half.length) for half in self.of_each[place])
+        return tuple((half.start, half.length) for half in self.of_each[position])
 
     def swapped(self, *given: Tensor) -> tuple[Tensor, ...]:
         """The halves to compute with, for the tiles [..., length, width] that are held."""

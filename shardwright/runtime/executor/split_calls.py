@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from shardwright.program.step.instructions import Region
+from shardwright.program.step.region import Region
 from shardwright.runtime.executor.region_calls import RegionCall
 
 Gradient = torch.Tensor | None

@@ -78,9 +78,9 @@ def form_of(op: Op, rule: Rule, graph: Graph) -> UnsizedCall | None:
         (numbers(dims), graph.tensor[name].dtype, graph.tensor[name].requires_grad)
         for name, dims in zip(op.operands, rule.operands, strict=True)
     )
-    places = iter(range(len(tensors)))
-    args = tuple(_numbered(arg, places) for arg in op.args)
-    kwargs = tuple((key, _numbered(value, places)) for key, value in op.kwargs)
+    positions = iter(range(len(tensors)))
+    args = tuple(_numbered(arg, positions) for arg in op.args)
+    kwargs = tuple((key, _numbered(value, positions)) for key, value in op.kwargs)
     return UnsizedCall(op.target, args, kwargs, tensors)
 
 
@@ -95,9 +95,9 @@ def timed(
 ) -> Floats:
     """Seconds by timings where there are some, and by the `formula` as far as they bear it out.
 
-    `sizes` are of the factors, (factors, K). `same` says at which the operator is this call, and
-    no other that knows its place. Timings of calls that compute equally much are told apart only
-    where they differ by more than noise does.
+    `sizes` are of the factors, (factors, K). `same` says at which of them the operator is this
+    call, and not one that depends on the tile's offset. Timings of calls of equal work are
+    distinguished only where they differ by more than noise.
     """
     by_formula, known = formula(sizes), by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]
@@ -185,11 +185,11 @@ def _seconds(timing: Timing, backward: bool) -> float:
     return timing.backward if backward else timing.forward
 
 
-def _numbered(arg: Arg, places: Iterator[int]) -> Arg:
+def _numbered(arg: Arg, positions: Iterator[int]) -> Arg:
     if isinstance(arg, Ref):
-        return Ref(str(next(places)))
+        return Ref(str(next(positions)))
     if isinstance(arg, tuple):
-        return tuple(_numbered(one, places) for one in arg)
+        return tuple(_numbered(one, positions) for one in arg)
     return arg
 
 

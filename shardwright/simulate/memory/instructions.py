@@ -1,6 +1,6 @@
 """Memory of instructions beyond torch operators: random draws, joint operators, modules.
 
-It follows the formulas of `runtime.dropout` and `runtime.crossentropy`.
+It follows the formulas of `runtime.random.dropout` and `runtime.sharded_ops.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -189,25 +189,13 @@ def stated(
     if not trained or not tape.saving:
         return
     forms = {name: tape.views[name] for name in trained}
-    original = tape.serial[op.name]
+    kept = known or _kept_as_stated(tape, op, sum(sizes), joint=joint)
     saved: list[Block] = []
-    by_serial = dict(zip(original.operands, op.operands, strict=True))
-    kept = op.operands if joint else [by_serial.get(name, name) for name in original.saves]
-    kept = kept if known is None else known.operands
-    for name in dict.fromkeys(kept):
+    for name in dict.fromkeys(kept.operands):
         if id(tape.views[name].block) not in tape.given_again:
             saved.append(allocator.save(tape.views[name].block))
-    whole = sum(graph.tensor[name].bytes for name in original.outputs)
-    extra = -(-original.extra_saved * sum(sizes) // max(1, whole))
-    if joint and op.kind != "cross_entropy_loss":  # the result, and how many elements are it
-        extra = 2 * sum(sizes)
-    elif joint:  # of each sample its normalizer and whether it counts
-        logits = tape.views[op.operands[0]]
-        extra = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
-    if known is not None:
-        extra = known.own
-    if extra:
-        own = allocator.new(extra)
+    if kept.own:
+        own = allocator.new(kept.own)
         saved.append(allocator.save(own))
         allocator.drop(own)
 
@@ -215,7 +203,7 @@ def stated(
         came = [tape.taken(name) for name in op.outputs]
         made: list[tuple[str, View]] = []
         if any(gradient is not None for gradient in came):
-            allocator.briefly(known.backward if known else 0)
+            allocator.briefly(kept.backward)
             made = [
                 (name, View(allocator.new(v.bytes), v.shape, contiguous_strides(v.shape), v.dtype))
                 for name, v in forms.items()
@@ -229,6 +217,21 @@ def stated(
             tape.give(name, view)
 
     tape.node(tape.label(op), op.outputs, back)
+
+
+def _kept_as_stated(tape: Tape, op: Op, result_bytes: int, *, joint: bool) -> Kept:
+    """The memory that an operator keeps, from what the graph says of the whole one."""
+    if not joint:
+        original = tape.serial[op.name]
+        by_serial = dict(zip(original.operands, op.operands, strict=True))
+        operands = tuple(by_serial.get(name, name) for name in original.saves)
+        whole = sum(tape.graph.tensor[name].bytes for name in original.outputs)
+        return Kept(-(-original.extra_saved * result_bytes // max(1, whole)), operands, 0)
+    if op.kind != "cross_entropy_loss":  # the result, and the number of elements equal to it
+        return Kept(2 * result_bytes, op.operands, 0)
+    logits = tape.views[op.operands[0]]  # of each sample its normalizer and whether it counts
+    own = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
+    return Kept(own, op.operands, 0)
 
 
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:

@@ -11,7 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.program.step.instructions import StepInstruction, StepProgram, reads, writes
+from shardwright.program.step.instructions import (
+    StepInstruction,
+    StepProgram,
+    Update,
+    reads,
+    writes,
+)
 from shardwright.program.step.sections import NotPeriodicError, Seam, Section, Sections
 from shardwright.program.step.spanning import extended, left_out, named_by, renamed
 
@@ -74,6 +80,8 @@ class _Names:
         self.made: dict[str, int] = {}
         self.used: defaultdict[str, set[int]] = defaultdict(set)
         for at, one in enumerate(sections.program.instructions):
+            if isinstance(one, Update):  # of all parameters alike
+                continue
             for name in writes(one):
                 self.made.setdefault(name, at)
             for name in (*reads(one), *writes(one), *named_by(one)):

@@ -84,30 +84,30 @@ class _Passes:
     def tasks(self) -> list[Task]:
         """In the order in which they start, so that on no track one waits for a later one."""
         every = orders(self.plan.schedule, self.groups, self.plan.stages, mini_batches(self.plan))
-        places, made = [0] * self.groups, list[Task]()
+        positions, made = [0] * self.groups, list[Task]()
         ends: dict[Pass, int] = {}  # the task that a pass is
-        while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
-            stage, needed = self._next(every, places, ends)
-            one = every[stage][places[stage]]
+        while any(position < len(mine) for position, mine in zip(positions, every, strict=True)):
+            stage, needed = self._next(every, positions, ends)
+            one = every[stage][positions[stage]]
             after = [] if needed is None else [self._received(made, one, needed, ends[needed])]
             made.append(self._pass(one, after))
             ends[one] = len(made) - 1
-            places[stage] += 1
+            positions[stage] += 1
             if one.kind is Kind.BACKWARD:
                 made += self._update(one.stage)
         return made
 
     def _next(
-        self, every: tuple[tuple[Pass, ...], ...], places: list[int], ends: dict[Pass, int]
+        self, every: tuple[tuple[Pass, ...], ...], positions: list[int], ends: dict[Pass, int]
     ) -> tuple[int, Pass | None]:
         """The group whose next pass has all that it needs, and the pass that gives it that.
 
         Groups that are furthest behind go first.
         """
-        for group in sorted(range(self.groups), key=lambda g: places[g]):
-            if places[group] == len(every[group]):
+        for group in sorted(range(self.groups), key=lambda g: positions[g]):
+            if positions[group] == len(every[group]):
                 continue
-            needed = self._needed(every[group][places[group]])
+            needed = self._needed(every[group][positions[group]])
             if needed is None or needed in ends:
                 return group, needed
         raise PipelineError(f"the schedule {self.plan.schedule} waits for itself")

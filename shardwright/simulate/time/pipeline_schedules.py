@@ -44,13 +44,13 @@ def waves(
     """
     every = orders(schedule, groups, stages, micro_batches)
     wave: dict[tuple[int, int, bool], int] = {}  # stage, micro-batch, whether forward
-    last, places = [0] * groups, [0] * groups
+    last, positions = [0] * groups, [0] * groups
     found: dict[int, list[tuple[int, int, int, int]]] = {}
-    while any(place < len(mine) for place, mine in zip(places, every, strict=True)):
-        before = sum(places)
+    while any(position < len(mine) for position, mine in zip(positions, every, strict=True)):
+        before = sum(positions)
         for g, mine in enumerate(every):
-            while places[g] < len(mine):
-                stage, number, kind = mine[places[g]]
+            while positions[g] < len(mine):
+                stage, number, kind = mine[positions[g]]
                 needs = 0
                 if kind is not Kind.WEIGHTS:
                     forward = kind is Kind.FORWARD
@@ -63,7 +63,7 @@ def waves(
                 if kind is not Kind.WEIGHTS:
                     wave[stage, number, kind is Kind.FORWARD] = last[g]
                 found.setdefault(last[g], []).append((g, kind, stage, number))
-                places[g] += 1
-        if sum(places) == before:
+                positions[g] += 1
+        if sum(positions) == before:
             raise ValueError(f"the schedule {schedule} waits for itself")
     return tuple(tuple(np.array(found[when], np.int64).T) for when in sorted(found))

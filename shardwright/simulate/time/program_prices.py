@@ -18,7 +18,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
-from shardwright.ir.redistribution import Collective, Exchange
+from shardwright.ir.redistribution import LOCAL, Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
@@ -30,7 +30,7 @@ from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
 
-_LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
+_LOCAL = frozenset(kind.value for kind in LOCAL)
 
 
 def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
@@ -45,12 +45,12 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update=sum(parameter.seconds for parameter in plan.parameters),
+        update={parameter.name: parameter.seconds for parameter in plan.parameters},
     )
 
 
 def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
-    """The prices of a plan with stages; `update` is that of all of them."""
+    """The prices of a plan with stages."""
     mesh = plan.mesh
     link = links(machine, mesh)[mesh.names.index(AXIS)]
 
@@ -73,17 +73,22 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         contention=partial(_contention, machine=machine, mesh=mesh),
         message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update=sum(parameter.seconds for parameter in plan.parameters),
+        update={parameter.name: parameter.seconds for parameter in plan.parameters},
     )
 
 
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     """Seconds of every operator of `graph`, which may be a part of the plan's, in one micro-batch.
 
-    Cuts of tiles that need no communication belong to the operator that reads them.
+    Cuts of tiles that need no communication belong to the operator that reads them, and so do casts
+    of parameters that are never updated.
     """
     inner, local = seconds_of_transfers(plan, graph)
     each = plan.micro_batches
+    for parameter in plan.parameters:
+        readers = graph.consumers.get(parameter.name, ())
+        if parameter.name not in graph.trained and readers:
+            local[readers[0].name, False] += parameter.seconds / each
     return {
         op.name: OpSeconds(
             op.forward_seconds / each + local.get((op.name, False), 0.0),
@@ -132,10 +137,10 @@ def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSec
     fill = sum(_local_seconds(part, mesh, machine) for part in one.parts)
     if len(one.parts) == 1:
         return TransferSeconds(seconds, fill)
-    if one.collective is Collective.ALL_GATHER:  # tiles are joined, and copies cut out
+    if one.collective.tiled == "src":  # tiles are joined, and copies cut out
         empty = sum(_packing(part, 2, machine) for part in one.parts)
         return TransferSeconds(seconds, fill, empty)
-    if one.collective is Collective.ALL_REDUCE:  # one kernel joins all of them
+    if not one.collective.tiled:  # one kernel joins all of them
         return TransferSeconds(seconds, fill + copy_seconds(float(2 * before), 1, machine.device))
     return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
 

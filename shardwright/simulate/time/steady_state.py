@@ -3,7 +3,7 @@
 All micro-batches but the first and the last do the same. A program of three is played so that its
 second one comes as often as the step needs: from the second one's first run of a region up to the
 third one's. What was started in one micro-batch and is waited for in the next is then what the one
-before started at the same place.
+before started at the same time.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class _Numbers:
 
 
 def _first_run(order: Sequence[Played], batch: str) -> int:
-    """The place of the first run of a region in the micro-batch with this number."""
-    for place, (one, _) in enumerate(order):
+    """The index of the first run of a region in the micro-batch with this number."""
+    for position, (one, _) in enumerate(order):
         if isinstance(one, Forward) and one.call.partition("@")[2] == batch:
-            return place
+            return position
     raise SteadyStateError(f"micro-batch {batch} runs no region")
 
 

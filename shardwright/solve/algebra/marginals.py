@@ -8,7 +8,7 @@ Paper: none of the four; the two messages of min-sum belief propagation on a jun
 McEliece 2000).
 Complexity: as the elimination, once more for every input of a join.
 Oracle: enumeration of all assignments that take an entry.
-Known inefficiency: equal tables in different places have outsides of their own.
+Known inefficiency: equal tables at different positions have outsides of their own.
 """
 
 from __future__ import annotations

@@ -148,14 +148,14 @@ def _objective_rows(
     It must be called on leaves in their order.
     """
     leaves = schedule.leaves
-    places = iter([begin for table, begin in leaves.begin.items() if table >= done])
+    positions = iter([begin for table, begin in leaves.begin.items() if table >= done])
     first = min((begin for table, begin in leaves.begin.items() if table >= done), default=0)
     rows = np.multiply.outer(objectives.time, leaves.time[first:])
     rows += np.multiply.outer(objectives.memory, leaves.memory[first:])
     rows[:, leaves.forbidden[np.searchsorted(leaves.forbidden, first) :] - first] = np.inf
 
     def of(leaf: InputTable) -> Rows:
-        begin = next(places) - first
+        begin = next(positions) - first
         own: Rows = rows[:, begin : begin + leaf.time.size]
         return own.reshape(len(objectives), *leaf.time.shape)
 

@@ -6,7 +6,7 @@ region (bounding, as in the dynamic programs for knapsacks of Pisinger 1997).
 Deviation: points closer than a slack in time stand in for one another.
 Complexity: that of `eliminate.py` on what survives; a budget of sums ends it.
 Oracle: `eliminate.exact_frontier`.
-Known inefficiency: equal tables in different places are multiplied again.
+Known inefficiency: equal tables at different positions are multiplied again.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _join(
     assert isinstance(join, Join), "a step computes its output"
     axes = np.indices(join.sizes).reshape(len(join.sizes), math.prod(join.sizes))
 
-    def cells(place: int) -> Ints:
-        number, own = join.inputs[place]
+    def cells(position: int) -> Ints:
+        number, own = join.inputs[position]
         index = np.zeros(axes.shape[1], np.int64)
         for axis, size in zip(own, schedule.tables[number].shape, strict=True):
             index = index * size + axes[axis]
@@ -170,10 +170,10 @@ def _join(
     beside = insides(join, tables)
     shape = (len(region.objectives), *join.sizes)
 
-    def rest(place: int) -> Rows:
-        """Lower bounds of the inputs after `place` and of the outside: (L, joint cells)."""
+    def rest(position: int) -> Rows:
+        """Lower bounds of the inputs after `position` and of the outside: (L, joint cells)."""
         total = outside[(..., None)] if join.eliminates else outside
-        for other in beside[place + 1 :]:
+        for other in beside[position + 1 :]:
             total = total + other
         return np.broadcast_to(total, shape).reshape(len(region.objectives), -1)
 
@@ -185,10 +185,10 @@ def _join(
             np.repeat(np.arange(len(result)), result.lengths), result.time, result.memory
         ),
     )
-    for place in range(1, len(inputs)):
-        own = cells(place)
-        budget.spend(int((result.lengths * inputs[place].lengths[own]).sum()))
-        result = product(result, inputs[place], own, keep=_keep(region, rest(place)))
+    for position in range(1, len(inputs)):
+        own = cells(position)
+        budget.spend(int((result.lengths * inputs[position].lengths[own]).sum()))
+        result = product(result, inputs[position], own, keep=_keep(region, rest(position)))
     if not join.eliminates:
         return result
     return union(result.traced(np.repeat(axes[-1], result.lengths)), join.sizes[-1])
@@ -198,12 +198,12 @@ def _unroll(
     schedule: EliminationSchedule, trace: Sequence[tuple[Ints, ...]], count: int, num_nodes: int
 ) -> Ints:
     """Follow the traces back from every point of the root: (points, nodes)."""
-    place = {schedule.root: np.arange(count)}
+    position = {schedule.root: np.arange(count)}
     choice = np.zeros((count, num_nodes), np.int64)
     for step, rows in zip(reversed(schedule.steps), reversed(trace), strict=True):
-        points = place.pop(step.output)
+        points = position.pop(step.output)
         for number, row in zip(step.inputs, rows, strict=False):
-            place[number] = row[points]
+            position[number] = row[points]
         if step.node is not None:
             choice[:, step.node] = rows[-1][points]
     return choice

@@ -126,15 +126,15 @@ def _unroll(
 ) -> Ints:
     """Follow the traces back from every point of the root: (points, nodes)."""
     root = tables[schedule.factors[schedule.root].table]
-    place = {schedule.root: np.arange(len(root.time))}  # factor -> the points it contributes
+    position = {schedule.root: np.arange(len(root.time))}  # factor -> the points it contributes
     choice = np.zeros((len(root.time), num_nodes), np.int64)
     for node, pin in chosen.items():
         choice[:, node] = pin
     for step in reversed(schedule.steps):
         trace = tables[schedule.factors[step.output].table].trace
-        points = place.pop(step.output)
+        points = position.pop(step.output)
         for number, row in zip(step.inputs, trace, strict=False):
-            place[number] = row[points]
+            position[number] = row[points]
         if step.node is not None:
             choice[:, step.node] = trace[-1][points]
     return choice

@@ -28,23 +28,23 @@ from shardwright.solve.folding.folded import Folded, FoldedChain
 class Merged:
     """A problem with merged nodes, and the map of its choices to those of the original problem.
 
-    Node i of the whole original problem takes `choices[offset[i] + k]` where node `place[i]` of
+    Node i of the whole original problem takes `choices[offset[i] + k]` where node `position[i]` of
     the whole merged one takes k.
     """
 
     folded: Folded
-    place: Ints  # (N,)
+    position: Ints  # (N,)
     offset: Ints  # (N,)
     choices: Ints
 
     def expand(self, choice: Ints) -> Ints:
         """Assignments of the original problem: (L, new nodes) -> (L, N)."""
-        found: Ints = self.choices[self.offset + choice[:, self.place]]
+        found: Ints = self.choices[self.offset + choice[:, self.position]]
         return found
 
     def originals(self, nodes: Sequence[int]) -> tuple[int, ...]:
         """The original nodes that were merged into `nodes`."""
-        return tuple(np.flatnonzero(np.isin(self.place, list(nodes))).tolist())
+        return tuple(np.flatnonzero(np.isin(self.position, list(nodes))).tolist())
 
 
 def merge(folded: Folded) -> Merged:
@@ -183,14 +183,14 @@ class _Groups:
             for run in folded.runs
         )
         new = Folded(Problem.unchecked(nodes, edges), runs)
-        place = [np.array([number[group] for group in self.group])]
+        position = [np.array([number[group] for group in self.group])]
         for i, (run, other) in enumerate(zip(folded.runs, new.runs, strict=True)):
             at = {node: j for j, node in enumerate(other.nodes)}
-            columns = [at[int(place[0][node])] for node in run.nodes]
-            place.append(new.places(i)[:-1, columns].ravel())
+            columns = [at[int(position[0][node])] for node in run.nodes]
+            position.append(new.positions(i)[:-1, columns].ravel())
         starts = np.cumsum([0, *(len(c) for c in self.choices)])
         offset = starts[:-1][folded.node_tables()]
-        return Merged(new, np.concatenate(place), offset, np.concatenate(self.choices))
+        return Merged(new, np.concatenate(position), offset, np.concatenate(self.choices))
 
     def _between(self, edge: Edge) -> tuple[Floats, Ints]:
         """An edge's table over the choices of two groups."""

@@ -293,11 +293,11 @@ class _Builder:
     def _add_factor(
         self, scope: tuple[int, ...], table: InputTable | ExternalTable | Join, key: object
     ) -> int:
-        place = self.known.setdefault(key, len(self.tables))
-        if place == len(self.tables):
+        position = self.known.setdefault(key, len(self.tables))
+        if position == len(self.tables):
             self.tables.append(table)
         number = len(self.factors)
-        self.factors.append(ScopedTable(scope, place))
+        self.factors.append(ScopedTable(scope, position))
         for node in scope:
             self.live[node].add(number)
         if not scope:

@@ -126,7 +126,7 @@ class _RunElimination(NamedTuple):
     schedule: EliminationSchedule
     numbers: tuple[int, ...]  # nodes in the folded problem: entry, exit, shared inputs, inside
     kept: int  # how many of these are not eliminated
-    places: Ints  # (copies, the run's nodes) in a whole assignment
+    positions: Ints  # (copies, the run's nodes) in a whole assignment
     order: tuple[int, ...]  # the run's nodes, as numbers of the template
 
 
@@ -143,9 +143,9 @@ class _FoldedSolver:
             template, numbers, kept = folded.template(run)
             schedule = last = make_schedule(template, max_table, kept, after=last)
             order = tuple(numbers.index(node) for node in run.nodes)
-            places = folded.places(number)
+            positions = folded.positions(number)
             self.runs.append(
-                _RunElimination(run.count, schedule, numbers, len(kept), places, order)
+                _RunElimination(run.count, schedule, numbers, len(kept), positions, order)
             )
             scopes.append(tuple(at[node] for node in numbers[: len(kept)]))
         self.scopes = scopes
@@ -182,7 +182,7 @@ class _FoldedSolver:
                 inside[:, :, 2 + i] = shared_input[:, None]
             flat = inside.reshape(-1, len(run.numbers))
             backward(run.schedule, tables, flat, np.repeat(rows, run.copies))
-            choice[:, run.places] = flat.reshape(inside.shape)[:, :, list(run.order)]
+            choice[:, run.positions] = flat.reshape(inside.shape)[:, :, list(run.order)]
         return values, choice
 
 

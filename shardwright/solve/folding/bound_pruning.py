@@ -138,13 +138,13 @@ def _candidates(rows: Objectives, bounds: Rows, points: Floats, margin: float) -
     best = costs.min(axis=1, keepdims=True)
     may: Bools = np.less(least, best * (1 + margin))
     may[-1] = np.less(least[-1], best[-1])
-    for place, ((low, high), (one, other)) in enumerate(
+    for position, ((low, high), (one, other)) in enumerate(
         zip(pairwise(least), pairwise(costs), strict=True)
     ):
         part = _ties(one, other)[:, None]
         reached = (one + part * (other - one)).min(axis=1, keepdims=True)
         beats = (low + part * (high - low) < reached * (1 + margin)).any(axis=0)
-        found[place, possible] = beats | may[place] | may[place + 1]
+        found[position, possible] = beats | may[position] | may[position + 1]
     return found
 
 
@@ -165,14 +165,14 @@ def _ranges(
         return math.prod(int(mask.sum()) for mask in masks)
 
     masks = [mask[0] for mask in candidates]
-    for place, end in enumerate(most[:-1]):
-        wider = [mask | every[place + 1] for mask, every in zip(masks, candidates, strict=True)]
+    for position, end in enumerate(most[:-1]):
+        wider = [mask | every[position + 1] for mask, every in zip(masks, candidates, strict=True)]
         if combinations(wider) > max(_FEW, combinations(masks)):
             yield (
                 {h: np.flatnonzero(mask) for h, mask in zip(shared_inputs, masks, strict=True)},
                 end,
             )
-            wider = [every[place + 1] for every in candidates]
+            wider = [every[position + 1] for every in candidates]
         masks = wider
     yield {h: np.flatnonzero(mask) for h, mask in zip(shared_inputs, masks, strict=True)}, most[-1]
 

@@ -91,7 +91,7 @@ class Folded:
         outside = {end for edge in edges for end in (edge.tail, edge.head)} - set(run.nodes)
         return math.prod(self.problem.sizes[node] for node in outside | {run.entry, run.exit})
 
-    def places(self, number: int) -> Ints:
+    def positions(self, number: int) -> Ints:
         """The indices of a run's nodes in a whole assignment: (copies, nodes)."""
         begin = len(self.problem.nodes)
         begin += sum(len(run.nodes) * (run.count - 1) for run in self.runs[:number])
@@ -120,17 +120,20 @@ class Folded:
         tail = [np.array([edge.tail for edge in edges], np.int64)]
         head = [np.array([edge.head for edge in edges], np.int64)]
         for number, run in enumerate(self.runs):
-            places = self.places(number)
+            positions = self.positions(number)
             own = np.array(self.inner_edges(run), np.int64)
             at = {node: i for i, node in enumerate(run.nodes)}
-            exits = np.concatenate(([run.entry], places[:-1, at[run.exit]]))
+            exits = np.concatenate(([run.entry], positions[:-1, at[run.exit]]))
 
             def end(
-                nodes: Ints, run: FoldedChain = run, places: Ints = places, exits: Ints = exits
+                nodes: Ints,
+                run: FoldedChain = run,
+                positions: Ints = positions,
+                exits: Ints = exits,
             ) -> Ints:
                 found = np.tile(nodes, (run.count, 1))
                 for i, node in enumerate(run.nodes):
-                    found[:, nodes == node] = places[:, i : i + 1]
+                    found[:, nodes == node] = positions[:, i : i + 1]
                 found[:, nodes == run.entry] = exits[:, None]
                 return found
 

@@ -180,6 +180,6 @@ def _ranks(costs: _Costs, group: Ints) -> Ints:
     time, memory = costs
     angle = np.where(np.isfinite(time), np.arctan2(memory, time), np.inf)
     order = np.argsort(angle, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place[group]
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return position[group]

@@ -146,9 +146,9 @@ def _compute_block(
     """Compute the rows and columns `part` of the result of `op` into `values`."""
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        for dim, size, places in zip((-2, -1), whole, part, strict=True):
+        for dim, size, positions in zip((-2, -1), whole, part, strict=True):
             if x.dim() >= -dim and x.shape[dim] == size > 1:
-                x = x.index_select(dim, places)
+                x = x.index_select(dim, positions)
         return x
 
     given = {name: cut(values[name]) if name in small else values[name] for name in op.operands}

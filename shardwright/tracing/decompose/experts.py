@@ -51,8 +51,8 @@ def through(
     between: str,
 ) -> Tensor:
     """The output of each row's expert; `rows` are sorted by `expert`, an index into `weights`."""
-    places = torch.arange(weights[0].shape[0], device=rows.device)
-    offsets = torch.searchsorted(expert, places, right=True).to(torch.int32)
+    positions = torch.arange(weights[0].shape[0], device=rows.device)
+    offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
     multiply = _operator(product)
     up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
     found: Tensor = multiply(_run(json.loads(between), multiply(rows, up, offsets)), down, offsets)

@@ -1,4 +1,4 @@
-"""Rewrites the selection of elements of each sample, `x[torch.arange(batch), places]`, as a gather.
+"""Rewrites the selection of elements of samples, `x[torch.arange(batch), positions]`, as a gather.
 
 An index into the first dimension may name any sample, so such an operator cannot be split along
 the batch. Where it counts all samples in order, each reads itself only, which a gather along the
@@ -21,24 +21,27 @@ _RESHAPES = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
 def gather_selected(graph: fx.Graph) -> None:
     """Replace in `graph`, in place, each index that counts the samples and selects of each."""
     for node in list(graph.nodes):
-        if node.target is aten.index.Tensor and (places := _places(*node.args)) is not None:
+        if (
+            node.target is aten.index.Tensor
+            and (positions := _selected_positions(*node.args)) is not None
+        ):
             with graph.inserting_before(node):
-                found = _Inserted(graph, node).gathered(node.args[0], places)
+                found = _Inserted(graph, node).gathered(node.args[0], positions)
             node.replace_all_uses_with(found)
             graph.erase_node(node)
 
 
-def _places(value: fx.Node, indices: Any) -> fx.Node | None:
+def _selected_positions(value: fx.Node, indices: Any) -> fx.Node | None:
     """The second of two indices, where the first is the number of each sample; or None."""
     if len(indices) != 2 or not all(isinstance(index, fx.Node) for index in indices):
         return None
-    first, places = indices
-    whole, sample, place = (node.meta["val"] for node in (value, first, places))
+    first, positions = indices
+    whole, sample, picked = (node.meta["val"] for node in (value, first, positions))
     batch = whole.shape[0]
-    one_each = tuple(sample.shape) == (batch,) + (1,) * (place.dim() - 1)
-    if place.dtype != torch.int64 or place.dim() not in (1, 2) or place.shape[0] != batch:
+    one_each = tuple(sample.shape) == (batch,) + (1,) * (picked.dim() - 1)
+    if picked.dtype != torch.int64 or picked.dim() not in (1, 2) or picked.shape[0] != batch:
         return None
-    return places if one_each and batch > 1 and _counts(first, batch) else None
+    return positions if one_each and batch > 1 and _counts(first, batch) else None
 
 
 def _counts(node: fx.Node, batch: int) -> bool:
@@ -58,21 +61,21 @@ class _Inserted:
         self.graph = graph
         self.like = node
 
-    def gathered(self, value: fx.Node, places: fx.Node) -> fx.Node:
-        """Elements `places` of the second dimension of each sample of `value`."""
+    def gathered(self, value: fx.Node, positions: fx.Node) -> fx.Node:
+        """Elements `positions` of the second dimension of each sample of `value`."""
         batch, length, *rest = value.meta["val"].shape
-        # A gather takes no negative places; those out of range stay so and are an error there.
-        negative = self.call(aten.lt.Scalar, places, 0)
-        shifted = self.call(aten.add.Tensor, places, length)
-        places = self.call(aten.where.self, negative, shifted, places)
-        one = places.meta["val"].dim() == 1
+        # A gather takes no negative positions; those out of range stay so and are an error there.
+        negative = self.call(aten.lt.Scalar, positions, 0)
+        shifted = self.call(aten.add.Tensor, positions, length)
+        positions = self.call(aten.where.self, negative, shifted, positions)
+        one = positions.meta["val"].dim() == 1
         if one:
-            places = self.call(aten.unsqueeze.default, places, 1)
+            positions = self.call(aten.unsqueeze.default, positions, 1)
         for _ in rest:
-            places = self.call(aten.unsqueeze.default, places, places.meta["val"].dim())
-        sizes = [batch, places.meta["val"].shape[1], *rest]
-        places = self.call(aten.expand.default, places, sizes)
-        found = self.call(aten.gather.default, value, 1, places)
+            positions = self.call(aten.unsqueeze.default, positions, positions.meta["val"].dim())
+        sizes = [batch, positions.meta["val"].shape[1], *rest]
+        positions = self.call(aten.expand.default, positions, sizes)
+        found = self.call(aten.gather.default, value, 1, positions)
         return self.call(aten.squeeze.dim, found, 1) if one else found
 
     def call(self, target: Any, *args: Any) -> fx.Node:

@@ -41,23 +41,23 @@ def inline_calls(program: ExportedProgram, traced_calls: Mapping[int, TracedCall
     """
     graph = program.graph
     marks = {node.args[2]: node for node in graph.nodes if node.target is REPEATED}
-    wanted = {key for place in traced_calls.values() for key in (*place.sizes, place.start) if key}
+    wanted = {key for call in traced_calls.values() for key in (*call.sizes, call.start) if key}
     if not wanted <= marks.keys():
         raise NotInlinableError("an operator that stands for a call is not in the graph itself")
     block_traces: dict[int, _BlockTrace] = {}
     constants = Constants(program)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    for number, place in traced_calls.items():
-        own = [marks.pop(key) for key in place.sizes]
+    for number, call in traced_calls.items():
+        own = [marks.pop(key) for key in call.sizes]
         ends = _nodes(own[0], 0)
-        if place.like == number:
-            block_traces[number] = _block_trace(marks[place.start], own, constants.names)
+        if call.like == number:
+            block_traces[number] = _block_trace(marks[call.start], own, constants.names)
             results = block_traces[number].results
         else:
-            block_trace = block_traces[place.like]
+            block_trace = block_traces[call.like]
             again = {constant: constants.duplicate(constant) for constant in block_trace.constants}
             results = _copied(order, own[0], block_trace, number, again)
-        for mark, size in zip(own, place.sizes.values(), strict=True):
+        for mark, size in zip(own, call.sizes.values(), strict=True):
             _replace(graph, mark, results[:size])
             ends += results[:size]
             results = results[size:]

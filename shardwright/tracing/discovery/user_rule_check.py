@@ -95,16 +95,16 @@ def _check(trial: Trial, text: str, user_rule: NotationLike, name: str) -> None:
             zeros.append(operand)
         if at == -1 or (at is not None and cut.setdefault(operand, at) != at):
             return  # part of a dimension, or two dimensions of one operand
-    places = [_place(dims, name) for dims in user_rule.results]
-    if not cut or -1 in places:
+    positions = [_place(dims, name) for dims in user_rule.results]
+    if not cut or -1 in positions:
         return
-    summed = [place is None for place in places]
-    found = [None if place is None else (place, 1) for place in places]
+    summed = [position is None for position in positions]
+    found = [None if position is None else (position, 1) for position in positions]
     for number in _SAMPLES:
         tiles = trial.tiles(cut, number, zeros if any(summed) else ())
         if tiles is None:
             continue
-        wrong = "result" if _results_differ(tiles, places) else ""
+        wrong = "result" if _results_differ(tiles, positions) else ""
         if not wrong and not zeros and trial.differentiates:
             pairs = gradients_of(tiles, cut, found)
             wrong = "gradient" if any(_exceeds_rounding(a, b) for a, b in pairs) else ""
@@ -125,12 +125,12 @@ def _place(dims: Names, name: str) -> int | None:
     return None
 
 
-def _results_differ(tiles: TrialTiles, places: Sequence[int | None]) -> bool:
-    for whole, a, b, place in zip(tiles.whole, *tiles.results, places, strict=True):
-        if place is None and (a.shape != b.shape or a.dtype == torch.bool):
+def _results_differ(tiles: TrialTiles, positions: Sequence[int | None]) -> bool:
+    for whole, a, b, position in zip(tiles.whole, *tiles.results, positions, strict=True):
+        if position is None and (a.shape != b.shape or a.dtype == torch.bool):
             return a.shape != b.shape
         try:
-            made = a + b if place is None else torch.cat([a, b], place)
+            made = a + b if position is None else torch.cat([a, b], position)
         except RuntimeError:  # which do not fit
             return True
         if _exceeds_rounding(made, whole, a, b):

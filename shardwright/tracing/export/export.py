@@ -37,6 +37,7 @@ from shardwright.tracing.dedup.copies import inline_calls
 from shardwright.tracing.dedup.repeats import Repeats
 from shardwright.tracing.export.formulas import Rewritten
 from shardwright.tracing.export.precision import cast_input
+from shardwright.tracing.export.source_location import source_of
 from shardwright.tracing.gradients.gradient_guard import GradientGuard
 from shardwright.tracing.outputs import OutputTree, split_outputs
 from shardwright.tracing.python_state import Snapshot, StateLocation
@@ -146,6 +147,7 @@ def export(
             raise CaptureError(reason, _module_of(call.model, e)) from e
         finally:
             call.guarded = True
+        _refuse_numpy_draws(program, type(call.model).__name__)
         if not _is_of_tensors(program):
             raise CaptureError(reason, _module_of(call.model, e)) from e
         return program, f"captured in strict mode, since {reason}"
@@ -206,6 +208,23 @@ def _functional(program: ExportedProgram, table: Table) -> Functional:
     found = decomposed(program, table) or decomposed_at_once(program, table)
     gather_selected(found.graph)
     return found
+
+
+def _refuse_numpy_draws(program: Functional, name: str) -> None:
+    """Raise for numbers of NumPy's generator, for which strict mode has operators of torch.
+
+    Draws of Python's generator do not get here: strict mode cannot trace them.
+    """
+    for node in program.graph.nodes:
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            continue
+        (maker, _), *_ = node.meta.get("source_fn_stack") or [("", None)]
+        if maker.startswith("wrapped_"):  # a function of NumPy
+            raise CaptureError(
+                f"{source_of(node)}: {name} draws random numbers with numpy.random, which are not"
+                " those of one device; draw them with torch.rand, or outside of forward",
+                refused=True,
+            )
 
 
 def _is_of_tensors(program: Functional) -> bool:

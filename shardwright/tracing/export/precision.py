@@ -32,15 +32,15 @@ def computation_dtype(
     if numerics.precision != "bf16":
         yield
         return
-    places = [
+    owned = [
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
         if parameter.is_floating_point()
     ]
-    kept = {id(p) for module, _, p in places if isinstance(module, _NORMS)}
+    kept = {id(p) for module, _, p in owned if isinstance(module, _NORMS)}
     made: dict[int, nn.Parameter] = {}
-    for module, name, parameter in places:
+    for module, name, parameter in owned:
         if parameter.dtype not in _TAKEN:
             raise CaptureError(
                 f"precision='bf16' keeps parameters in float32, and {name} of"
@@ -51,12 +51,12 @@ def computation_dtype(
             if values:
                 narrow.copy_(parameter.detach())
             made[id(parameter)] = nn.Parameter(narrow, requires_grad=parameter.requires_grad)
-    for module, name, parameter in places:
+    for module, name, parameter in owned:
         setattr(module, name, made.get(id(parameter), parameter))
     try:
         yield
     finally:
-        for module, name, parameter in places:
+        for module, name, parameter in owned:
             setattr(module, name, parameter)
 
 

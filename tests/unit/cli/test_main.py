@@ -65,7 +65,7 @@ def test_our_errors_become_one_line_even_when_they_have_several(plan_file, monke
     def load(path):
         raise PlanError("first\n  second")
 
-    monkeypatch.setattr("shardwright.cli.commands.explain.load_plan", load)
+    monkeypatch.setattr("shardwright.cli.commands.plan_files.explain.load_plan", load)
     assert mistake("explain", plan_file) == "shardwright: first second"
 
 
@@ -73,7 +73,7 @@ def test_a_bug_keeps_its_traceback(plan_file, monkeypatch, shardwright_command):
     def load(path):
         raise ValueError("not ours")
 
-    monkeypatch.setattr("shardwright.cli.commands.explain.load_plan", load)
+    monkeypatch.setattr("shardwright.cli.commands.plan_files.explain.load_plan", load)
     result = shardwright_command("explain", plan_file)
     assert isinstance(result.exception, ValueError)
 
@@ -82,7 +82,7 @@ def test_interruption_is_no_traceback(plan_file, monkeypatch, shardwright_comman
     def load(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardwright.cli.commands.explain.load_plan", load)
+    monkeypatch.setattr("shardwright.cli.commands.plan_files.explain.load_plan", load)
     result = shardwright_command("explain", plan_file)
     assert result.exit_code == 130
     assert result.stderr.strip().endswith("shardwright: interrupted")

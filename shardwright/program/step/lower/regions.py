@@ -24,7 +24,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.lower.rank_program import with_operands
-from shardwright.program.step.instructions import Region
+from shardwright.program.step.region import Region
 
 
 class Used(NamedTuple):
@@ -124,7 +124,7 @@ def of_the_graph(
 
 
 def renamed(one: Instruction, names: Mapping[str, str]) -> Instruction:
-    """An instruction of a region with other names of values, and without its place in the model."""
+    """An instruction with other names of values, without its operator's position in the model."""
     if isinstance(one, Redistribute):
         return replace(one, value=names[one.value], result=names[one.result])
     assert isinstance(one, CALLS), "regions have operators and local redistributions"

@@ -127,21 +127,21 @@ def _filled(
 def _gathered(
     instructions: list[StepInstruction], groups: Sequence[Sequence[str]]
 ) -> list[StepInstruction]:
-    """Each group in one transfer, at the place of its first.
+    """Each group in one transfer, at the position of its first.
 
     What is not there yet stays alone.
     """
     group = {handle: number for number, handles in enumerate(groups) for handle in handles}
-    since: dict[str, int] = {}  # value -> the place of the instruction that makes it first
+    since: dict[str, int] = {}  # value -> the index of the instruction that makes it first
     for at, one in enumerate(instructions):
         for name in writes(one):
             since.setdefault(name, at)
-    first: dict[int, int] = {}  # group -> the place of its first transfer
+    first: dict[int, int] = {}  # group -> the index of its first transfer
     members: defaultdict[int, list[Transfer]] = defaultdict(list)
     for at, one in enumerate(instructions):
         if isinstance(one, Transfer) and one.handle in group:
-            place = first.setdefault(group[one.handle], at)
-            if all(since.get(name, -1) < place for name in reads(one)):
+            position = first.setdefault(group[one.handle], at)
+            if all(since.get(name, -1) < position for name in reads(one)):
                 members[group[one.handle]].append(one)
     merged = {ones[0].handle: ones for ones in members.values()}
     gone = {one.handle for ones in members.values() for one in ones}
@@ -166,7 +166,7 @@ class _Open:
 def _reduced(
     instructions: list[StepInstruction], groups: Sequence[Sequence[str]]
 ) -> list[StepInstruction]:
-    """Each group in one transfer, at the place of its last; what depends on it follows."""
+    """Each group in one transfer, at the position of its last; what depends on it follows."""
     group = {handle: number for number, handles in enumerate(groups) for handle in handles}
     last: dict[int, int] = {}
     for at, one in enumerate(instructions):

@@ -12,7 +12,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.presets import preset
-from shardwright.planner.mesh_loop import Candidate
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from tests.harness.layered_graphs import residual_layers

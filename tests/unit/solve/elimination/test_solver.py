@@ -49,8 +49,8 @@ def test_copies_of_a_run_are_free_to_differ_and_nothing_is_lost(hub):
     problem = folded(1, 40, hub)
     one, other = fast_frontier(problem), fast_frontier(problem.unfolded())
     assert [p[:2] for p in one.points] == [p[:2] for p in other.points]
-    places = problem.places(0)
-    assert any(len({*np.array(p.choice)[places[:, 0]].tolist()}) > 1 for p in one.points)
+    positions = problem.positions(0)
+    assert any(len({*np.array(p.choice)[positions[:, 0]].tolist()}) > 1 for p in one.points)
 
 
 def test_a_problem_too_wide_to_fold_is_searched_unfolded():

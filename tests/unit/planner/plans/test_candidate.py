@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.planner.mesh_loop import _may_improve
+from shardwright.planner.plans.candidate import may_improve
 from shardwright.solve.frontier.sweep import DualBound
 
 KNOWN = [(2.0, 60), (3.0, 40), (3.5, 50)]  # the last is beaten
@@ -19,5 +19,5 @@ KNOWN = [(2.0, 60), (3.0, 40), (3.5, 50)]  # the last is beaten
 )
 def test_a_mesh_may_improve_where_its_bound_is_below_the_known_plans(value, least, better):
     bound = DualBound(((0.0, value),), least)
-    assert _may_improve(KNOWN, 0)(bound) is better
-    assert _may_improve([(t, m + 10) for t, m in KNOWN], 10)(bound) is better
+    assert may_improve(KNOWN, 0)(bound) is better
+    assert may_improve([(t, m + 10) for t, m in KNOWN], 10)(bound) is better

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from shardwright.cli.commands.report import _memory_of
+from shardwright.cli.commands.plan_files.report import _memory_of
 from shardwright.machine.figures import machine_named
 from shardwright.machine.files import with_figures
 from shardwright.machine.presets import preset

@@ -8,7 +8,7 @@ import pytest
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.program_json import program_from_json
 
-EXAMPLE = f"{Path(__file__).parents[4] / 'examples' / 'mlp.py'}:job"
+EXAMPLE = f"{Path(__file__).parents[5] / 'examples' / 'mlp.py'}:job"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_all_ranks_are_checked(files, shardwright_command, as_json, monkeypatch)
     def broken(programs):
         raise VerifyError("rank 1 waits forever at: t1")
 
-    monkeypatch.setattr("shardwright.cli.commands.program.check_order", broken)
+    monkeypatch.setattr("shardwright.cli.commands.plan_files.program.check_order", broken)
     result = shardwright_command("program", EXAMPLE, sharded, "--check")
     assert result.exit_code == 1
     assert result.stdout.endswith("do not fit together: rank 1 waits forever at: t1\n")

@@ -1,0 +1,1 @@
+"""Commands that read plan files: show, compare, price again and export them."""

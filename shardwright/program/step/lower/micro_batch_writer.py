@@ -1,0 +1,218 @@
+"""Writes the forward and backward pass of one micro-batch as instructions of its step.
+
+Reverse mode is done here, on instructions: the backward pass of a region is one instruction, that
+of a redistribution is the redistribution of its gradient, and a recomputed segment runs again
+before its backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shardwright.ir.graph import LeafKind
+from shardwright.program.instructions import Program, Redistribute
+from shardwright.program.step.instructions import Add, Backward, Forward, Gradients
+from shardwright.program.step.lower.step_writer import StepWriter
+from shardwright.program.step.lower.stretches import RunRedistribution, Stretch, op_name
+
+Copies = Sequence[tuple[int, str]]  # as in `Backward`
+
+
+class MicroBatchWriter:
+    """One micro-batch while it is written."""
+
+    def __init__(self, writer: StepWriter, program: Program, number: int) -> None:
+        self.writer, self.program, self.number = writer, program, number
+        self.tag = f"@{number}" if len(writer.step.programs) > 1 else ""
+        parts = writer.parts(program)
+        self.parts, self.items, self.types = parts, parts.items, parts.types
+        self.loads, self.redistributed, self.used = parts.loads, parts.redistributed, parts.used
+        self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
+        self.contributions: Counter[str] = Counter()
+        self.again: set[str] = set()  # values that are made again, in the backward pass
+        self.rerun: set[int] = set()  # segments that have run again, for both parts of backward
+        self.known_as: dict[str, str] = {}  # inputs that are values of another stage
+        self.weights_left: dict[int, Copies] = {}  # stretches whose weights have no gradients yet
+        stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
+        prefix = writer.step.prefix
+        self.calls = {at: f"{prefix}r{number}{self.tag}" for number, at in enumerate(stretches)}
+        for leaf in writer.graph.leaves_of(LeafKind.INPUT):
+            writer.inputs.append((leaf.name, number, self.own(leaf.name)))
+
+    def forward(self) -> None:
+        """The forward pass."""
+        for place, item in enumerate(self.items):
+            if isinstance(item, Stretch):
+                saves = not item.segment
+                self.writer.instructions.append(self.run(place, item, saves=saves, again=False))
+            elif item.instruction.result in self.writer.shared:
+                if item.instruction.result not in self.writer.gathered:
+                    self.writer.gathered.add(item.instruction.result)
+                    self.redistribute(item)
+            else:
+                self.redistribute(item)
+
+    def backward(self, part: Gradients = Gradients.ALL) -> None:
+        """The backward pass, or a part of it, from the gradients that were given."""
+        for place, item in reversed(list(enumerate(self.items))):
+            if item.segment and item.segment not in self.rerun:
+                if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
+                    self.recompute(item.segment)
+                self.rerun.add(item.segment)
+            if isinstance(item, Stretch):
+                if part is Gradients.WEIGHTS:
+                    self.run_backward_of_weights(place, item)
+                else:
+                    self.run_backward(place, item, part)
+            else:
+                self.redistribute_gradient(item.instruction)
+
+    def recompute(self, segment: int) -> None:
+        """Run a segment again."""
+        self.rerun.add(segment)
+        self.again.update(self.parts.made[segment])
+        for place in self.parts.places[segment]:
+            item = self.items[place]
+            if isinstance(item, Stretch):
+                self.writer.instructions.append(self.run(place, item, saves=True, again=True))
+            else:
+                self.redistribute(item)
+
+    def run(self, place: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
+        """One stretch forward."""
+        if place not in self.used:
+            self.used[place] = self.writer.table.add(
+                item.instructions,
+                item.inputs,
+                item.outputs,
+                map(self.is_trained, item.inputs),
+                map(self.is_trained, item.outputs),
+                (name in item.copies for name in item.inputs),
+            )
+        region, variant = self.used[place]
+        ops = tuple(op_name(one) for one in item.instructions)
+        inputs = tuple(self.value(name) for name in item.inputs)
+        outputs = tuple(self.value(name) for name in item.outputs)
+        return Forward(region, variant, self.calls[place], inputs, outputs, saves, again, ops)
+
+    def run_backward(self, place: int, item: Stretch, part: Gradients) -> None:
+        """One stretch backward, if a gradient of its results is known."""
+        given = tuple(tuple(self.grads.pop(name, ())) for name in item.outputs)
+        if not any(given):
+            return
+        copies: list[tuple[int, str]] = []
+        for position, name in enumerate(item.inputs):
+            if (copy := item.copies.get(name)) is None:
+                continue
+            if (segment := self.parts.made_again.get(copy)) is not None:
+                if segment not in self.rerun:
+                    self.recompute(segment)
+            elif copy not in self.again:
+                self.again.add(copy)
+                self.redistribute(self.redistributed[copy])
+            copies.append((position, self.value(copy)))
+        if part is Gradients.INPUTS:
+            self.weights_left[place] = copies
+        self.add_backward(place, item, part, given, copies)
+
+    def run_backward_of_weights(self, place: int, item: Stretch) -> None:
+        """The remaining part of a stretch's backward pass."""
+        if (copies := self.weights_left.pop(place, None)) is not None:
+            self.add_backward(place, item, Gradients.WEIGHTS, (), copies)
+
+    def add_backward(
+        self,
+        place: int,
+        item: Stretch,
+        part: Gradients,
+        given: tuple[tuple[str, ...], ...],
+        copies: Copies,
+    ) -> None:
+        """A backward pass, and the gradients that it makes."""
+        made: list[str] = []
+        for name in item.inputs:
+            is_weight = name in self.parts.weights
+            other = Gradients.INPUTS if is_weight else Gradients.WEIGHTS
+            wanted = self.is_trained(name) and part is not other
+            made.append(self.contribution(name) if wanted else "")
+        region, _ = self.used[place]
+        self.writer.instructions.append(
+            Backward(region, self.calls[place], given, tuple(made), tuple(copies), part=part)
+        )
+        for name, gradient in zip(item.inputs, made, strict=True):
+            if gradient:
+                self.give(name, gradient)
+
+    def redistribute(self, item: RunRedistribution) -> None:
+        """A redistribution forward; without moves its result is the value itself."""
+        one = item.instruction
+        if not one.forward:
+            return
+        dtype = one.cast[0] if one.cast else self.types[one.value].dtype
+        self.writer.instructions += self.writer.move(
+            self.value(one.value),
+            self.value(one.result),
+            one.forward,
+            one.atoms_before,
+            one.after,
+            dtype,
+        )
+
+    def redistribute_gradient(self, one: Redistribute) -> None:
+        """The gradient of a redistribution's result takes its way back."""
+        given = self.grads.pop(one.result, [])
+        if not given or not one.differentiable:
+            return
+        if not one.backward and not one.cast:
+            for gradient in given:
+                self.give(one.value, gradient)
+            return
+        if len(given) > 1:
+            total = self.contribution(f"{one.result}/sum")
+            self.writer.instructions.append(Add(total, tuple(given)))
+            given = [total]
+        dtype = one.cast[1] if one.cast else self.types[one.result].dtype
+        result = self.contribution(one.value)
+        self.writer.instructions += self.writer.move(
+            given[0], result, one.backward, one.atoms_grad, one.before, dtype
+        )
+        self.give(one.value, result)
+
+    def give(self, name: str, gradient: str) -> None:
+        """A contribution to the gradient of a value."""
+        leaf = self.loads[name].leaf if name in self.loads else name
+        if leaf in self.writer.kind:
+            is_input = self.writer.kind[leaf] is LeafKind.INPUT
+            self.writer.accumulate(self.own(leaf) if is_input else leaf, gradient)
+        else:
+            self.grads.setdefault(name, []).append(gradient)
+
+    def contribution(self, name: str) -> str:
+        """A new name for a contribution to the gradient of a value."""
+        known = self.contributions[name]
+        self.contributions[name] += 1
+        return f"grad/{self.own(name)}{f'.{known}' if known else ''}"
+
+    def value(self, name: str) -> str:
+        """The name in the step program of a value of this micro-batch's program."""
+        while (found := self.redistributed.get(name)) and not found.instruction.forward:
+            name = found.instruction.value
+        if name in self.loads:
+            return self.loads[name].leaf
+        kind = self.writer.kind.get(name)
+        if kind is not None and kind is not LeafKind.INPUT:
+            return name
+        if name in self.known_as:
+            return self.known_as[name]
+        if name in self.writer.shared:
+            return f"{self.writer.step.prefix}{name}"
+        return f"{self.own(name)}{'~' if name in self.again else ''}"
+
+    def own(self, name: str) -> str:
+        """The name in the step program of a value that this micro-batch alone has."""
+        return f"{self.writer.step.prefix}{name}{self.tag}"
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a gradient of a value of the program is wanted."""
+        return self.types[name].trained

@@ -1,0 +1,207 @@
+"""Writes what the micro-batches of a step share: instructions, regions, sums of gradients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.layout import Mesh
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
+from shardwright.program.instructions import (
+    Move,
+    Program,
+    Redistribute,
+    Shape,
+    writes,
+)
+from shardwright.program.step.instructions import (
+    TOTAL,
+    Accumulate,
+    Part,
+    Relayout,
+    StepInstruction,
+    Transfer,
+    Update,
+    Wait,
+    after_moves,
+    after_transfer,
+)
+from shardwright.program.step.lower.regions import RegionTable
+from shardwright.program.step.lower.stretches import (
+    Item,
+    RunRedistribution,
+    communicates,
+    dropped_copies,
+    items,
+    loads,
+    made_again,
+    value_types,
+)
+
+
+@dataclass(frozen=True)
+class LoweringInput:
+    """The input of the lowering of one rank's step.
+
+    `programs` are those of its micro-batches, one after the other, without operators in place, for
+    `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
+    lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
+    tiles start at different places are different regions. `alone_bytes` is the backend's, and
+    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
+    with `prefix`: that of a pipeline stage, where a rank has several.
+    """
+
+    mesh: Mesh
+    rank: int
+    graph: Graph
+    programs: Sequence[Program]
+    reductions: Sequence[Redistribute] = ()
+    rewrite: Callable[[Program, Graph], Program] | None = None
+    fixed_offsets: bool = False
+    alone_bytes: int | None = None
+    sum_bytes: int | None = None
+    prefix: str = ""
+
+
+class StepWriter:
+    """State that all micro-batches share: instructions, regions, sums of gradients."""
+
+    def __init__(self, step: LoweringInput) -> None:
+        self.step = step
+        self.graph = step.graph
+        self.masters = master_weights(step.graph)
+        self.kind = {leaf.name: leaf.kind for leaf in step.graph.leaves}
+        self.table = RegionTable(step.fixed_offsets)
+        self.instructions: list[StepInstruction] = []
+        self.gradients: dict[str, str] = {}  # leaf -> the sum of its gradients
+        self.inputs: list[tuple[str, int, str]] = []  # leaf, micro-batch, its value there
+        self.shared = _shared(step.programs)
+        self.gathered: set[str] = set()  # shared copies that are there
+        self._handles = 0
+        self._parts: dict[int, _Parts] = {}  # by the program, which is the same object
+
+    def parts(self, program: Program) -> _Parts:
+        """The stretches of a program."""
+        if id(program) not in self._parts:
+            self._parts[id(program)] = _Parts(self.step, program)
+        return self._parts[id(program)]
+
+    def dtype(self, leaf: str) -> str:
+        """The dtype in which a leaf is given."""
+        return MASTER if leaf in self.masters else self.graph.tensor[leaf].dtype
+
+    def collect(self, prefix: str, values: Iterable[str]) -> None:
+        """Add what a micro-batch returns to what those before it did."""
+        for number, value in enumerate(values):
+            self.instructions.append(Accumulate(f"{prefix}/{number}", value))
+
+    def accumulate(self, leaf: str, gradient: str) -> None:
+        """Add a gradient of a leaf to those that came before."""
+        prefix = self.step.prefix if leaf in self.kind else ""  # values of inputs have it
+        total = self.gradients.setdefault(leaf, f"{TOTAL}{prefix}{leaf}")
+        self.instructions.append(Accumulate(total, gradient))
+
+    def move(
+        self, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape, dtype: str
+    ) -> list[StepInstruction]:
+        """`result` is `value` after `moves`: one transfer for each that communicates."""
+        found: list[StepInstruction] = []
+        local: list[Move] = []
+        left = sum(move.collective.moves_data for move in moves)
+        for move in moves:
+            if not move.collective.moves_data:
+                local.append(move)
+                continue
+            left -= 1
+            last = not left and move is moves[-1]
+            name = result if last else f"{result}/step{left}"
+            before = after_moves(atoms, tuple(local))
+            after = after_transfer(before, move)
+            part = Part(value, name, atoms, tuple(local), move, shape if last else after, dtype)
+            self._handles += 1
+            handle = f"{self.step.prefix}t{self._handles}"
+            found.append(Transfer(move.collective, move.axis, (part,), handle))
+            found.append(Wait(handle, (name,)))
+            value, atoms, local = name, after, []
+        if local or not found:
+            found.append(Relayout(value, result, atoms, tuple(local), shape, dtype))
+        return found
+
+    def finished(self, reductions: Sequence[Redistribute]) -> tuple[StepInstruction, ...]:
+        """All instructions, gradients reduced when the last micro-batch has added to them."""
+        wanted = {one.value: one for one in reductions if one.value in self.gradients}
+        found: list[StepInstruction] = []
+        for one in reversed(self.instructions):
+            total = one.total if isinstance(one, Accumulate) else ""
+            leaf = total.removeprefix(f"{TOTAL}{self.step.prefix}")
+            if leaf in wanted and self.gradients[leaf] == total:
+                how = wanted.pop(leaf)
+                result = f"{total}/reduced"
+                moved = self.move(
+                    total, result, how.forward, how.atoms_before, how.after, self.dtype(leaf)
+                )
+                found += reversed(moved)
+                self.gradients[leaf] = result
+            found.append(one)
+        return tuple(found[::-1])
+
+
+class _Parts:
+    """A micro-batch's program in stretches; equal micro-batches share one."""
+
+    def __init__(self, step: LoweringInput, program: Program) -> None:
+        reduced = {one.value for one in step.reductions}
+        self.program = program
+        self.loads = loads(program)
+        self.items = items(program, step.graph, reduced, step.rewrite)
+        self.types = value_types(program, step.graph)
+        self.redistributed = {
+            one.instruction.result: one for one in self.items if isinstance(one, RunRedistribution)
+        }
+        # What each segment of recomputation has: places of items, and names of values made there.
+        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        self.made: defaultdict[int, set[str]] = defaultdict(set)
+        for place, item in enumerate(self.items):
+            self.places[item.segment].append(place)
+            self.made[item.segment].update(_made(item))
+        self.weights = set(self.loads)  # parameters and copies of them
+        for one in self.redistributed.values():
+            if one.instruction.value in self.weights:
+                self.weights.add(one.instruction.result)
+        self.made_again = made_again(program)
+        self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
+
+
+def _made(item: Item) -> tuple[str, ...]:
+    """Names of the values that an item makes."""
+    if isinstance(item, RunRedistribution):
+        return (item.instruction.result,)
+    return tuple(name for one in item.instructions for name in writes(one))
+
+
+def _shared(programs: Sequence[Program]) -> frozenset[str]:
+    """Copies of parameters that are made once a step, for all micro-batches, and kept."""
+    found: set[tuple[str, Redistribute]] | None = None
+    for program in programs:
+        sources = set(loads(program))
+        dropped = dropped_copies(program)
+        mine: dict[str, Redistribute] = {}
+        for one in program.instructions:
+            if not isinstance(one, Redistribute) or one.value not in sources or not one.forward:
+                continue
+            if one.result not in dropped and communicates(one):
+                mine[one.result] = one
+                sources.add(one.result)
+        same = set(mine.items())
+        found = same if found is None else found & same
+    return frozenset(name for name, _ in found or ())
+
+
+def update_of(
+    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
+) -> tuple[Update, ...]:
+    """The update of the parameters among the leaves that have a gradient; none of none."""
+    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
+    return (Update(found),) if found else ()

@@ -1,0 +1,48 @@
+"""A region of a step program: operators without communication between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.program.instructions import Compute, Instruction, Joint, SharedAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operators without communication between them: a function of `inputs`.
+
+    Regions that do the same are one region. `variants` are its instructions for tiles that start
+    at different offsets of the whole tensor, as micro-batches have them; names of values are the
+    same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
+    Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
+    again.
+    """
+
+    variants: tuple[tuple[Instruction, ...], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    trained: tuple[bool, ...]
+    differentiable: tuple[bool, ...]
+    dropped: tuple[bool, ...]
+
+    @property
+    def communicates(self) -> tuple[str, ...]:
+        """The mesh axes along which an operator of the region communicates inside of itself."""
+        return tuple(dict.fromkeys(a for one in self.variants[0] for a in inner_axes(one)))
+
+    def __str__(self) -> str:
+        lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]
+        lines += [f"    {line}" for one in self.variants[0] for line in str(one).splitlines()]
+        lines.append(f"    return {', '.join(f'%{name}' for name in self.outputs)}")
+        return "\n".join(lines)
+
+
+def inner_axes(one: Instruction) -> tuple[str, ...]:
+    """The mesh axes along which an operator communicates while it computes."""
+    if isinstance(one, Joint):
+        return one.axes
+    if isinstance(one, SharedAttention):
+        return (one.axis,)
+    if isinstance(one, Compute) and one.routing is not None:
+        return tuple(axis for axis, _ in one.routing.hops)
+    return ()
