@@ -38,6 +38,7 @@ from shardwright.program.step.instructions import (
     writes,
 )
 from shardwright.program.step.region import Region
+from shardwright.program.step.spanning import Span, homes_of, spans_of
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
 
@@ -100,13 +101,15 @@ class Seam(NamedTuple):
 class Sections:
     """A program in sections, one after the other.
 
-    At `seams` sections of layers were left out: as many as `skipped` says, by gap.
+    At `seams` sections of layers were left out: as many as `skipped` says, by gap. `spans` has, by
+    place, what instructions name of all layers at once.
     """
 
     program: StepProgram
     sections: tuple[Section, ...]
     seams: tuple[Seam, ...]
     skipped: tuple[int, ...]
+    spans: Mapping[int, tuple[Span, ...]]
 
     @cached_property
     def at(self) -> list[Section]:
@@ -137,9 +140,33 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     missing = set(range(len(folded.skipped))) - {track.gap for track in tracks}
     if missing:
         raise NotPeriodicError("no region begins at the same operator of every layer")
-    sections = Sections(program, tuple(found), tuple(seams), folded.skipped)
+    at = [one for one in found for _ in range(one.start, one.stop)]
+    spans = _spans(program, at, seams, folded.layer_of)
+    sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections
+
+
+def _spans(
+    program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
+) -> dict[int, tuple[Span, ...]]:
+    """What instructions outside of seams name of all layers at once, by their place."""
+    homes = homes_of(
+        program,
+        {
+            leaf: (layers[leaf].gap, layers[leaf].number)
+            for leaf in program.leaves
+            if leaf in layers
+        },
+        [None if one.gap == NOWHERE else (one.gap, one.layer) for one in at],
+    )
+    beside = {section for seam in seams for section in seam}
+    found = {
+        place: spans_of(one, homes)
+        for place, one in enumerate(program.instructions)
+        if at[place] not in beside
+    }
+    return {place: spans for place, spans in found.items() if spans}
 
 
 @dataclass
@@ -259,9 +286,12 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
             layer = layer_of[name]
             return layer.gap, layer.number - section.layer, layer.position
         places: list[object] = [name in returned]
+        place: tuple[object, ...]
         for at, slot in mentions[name]:
             where = sections.at[at]
-            if where.gap == section.gap:
+            if (span := _place_in_span(sections, at, slot, section)) is not None:
+                place = span
+            elif where.gap == section.gap:
                 place = where.track, where.layer - section.layer, at - where.start, slot
             else:
                 place = NOWHERE, 0, at, slot
@@ -282,6 +312,17 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
             for one, other in zip(named[first], named[second], strict=True):
                 if one != other and signature(one, before) != signature(other, behind):
                     raise NotPeriodicError(f"%{other}: not read or written as %{one}")
+
+
+def _place_in_span(
+    sections: Sections, at: int, slot: int, section: Section
+) -> tuple[object, ...] | None:
+    """The place of a name, relative to the layer of a section, where all layers are named."""
+    for span in sections.spans.get(at, ()):
+        if span.gap == section.gap:
+            layer, place = span.find(slot)
+            return span.gap, layer - section.layer, at, place
+    return None
 
 
 def _same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, local_atoms
 from shardwright.ir.pipeline import AXIS
@@ -147,6 +148,7 @@ class _GroupWriter:
             gradients=tuple(gradients.items()),
             updates=tuple(one for stage in stages for one in stage.updates()),
             fixed_offsets=self.table.fixed_offsets,
+            sum_bytes=sum_bucket_bytes(self.staged.graph),
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 

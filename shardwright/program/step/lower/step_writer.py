@@ -48,8 +48,9 @@ class LoweringInput:
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
     lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions. `alone_bytes` is the backend's. Names of
-    values begin with `prefix`: that of a pipeline stage, where a rank has several.
+    tiles start at different places are different regions. `alone_bytes` is the backend's, and
+    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
+    with `prefix`: that of a pipeline stage, where a rank has several.
     """
 
     mesh: Mesh
@@ -60,6 +61,7 @@ class LoweringInput:
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int | None = None
     prefix: str = ""
 
 
