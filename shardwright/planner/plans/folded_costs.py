@@ -6,24 +6,21 @@ ones beside them, where those are run alike (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, final
 
-from shardwright.ir.buckets import BUCKET_BYTES, gradient_bucket_bytes
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
-from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.memory_refinement import ranks_that_differ
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.memory.folded_step import FoldedStep
@@ -108,7 +105,9 @@ class FoldedCosts:
             },
         )
         alone_bytes = self.machine.backend_spec.alone_bytes
-        return _FoldedPlan(folded, PlanLowering(folded.graph, self.analysis, few, alone_bytes))
+        sum_bytes = sum_bucket_bytes(self.graph)
+        given = folded.graph, self.analysis, few, alone_bytes, None, sum_bytes
+        return _FoldedPlan(folded, PlanLowering(*given))
 
 
 @final
@@ -124,7 +123,6 @@ class _FoldedPlan:
         if rank not in self._sections:
             program = self.lowering.program(rank)
             try:
-                _require_full_buckets(program, len(self.lowering.numbers))
                 self._sections[rank] = sections_of(program, self.folded)
             except NotPeriodicError as e:
                 self._sections[rank] = e
@@ -132,23 +130,3 @@ class _FoldedPlan:
         if isinstance(found, NotPeriodicError):
             raise found
         return found
-
-
-def _require_full_buckets(program: StepProgram, batches: int) -> None:
-    """Raise `NotPeriodicError` if buckets of gradients would be larger with more layers.
-
-    Of small models they are a part of all gradients (`gradient_bucket_bytes`).
-    """
-    known = purposes(program)
-    sums: Counter[tuple[str, str]] = Counter()
-    reduced: set[str] = set()
-    for one in program.transfers():
-        if known[one.handle] is not Purpose.GRADIENT:
-            continue
-        if one.collective is Collective.ALL_REDUCE:
-            first = (part for part in one.parts if part.value not in reduced)
-            for part in first:
-                sums[one.channel, part.dtype] += part.bytes
-        reduced.update(part.result for part in one.parts)
-    if any(gradient_bucket_bytes(size // batches) < BUCKET_BYTES for size in sums.values() if size):
-        raise NotPeriodicError("buckets of gradients depend on the number of layers")
