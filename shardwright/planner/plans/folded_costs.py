@@ -20,9 +20,10 @@ from shardwright.machine.model import Machine
 from shardwright.planner.plans.memory_refinement import ranks_that_differ
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
-from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
 from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.folded_step import FoldedStep
 from shardwright.simulate.memory.step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
@@ -40,6 +41,7 @@ class FoldedCosts:
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
         self.graph, self.analysis, self.machine = graph, analysis, machine
         self._layers = RepeatedLayers(graph)
+        self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
         # The last plan, and by the width of a layer its program with few of them.
         self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
 
@@ -106,8 +108,20 @@ class FoldedCosts:
         )
         alone_bytes = self.machine.backend_spec.alone_bytes
         sum_bytes = sum_bucket_bytes(self.graph)
-        given = folded.graph, self.analysis, few, alone_bytes, None, sum_bytes
+        given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
         return _FoldedPlan(folded, PlanLowering(*given))
+
+    def _split(self, folded: FoldedGraph) -> Split:
+        """Cuts the batch of a graph of few layers; plans in as many micro-batches share the cut."""
+        graph = folded.graph
+
+        def split(count: int) -> MicroBatches:
+            key = id(folded), count
+            if key not in self._splits:
+                self._splits[key] = folded, micro_batches(graph, self.analysis, count)
+            return self._splits[key][1]
+
+        return split
 
 
 @final
