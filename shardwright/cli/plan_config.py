@@ -15,7 +15,7 @@ from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, Written, write_config
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.strategy.fields import COMPILES, DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
@@ -108,7 +108,8 @@ def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:
 
 def _starts(plan: Plan, auditor: Auditor) -> list[Strategy]:
     """The strategies nearest to the plan, and the best of all uniform ones."""
-    near, best = strategy_of(plan), auditor.uniform()
+    compiled = COMPILES[plan.compiled]
+    near, best = strategy_of(plan), auditor.uniform(compiled)
     return [*([near] if near is not None else []), *([best.strategy] if best is not None else [])]
 
 

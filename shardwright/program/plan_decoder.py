@@ -60,4 +60,6 @@ def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
         {op.name: op.segment for op in plan.ops},
         plan.micro_batches,
         plan.pipeline,
+        plan.gradient_sync,
+        frozenset(op.name for op in plan.ops if op.kept),
     )

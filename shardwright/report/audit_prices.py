@@ -14,7 +14,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Priced, PricedChange
 from shardwright.planner.audit.priced_as import Replaced
-from shardwright.report.summary import parallelism
+from shardwright.report.headline import headline
 from shardwright.report.units import duration, size
 
 _GAIN = 5e-3  # of a step's time: single changes that buy less are not shown at first
@@ -265,7 +265,7 @@ def _best(prices: ConfigPrices) -> Iterator[str]:
         for sentence in best.results:
             yield f"{'':<{_LABEL}}changes results: {sentence}"
     if prices.beyond is not None:
-        yield f"{'best plan':<{_LABEL}}{parallelism(prices.beyond)}"
+        yield f"{'best plan':<{_LABEL}}{headline(prices.beyond)}"
         yield f"{'':<{_LABEL}}{_against(prices, prices.beyond)}"
 
 

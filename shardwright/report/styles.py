@@ -104,7 +104,7 @@ def _other_decisions(plan: Plan) -> Iterator[str]:
     """Decisions of a plan other than tilings."""
     if plan.micro_batches > 1:
         yield f"the batch is taken in {plan.micro_batches} micro-batches, whose gradients add up"
-    again = {op.source.module for op in plan.ops if op.segment}
+    again = {op.source.module for op in plan.ops if op.runs_again}
     if again:
         yield f"activations are recomputed in {', '.join(sorted(set(map(glob, again))))}"
 

@@ -13,12 +13,13 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
-from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
+from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor, Values
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
@@ -48,6 +49,7 @@ class MicroBatched(nn.Module):
         self.regions = Regions(program.regions, make, device)
         self.training_step = StepExecutor(program, self.regions, groups)
         self.evaluation = StepExecutor(forward_only(program), self.regions, groups)
+        self.ended: ProgramRun | None = None  # whose update is to come
         loss = graph.tensor[graph.outputs[0]]
         self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
         batch = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
@@ -70,8 +72,14 @@ class MicroBatched(nn.Module):
             return results
         with torch.no_grad():
             values, _ = self._given(leaves)
-            found = self.evaluation.run(values, state)
+            found, _ = self.evaluation.run(values, state)
         return self._results(found)
+
+    def update(self, optimizer: Optimizer) -> None:
+        """The last step's update of the parameters."""
+        run, self.ended = self.ended, None
+        assert run is not None, "a step has run"
+        run.finish(optimizer)
 
     def step(
         self, leaves: Sequence[torch.Tensor], state: torch.Tensor
@@ -82,7 +90,7 @@ class MicroBatched(nn.Module):
             values, slices = self._given(leaves)
         program = self.program
         values.update((seed, self.one) for _, seed in program.seeds)
-        found = self.training_step.run(values, state)
+        found, self.ended = self.training_step.run(values, state)
         gradients: list[torch.Tensor | None] = [None] * len(leaves)
         by_name = {name: found[value] for name, value in program.gradients}
         for i in self.trained:

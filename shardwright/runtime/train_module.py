@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,13 @@ class LastingModule(nn.Module):
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
 
 
+class StepModule(Protocol):
+    """The module of a step program."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The update of the parameters at the end of the step that ran last."""
+
+
 class TrainModule(LastingModule, ABC):
     """A module that can take training steps on global batches.
 
@@ -85,6 +92,7 @@ class TrainModule(LastingModule, ABC):
     dropout out.
     """
 
+    _sw_program: StepModule
     _sw_modes: Modes | None = None
     _sw_draws = False  # whether what runs draws dropout
     _sw_switched: bool | None = None  # whether the modules of its programs draw, if that is known
@@ -156,7 +164,7 @@ class TrainModule(LastingModule, ABC):
         """
         optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch)
-        optimizer.step()
+        self._sw_running()._sw_program.update(optimizer)
         return loss
 
     def recover(self) -> None:

@@ -174,9 +174,9 @@ def _inputs(module, batch):
 
 
 def _numbers(module, batch, program):
-    """Loss and gradients of one step of `program`, of this rank."""
+    """Loss, gradients and new parameters of one step of `program`, of this rank."""
     step = module._sw_program
-    module.zero_grad(set_to_none=True)
+    before = {name: p.to_local().clone() for name, p in module.named_parameters()}
     module.set_random_state((0, 0))
     if isinstance(step, WholeBatch):
         playing = next(one for (kind, _), one in step._plays.items() if kind == "step")
@@ -186,11 +186,14 @@ def _numbers(module, batch, program):
     else:
         groups = step.training_step.groups
         step.training_step = StepExecutor(program, step.regions, groups)
-    loss = module.forward_backward(batch)
+    loss = module.train_step(torch.optim.SGD(module.parameters(), 0.1), batch)
     found = {"loss": loss.detach()}
-    for name, parameter in module.named_parameters():
-        gradient = parameter.grad
-        found[name] = None if gradient is None else gradient.to_local().clone()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            gradient, tile = parameter.grad, parameter.to_local()
+            found[name] = None if gradient is None else gradient.to_local().clone()
+            found[f"{name} after the step"] = tile.clone()
+            tile.copy_(before[name])
     return found
 
 

@@ -17,7 +17,7 @@ from shardwright.runtime.comm.collectives import collected
 from shardwright.runtime.executor.transfers import Collectives
 from shardwright.simulate.costs.collectives import collective_seconds
 from shardwright.simulate.memory.allocator import Allocator
-from shardwright.simulate.memory.transfers import Sent, started
+from shardwright.simulate.memory.transfers import SentTensors, started
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.time.program_prices import transfer_seconds
 from tests.harness.ranks import run_ranks
@@ -71,7 +71,7 @@ def _check_planning(kind, transfer):
     assert Communication(MESH).launches(kind).tolist() == [0.0]
     allocator = Allocator(1)
     view = View(allocator.new(transfer.bytes), SHAPE, (2, 1), "float64")
-    (result,) = started(allocator, kind, Sent(transfer.parts, [view], 2, own=True))()
+    (result,) = started(allocator, kind, SentTensors(transfer.parts, [view], 2, own=True))()
     assert (result.shape, allocator.total) == (SHAPE, transfer.bytes)
 
 

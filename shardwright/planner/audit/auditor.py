@@ -131,10 +131,18 @@ class Auditor:
             if abs(gain) > _SAME or abs(more) > _SAME * peak:
                 yield PricedChange(change, gain, more, self.fits(base.plan.peak_bytes + more))
 
-    def uniform(self, progress: Progress | None = None) -> Priced | None:
-        """The fastest uniform strategy of the enumeration that fits; None where none does."""
+    def uniform(self, compiled: str, progress: Progress | None = None) -> Priced | None:
+        """The fastest uniform strategy of the enumeration that fits; None where none does.
+
+        All are `compiled` alike, as that field of a strategy says.
+        """
         frontier = strategies(
-            self.graph, self.machine, self.optimizer, self._tracer, progress=progress
+            self.graph,
+            self.machine,
+            self.optimizer,
+            self._tracer,
+            progress=progress,
+            compiled=compiled,
         )
         try:
             best = frontier.fastest(UNLIMITED if self.limit is None else self.limit)

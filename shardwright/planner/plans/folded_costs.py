@@ -6,7 +6,7 @@ ones beside them, where those are run alike (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, final
@@ -51,6 +51,10 @@ class FoldedCosts:
 
         def seconds(folded: _FoldedPlan) -> Seconds:
             prices = prices_of(plan, folded.folded.graph, self.machine)
+            update = defaultdict(float, prices.update)
+            for name, like in folded.folded.stands_for.items():
+                update[like] += prices.update[name]
+            prices = replace(prices, update=update)
             sections = folded.sections(0)
             return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
 

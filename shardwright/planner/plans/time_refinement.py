@@ -46,12 +46,8 @@ class TimeRefinement:
         width = plan.layout_mesh.size
         programs = [lowering.program(group * width) for group in range(plan.pipeline.groups)]
         prices = prices_of(plan, self.graph, self.machine)
-        updates = {parameter.name: parameter.seconds for parameter in plan.parameters}
-        each = [
-            replace(prices, update=sum(updates.get(name, 0.0) for name in program.leaves))
-            for program in programs
-        ]
-        return simulated_stages(programs, each, group_names(plan.pipeline.homes, width))
+        names = group_names(plan.pipeline.homes, width)
+        return simulated_stages(programs, [prices] * len(programs), names)
 
     def _timeline(self, plan: Plan, lowering: PlanLowering) -> Timeline:
         prices = prices_of(plan, self.graph, self.machine)

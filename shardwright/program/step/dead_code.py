@@ -1,4 +1,4 @@
-"""Removes instructions whose results nobody reads."""
+"""Removes instructions: whose results nobody reads, and what a part of a step does not run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
     writes,
@@ -31,7 +32,7 @@ def forward_only(program: StepProgram) -> StepProgram:
     there = {*program.leaves, *(value for _, _, value in program.inputs)}
     kept: list[StepInstruction] = []
     for one in program.instructions:
-        if isinstance(one, Backward | Free | Seed):
+        if isinstance(one, Backward | Free | Seed | Update):
             continue
         if isinstance(one, Send | Recv | Wait):
             if one.handle in left_out:
@@ -43,6 +44,12 @@ def forward_only(program: StepProgram) -> StepProgram:
         there.update(writes(one))
         kept.append(one)
     return replace(program, instructions=without_dead(kept, wanted), gradients=(), seeds=())
+
+
+def without_update(program: StepProgram) -> StepProgram:
+    """`program` up to its gradients: what a call of a module and its backward pass run."""
+    kept = tuple(one for one in program.instructions if not isinstance(one, Update))
+    return replace(program, instructions=kept)
 
 
 def without_dead(

@@ -1,9 +1,9 @@
 """The instructions of a step program, and the program itself.
 
 A step program is everything that one rank does in one training step, in order: it runs regions of
-operators forward and backward, starts transfers and waits for them, adds gradients up and frees
-values. It is a value: it prints as text, one line an instruction, and knows no torch. An executor
-runs it (`runtime/executor`), and simulations play it.
+operators forward and backward, starts transfers and waits for them, adds gradients up, frees
+values and updates parameters. It is a value: it prints as text, one line an instruction, and knows
+no torch. An executor runs it (`runtime/executor`), and simulations play it.
 
 Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; of several contributions to
 it each has a number. What they add up to for a parameter or an input `w` is `total/w`.
@@ -290,8 +290,33 @@ class Seed:
         return f"{_names(name for _, name in self.gradients)} = seed{before}"
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimizer's step, the last instruction: (parameter, its gradient).
+
+    It writes the parameters in place.
+    """
+
+    parameters: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        leaves = _names(leaf for leaf, _ in self.parameters)
+        return f"update {leaves} by {_names(gradient for _, gradient in self.parameters)}"
+
+
 StepInstruction = (
-    Forward | Backward | Transfer | Send | Recv | Wait | Relayout | Add | Accumulate | Free | Seed
+    Forward
+    | Backward
+    | Transfer
+    | Send
+    | Recv
+    | Wait
+    | Relayout
+    | Add
+    | Accumulate
+    | Free
+    | Seed
+    | Update
 )
 
 
@@ -389,6 +414,7 @@ _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Accumulate: lambda one: (one.value,),
     Free: _none,
     Seed: lambda one: one.results,
+    Update: lambda one: tuple([gradient for _, gradient in one.parameters]),
 }
 _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Forward: lambda one: one.outputs,
@@ -402,6 +428,7 @@ _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Accumulate: lambda one: (one.total,),
     Free: _none,
     Seed: lambda one: tuple([name for _, name in one.gradients]),
+    Update: _none,
 }
 
 

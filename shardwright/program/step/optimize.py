@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.ir.graph import VerifyError
+from shardwright.program.step.dead_code import without_update
 from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.passes.accumulate import accumulate
 from shardwright.program.step.passes.bucket import bucket
@@ -29,17 +30,24 @@ STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)
 
 
 def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
-    """`program` after all passes; raises `VerifyError` naming a pass that broke it."""
+    """`program` after all passes; raises `VerifyError` naming a pass that broke it.
+
+    No pass sees the update: it stays behind everything.
+    """
     verify(program)
-    found = program
+    start = without_update(program)
+    update = program.instructions[len(start.instructions) :]
+    found = start
     for one in passes:
         found = one(found)
+    names = tuple(one.__name__ for one in passes)
+    found = replace(found, instructions=(*found.instructions, *update), passes=names)
     try:
         verify(found)
     except VerifyError:
-        _blame(program, passes)
+        _blame(start, passes)
         raise
-    return replace(found, passes=tuple(one.__name__ for one in passes))
+    return found
 
 
 def _blame(program: StepProgram, passes: Sequence[Pass]) -> None:

@@ -32,6 +32,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
     writes,
@@ -237,6 +238,8 @@ def _names(one: StepInstruction) -> tuple[str, ...]:
             return (*names, f"transfer {one.handle}")
         case Free():
             return one.names
+        case Update():  # all parameters alike, at the end
+            return ()
     return names
 
 

@@ -15,6 +15,7 @@ from shardwright.program.step.instructions import (
     Send,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
     writes,
@@ -26,14 +27,17 @@ def verify(program: StepProgram) -> None:
 
     Every value is there when it is read; each transfer is waited for once, after it was started;
     each run that saves something has one backward pass after it, or one for inputs and then one
-    for weights; nothing is defined twice.
+    for weights; nothing is defined twice, and the update comes last.
     """
     there, freed = set(program.given), set[str]()
     in_flight: dict[str, tuple[str, ...]] = {}
     calls: dict[str, int] = {}
     halves: dict[str, int] = {}  # calls whose weights have no gradients yet
     read: set[str] = set()
+    updated = False
     for one in program.instructions:
+        if updated:
+            raise VerifyError(f"{one}: comes behind the update")
         for name in reads(one):
             if name not in there:
                 why = "after it was freed" if name in freed else "before it is defined"
@@ -66,6 +70,13 @@ def verify(program: StepProgram) -> None:
                     raise VerifyError(f"{one}: %{min(missing)} is not there")
                 there.difference_update(one.names)
                 freed.update(one.names)
+            case Update():
+                leaves = [leaf for leaf, _ in one.parameters]
+                if missing := set(leaves) - set(program.leaves):
+                    raise VerifyError(f"{one}: %{min(missing)} is no leaf")
+                if not set(one.parameters) <= set(program.gradients):
+                    raise VerifyError(f"{one}: takes other gradients than the step returns")
+                updated = True
         totals: set[str] = set()
         if isinstance(one, Accumulate):
             totals = {one.total}

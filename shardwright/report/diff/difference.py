@@ -124,7 +124,7 @@ def _splits(module: Module, kinds: Iterable[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {name: [] for name in kinds}
     for op in module.ops:
         if kind(op) in found:
-            found[kind(op)].append(tiling_words(op) + " recomputed" * bool(op.segment))
+            found[kind(op)].append(tiling_words(op) + " recomputed" * op.runs_again)
     return {name: ", ".join(_counted(texts)) for name, texts in found.items()}
 
 

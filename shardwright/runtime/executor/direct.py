@@ -21,11 +21,12 @@ from shardwright.program.step.instructions import (
     Gradients,
     Seed,
     StepProgram,
+    Update,
 )
 from shardwright.runtime.executor.executor import Regions
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 
-_WITHOUT_COMMUNICATION = (Forward, Free, Seed, Backward, Add, Accumulate)
+_WITHOUT_COMMUNICATION = (Forward, Free, Seed, Backward, Add, Accumulate, Update)
 
 
 def is_direct(program: StepProgram) -> bool:

@@ -13,6 +13,7 @@ from weakref import finalize
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -28,6 +29,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
 )
@@ -111,6 +113,11 @@ class StepExecutor:
             if read[name] == 1 and name not in program.returned
         )
         self.steps = tuple(map(self._step, program.instructions))
+        # The place of the update, behind which nothing is computed.
+        self.end = next(
+            (i for i, one in enumerate(program.instructions) if isinstance(one, Update)),
+            len(program.instructions),
+        )
 
     def _step(self, one: StepInstruction) -> tuple[Callable[[ProgramRun, Any], None], Any]:
         """The method of a run that runs an instruction, and what it is given."""
@@ -143,17 +150,16 @@ class StepExecutor:
                 return ProgramRun.free, one.names
             case Seed():
                 return ProgramRun.seed, one
+            case Update():
+                return ProgramRun.update, one
 
     def run(
-        self,
-        given: Mapping[str, torch.Tensor],
-        state: torch.Tensor,
-        trace: list[StepInstruction] | None = None,
-    ) -> Values:
-        """Runs the program and returns its results by name. Executed instructions go to `trace`."""
-        run = self.begin(given, state, trace)
-        run.play(len(self.program.instructions))
-        return {name: run.values.get(name) for name in self.program.returned}
+        self, given: Mapping[str, torch.Tensor], state: torch.Tensor
+    ) -> tuple[Values, ProgramRun]:
+        """Runs the program up to its update: its results by name, and the run that goes on."""
+        run = self.begin(given, state)
+        run.play(self.end)
+        return run.results(), run
 
     def begin(
         self,
@@ -189,6 +195,7 @@ class ProgramRun:
         self.partial = False
         self.missing: set[str] = set()  # results of transfers of nothing
         self.position = 0  # of the next instruction
+        self.optimizer: Optimizer | None = None  # that updates the parameters
         if executor.collectives or executor.messages:
             # Where a result was dropped: the buffers of what is in flight are in use.
             finalize(self, _drain, self.in_flight).atexit = False
@@ -220,6 +227,22 @@ class ProgramRun:
         self.calls.clear()
         self.split_calls.clear()
         self.values.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was played."""
+        return self.position == len(self.executor.program.instructions)
+
+    def results(self) -> Values:
+        """All that the program returns, by name; the run forgets every value."""
+        found = {name: self.values.get(name) for name in self.executor.program.returned}
+        self.values.clear()
+        return found
+
+    def finish(self, optimizer: Optimizer) -> None:
+        """Play the rest, in which `optimizer` updates the parameters by their gradients."""
+        self.optimizer = optimizer
+        self.play(len(self.executor.program.instructions))
 
     def forward_only(self, one: Forward) -> None:
         """Run a region that no backward pass follows."""
@@ -335,6 +358,12 @@ class ProgramRun:
 
     def seed(self, _one: Seed) -> None:
         """The gradients of the results are among the values: the caller put them there."""
+
+    def update(self, _one: Update) -> None:
+        """Update the parameters; their gradients were handed over to them."""
+        assert self.optimizer is not None, "a step without an optimizer ends before its update"
+        with torch.enable_grad():  # as its caller has it
+            self.optimizer.step()
 
     def accumulate(self, one: Accumulate) -> None:
         """Add a value to a total."""

@@ -22,7 +22,7 @@ class _Again:
     """A view of an input that is not saved, but given again to the backward pass."""
 
     position: int  # of the input
-    view: StorageView
+    view: StorageView  # from the first element of the input
 
 
 class RegionCall:
@@ -111,7 +111,7 @@ class RegionCall:
             position = dropped.get(kept.untyped_storage().data_ptr())
             if position is None:
                 return kept
-            return _Again(position, StorageView.of(kept))
+            return _Again(position, StorageView.of(kept).shifted(-_start(inputs[position])))
 
         with saved_tensors_hooks(pack, self._unpack):
             found = self.module(*inputs, state)
@@ -120,7 +120,13 @@ class RegionCall:
     def _unpack(self, kept: torch.Tensor | _Again) -> torch.Tensor:
         if isinstance(kept, torch.Tensor):
             return kept
-        return kept.view.on(self._again[kept.position])
+        copy = self._again[kept.position]
+        return kept.view.shifted(_start(copy)).on(copy)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Bytes of the memory before the first element."""
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _Enter(torch.autograd.Function):

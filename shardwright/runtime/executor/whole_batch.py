@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
-from shardwright.program.step.dead_code import forward_only
+from shardwright.program.step.dead_code import forward_only, without_update
 from shardwright.program.step.instructions import (
     Backward,
     Part,
@@ -63,7 +64,7 @@ class WholeBatch(nn.Module):
     ) -> None:
         super().__init__()
         self.plain = plain
-        self.naive, self.program = naive, optimized(naive, PASSES)
+        self.naive, self.program = naive, optimized(without_update(naive), PASSES)
         self.regions = Regions(self.program.regions, make, device)
         self.groups = dict(groups)
         self.names = tuple(leaf.name for leaf in graph.leaves)
@@ -88,6 +89,7 @@ class WholeBatch(nn.Module):
         self._plays: dict[tuple[str, Dtypes], Playing] = {}
         self._places: dict[int, DTensorSpec] = {}  # of parameters, by number
         self._steps: list[ModuleCall] | None = None  # calls whose results are wanted at their end
+        self._ended: ProgramRun | None = None  # whose update is to come
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs and buffers' new contents, of leaves and the random state."""
@@ -113,13 +115,21 @@ class WholeBatch(nn.Module):
     @contextmanager
     def whole_steps(self) -> Iterator[None]:
         """Inside of it results of a call are there when the block ends, and not before."""
-        self._steps = []
+        self._steps, self._ended = [], None
         try:
             yield
             for call in self._steps:
-                call.finish()
+                self._ended = call.finish()
         finally:
             self._steps = None
+
+    def update(self, optimizer: Optimizer) -> None:
+        """The last whole step's update of the parameters."""
+        run, self._ended = self._ended, None
+        if run is None:  # autograd ran the step, or nothing is trained
+            optimizer.step()
+        else:
+            run.finish(optimizer)
 
     def values(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The inputs of a program, from this rank's tensors of all leaves."""
@@ -283,23 +293,28 @@ class ModuleCall:
         assert run is not None, "its results have a node before"
         found, end = self.playing.groups[group]
         last = group + 1 == len(self.playing.groups)
-        run.play(len(run.executor.program.instructions) if last else end)
-        if last and not self._late:
+        run.play(run.executor.end if last else end)
+        if last and not self._late and run.ended:
             self._backward = None
         return [
             None if (tile := run.values.pop(value, None)) is None else self._whole(i, tile)
             for i, (_, value) in zip(self.playing.numbers[group], found, strict=True)
         ]
 
-    def finish(self) -> None:
-        """Copies late results to the tensors that were returned for them."""
+    def finish(self) -> ProgramRun | None:
+        """Copies late results to the tensors that were returned for them.
+
+        Returns the run, if its update is to come.
+        """
         run, self._backward = self._backward, None
         if run is None:
-            return
+            return None
         with torch.no_grad():
-            run.play(len(run.executor.program.instructions))
+            run.play(run.executor.end)
             for name, place in self._late:
                 place.copy_(run.tensor(name))
+        run.values.clear()
+        return None if run.ended else run
 
     def _whole(self, number: int, tile: torch.Tensor) -> torch.Tensor | None:
         leaf = self.parameters.get(number)

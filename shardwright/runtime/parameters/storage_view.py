@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,10 @@ class StorageView:
         offset = int(tensor.storage_offset())
         bits = tensor.is_conj(), tensor.is_neg()
         return cls(tensor.dtype, tensor.size(), tensor.stride(), offset, *bits)
+
+    def shifted(self, count: int) -> StorageView:
+        """The same view `count` bytes further on, a multiple of the bytes of an element."""
+        return replace(self, offset=self.offset + count // self.dtype.itemsize)
 
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same view of the memory of `tensor`."""

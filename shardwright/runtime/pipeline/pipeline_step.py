@@ -8,6 +8,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from shardwright.ir.graph import LeafKind
 from shardwright.program.lower.inplace import in_place
@@ -18,7 +19,7 @@ from shardwright.program.step.lower.pipeline import lower_pipeline, stage_prefix
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.passes.free import free
 from shardwright.runtime.batch import InputPart, local_inputs, stage_inputs
-from shardwright.runtime.executor.executor import Regions, StepExecutor, Values
+from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor, Values
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameter_store import ParameterStore
 from shardwright.runtime.parameters.dtensor_spec import local
@@ -52,6 +53,7 @@ class PipelineStep(nn.Module):
         self.regions = Regions(program.regions, make, device)
         self.training_step = StepExecutor(program, self.regions, groups)
         self.evaluation = StepExecutor(free(forward_only(program)), self.regions, groups)
+        self.ended: ProgramRun | None = None  # whose update is to come
         loss = staged.graph.tensor[staged.graph.outputs[0]]
         self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
         # What a stage reads of the batch, by path, and the names of these leaves in the program.
@@ -93,6 +95,13 @@ class PipelineStep(nn.Module):
         """Runs the program and returns its results by name; `state` is that of random numbers."""
         if not trains:
             with torch.no_grad():
-                return self.evaluation.run(given, state)
+                return self.evaluation.run(given, state)[0]
         given.update((seed, self.one) for _, seed in self.program.seeds)
-        return self.training_step.run(given, state)
+        found, self.ended = self.training_step.run(given, state)
+        return found
+
+    def update(self, optimizer: Optimizer) -> None:
+        """The last step's update of the parameters."""
+        run, self.ended = self.ended, None
+        assert run is not None, "a step has run"
+        run.finish(optimizer)

@@ -75,8 +75,6 @@ class StepSimulation:
         """The most that the rank holds at once."""
         program = self.lowering.program(self.rank)
         tiles = self.played(program)
-        self.heap.where, self.heap.module = "the optimizer's update", None
-        self.heap.briefly(self.trainer.update(list(tiles.values())))
         assert self.heap.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
         held = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
@@ -208,22 +206,28 @@ class StepSimulation:
         for load in program.loads:
             strides = contiguous_strides(load.shape)
             given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
-        host = Host(self.graph, self.heap, self.book, self.trainer.rank)
-        kept = StepMemory(program, given, host).play(watch)
-        self.forget(given)
-        for block in parts:
-            self.heap.drop(block)
-        return self.updated_tiles(kept, given)
+        tiles: dict[str, int] = {}
 
-    def forget(self, given: Mapping[str, View]) -> None:
-        """Frees what was made for the call alone when it ends."""
+        def update(parameters: Sequence[str]) -> None:
+            """The call has ended; its parameters are updated."""
+            self.forget(given, parts)
+            tiles.update((name, given[name].bytes) for name in parameters)
+            self.heap.where, self.heap.module = "the optimizer's update", None
+            self.heap.briefly(self.trainer.update(list(tiles.values())))
+
+        host = Host(self.graph, self.heap, self.book, self.trainer.rank, update)
+        StepMemory(program, given, host).play(watch)
+        if not tiles:
+            self.forget(given, parts)
+        return tiles
+
+    def forget(self, given: Mapping[str, View], parts: Sequence[Block]) -> None:
+        """Frees what was made for the call alone when it ends, and `parts` of the batch."""
         for view in given.values():
             if view.block.use is not Use.HELD:
                 self.heap.drop(view.block)
-
-    def updated_tiles(self, kept: Iterable[str], given: Mapping[str, View]) -> dict[str, int]:
-        """Bytes of the tiles of parameters that have a gradient, by parameter."""
-        return {name: given[name].bytes for name in kept if name in self.decisions.storage}
+        for block in parts:
+            self.heap.drop(block)
 
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""

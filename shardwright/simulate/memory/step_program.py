@@ -31,6 +31,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
 )
@@ -40,18 +41,22 @@ from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved_locally
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.messages import receiving, sending
-from shardwright.simulate.memory.transfers import Results, Sent, started
+from shardwright.simulate.memory.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
 
 
 @dataclass(frozen=True)
 class Host:
-    """Inputs of the memory simulation besides the program."""
+    """Inputs of the memory simulation besides the program.
+
+    `update` takes and gives back the memory of an `Update`; a step without one is not updated.
+    """
 
     graph: Graph
     heap: Allocator
     book: OpTracer
     rank: RankModel
+    update: Callable[[Sequence[str]], None]
 
 
 @dataclass
@@ -84,23 +89,14 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Callable[[], None] | None = None) -> dict[str, View]:
-        """Run everything; the gradients that are there in the end, by leaf.
-
-        Before it and after each instruction `watch` is called.
-        """
+    def play(self, watch: Callable[[], None] | None = None) -> None:
+        """Run everything. Before it and after each instruction `watch` is called."""
         watch = watch or _unwatched
         watch()
         for one in self.program.instructions:
             self.instruction(one)
             watch()
-        for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
-            self.drop(name)
-        return {
-            leaf: self.values[value]
-            for leaf, value in self.program.gradients
-            if value in self.values
-        }
+        self.forget_results()
 
     def instruction(self, one: StepInstruction) -> None:
         """Run one instruction."""
@@ -133,6 +129,15 @@ class StepMemory:
                     self.drop(name)
             case Seed():
                 self.seed(one)
+            case Update():
+                self.forget_results()
+                have = [leaf for leaf, value in one.parameters if value in self.values]
+                self.host.update(have)
+
+    def forget_results(self) -> None:
+        """Forget outputs and new contents of buffers, which the caller has taken."""
+        for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
+            self.drop(name)
 
     def drop(self, name: str) -> None:
         """Forget a value."""
@@ -312,7 +317,7 @@ class StepMemory:
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
         ranks = len(members(one.channel, self.program.mesh))
         own = self.taken(one.parts[0], views[0])
-        return started(self.heap, one.collective, Sent(one.parts, views, ranks, own))
+        return started(self.heap, one.collective, SentTensors(one.parts, views, ranks, own))
 
     def taken(self, part: Part, sent: View) -> bool:
         """Whether what is sent is the part's value, given away, or a copy."""

@@ -20,7 +20,7 @@ from shardwright.simulate.memory.values import View
 Results = Callable[[], list[View]]  # what is returned when a transfer was waited for
 
 
-class Sent(NamedTuple):
+class SentTensors(NamedTuple):
     """The tensors of a transfer among `ranks`: its parts, each as it is sent, with an owner.
 
     `own` says whether the first one's memory is nobody else's.
@@ -32,12 +32,12 @@ class Sent(NamedTuple):
     own: bool
 
 
-def started(allocator: Allocator, kind: Collective, sent: Sent) -> Results:
+def started(allocator: Allocator, kind: Collective, sent: SentTensors) -> Results:
     """Start a transfer; what is returned gives the results, each with an owner."""
     return TRANSFERS[kind](allocator, sent)
 
 
-def all_reduce(allocator: Allocator, sent: Sent) -> Results:
+def all_reduce(allocator: Allocator, sent: SentTensors) -> Results:
     """The sum of a tensor of its own replaces it; others are copied into a buffer."""
     views = sent.views
     if len(views) == 1 and sent.own and views[0].contiguous:
@@ -51,7 +51,7 @@ def all_reduce(allocator: Allocator, sent: Sent) -> Results:
     return lambda: _sharing(allocator, buffer, sent.parts)
 
 
-def all_gather(allocator: Allocator, sent: Sent) -> Results:
+def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
     """All ranks' tiles arrive in one buffer, from which the results are copied."""
     parts, ranks = sent.parts, sent.ranks
     sizes = [_longest(part.move, part.move.src, ranks) * ITEM_BYTES[part.dtype] for part in parts]
@@ -75,7 +75,7 @@ def all_gather(allocator: Allocator, sent: Sent) -> Results:
     return results
 
 
-def reduce_scatter(allocator: Allocator, sent: Sent) -> Results:
+def reduce_scatter(allocator: Allocator, sent: SentTensors) -> Results:
     """Tiles are copied into a buffer by ranks, unless the tensor is its own and in that order."""
     parts, ranks, first = sent.parts, sent.ranks, sent.views[0]
     sizes = [_longest(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
@@ -95,7 +95,7 @@ def reduce_scatter(allocator: Allocator, sent: Sent) -> Results:
     return results
 
 
-def all_to_all(allocator: Allocator, sent: Sent) -> Results:
+def all_to_all(allocator: Allocator, sent: SentTensors) -> Results:
     """Tiles are sent from one buffer and arrive in another, and are joined in a third."""
     (part,), (view,) = sent.parts, sent.views
     message = allocator.new(view.bytes, Use.COMMUNICATION, like=view.block)
@@ -113,7 +113,7 @@ def all_to_all(allocator: Allocator, sent: Sent) -> Results:
     return results
 
 
-TRANSFERS = ByKind[Callable[[Allocator, Sent], Results]](
+TRANSFERS = ByKind[Callable[[Allocator, SentTensors], Results]](
     "in flight whose memory is known",
     {
         Collective.ALL_REDUCE: all_reduce,

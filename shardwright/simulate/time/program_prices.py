@@ -45,12 +45,12 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update=sum(parameter.seconds for parameter in plan.parameters),
+        update={parameter.name: parameter.seconds for parameter in plan.parameters},
     )
 
 
 def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
-    """The prices of a plan with stages; `update` is that of all of them."""
+    """The prices of a plan with stages."""
     mesh = plan.mesh
     link = links(machine, mesh)[mesh.names.index(AXIS)]
 
@@ -73,17 +73,22 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         contention=partial(_contention, machine=machine, mesh=mesh),
         message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update=sum(parameter.seconds for parameter in plan.parameters),
+        update={parameter.name: parameter.seconds for parameter in plan.parameters},
     )
 
 
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     """Seconds of every operator of `graph`, which may be a part of the plan's, in one micro-batch.
 
-    Cuts of tiles that need no communication belong to the operator that reads them.
+    Cuts of tiles that need no communication belong to the operator that reads them, and so do casts
+    of parameters that are never updated.
     """
     inner, local = seconds_of_transfers(plan, graph)
     each = plan.micro_batches
+    for parameter in plan.parameters:
+        readers = graph.consumers.get(parameter.name, ())
+        if parameter.name not in graph.trained and readers:
+            local[readers[0].name, False] += parameter.seconds / each
     return {
         op.name: OpSeconds(
             op.forward_seconds / each + local.get((op.name, False), 0.0),

@@ -27,6 +27,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
@@ -35,7 +36,7 @@ from shardwright.program.step.unrolled import Played
 from shardwright.simulate.time.step_program import END, Player, StepPrices
 from shardwright.simulate.time.timeline import TaskSchedule
 
-_TIMED = Forward, Backward, Transfer, Send, Recv, Wait
+_TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update
 _HALF = 0.5  # gradients of inputs and of weights compute about as much
 
 Lost = Mapping[int, float]
@@ -156,7 +157,7 @@ class _Group(Player):
                 self._needs = None
             self._play(now, following)
             yield True
-        self.finish()
+        self._meet()
 
     def _play(self, now: Played, following: Played) -> None:
         match now.instruction:

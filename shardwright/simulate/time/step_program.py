@@ -14,7 +14,7 @@ longer as ranks are apart when it is waited for, less what they computed since i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from shardwright.program.step.instructions import (
     Recv,
     StepProgram,
     Transfer,
+    Update,
     Wait,
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
@@ -39,7 +40,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 # -> how long ranks wait, and after how many seconds of computing they are as far apart as then.
 Late = Callable[[float, float], tuple[float, float]]
 
-_TIMED = Forward, Backward, Transfer, Wait  # all others cost nothing
+_TIMED = Forward, Backward, Transfer, Wait, Update  # all others cost nothing
 END = Played(Free(()))  # behind the last instruction
 
 _NAMES = {
@@ -77,7 +78,7 @@ class StepPrices:
     """Seconds of everything that a step program does.
 
     * `ops`: by the name of the operator; what it does not have costs nothing by itself, as casts of
-      parameters, which are a part of `update`;
+      parameters, which are a part of their `update`;
     * `transfer`: of one transfer;
     * `hidden`: the part of a transfer's time, by what it moves, that runs beside operators without
       slowing them down;
@@ -85,7 +86,7 @@ class StepPrices:
     * `contention`: the part of a transfer's time by which it delays transfers of another link;
     * `message`: seconds of a message between pipeline groups, from when both have started it;
     * `late`: how long ranks wait for the slowest (`stragglers.at_a_wait`), None if never;
-    * `update`: of the optimizer.
+    * `update`: of the optimizer, by parameter.
     """
 
     ops: Mapping[str, OpSeconds]
@@ -95,7 +96,7 @@ class StepPrices:
     contention: Callable[[str, str], float] = lambda _one, _other: 0.0
     message: Callable[[Recv], float] = lambda _one: 0.0
     late: Late | None = None
-    update: float = 0.0
+    update: Mapping[str, float] = field(default_factory=dict)
 
 
 class Run(NamedTuple):
@@ -174,24 +175,19 @@ class Player:
         self._before: list[float] = []  # by collective, seconds computed before it
         self._awaited: list[int] = []  # collectives that the next run waits for
         self._meetings: list[tuple[float, int]] = []  # seconds computed so far, the collective
+        self._updated = 0.0  # seconds of the update
 
     def play(self, order: Sequence[Played]) -> None:
-        """Play all instructions, and the update."""
+        """Play all instructions."""
         timed = [one for one in order if isinstance(one.instruction, _TIMED)]
         for now, following in pairwise([*timed, END]):
             self._play(now, following)
-        self.finish()
-
-    def finish(self) -> None:
-        """The update, behind everything."""
         self._meet()
-        self._phase = "update"
-        self._compute("update of parameters", self.prices.update)
 
     def lost(self, late: Late) -> dict[int, float]:
         """Seconds that ranks wait for each other in each collective, by its number."""
         found: dict[int, float] = {}
-        since, last = self.prices.update, 0.0  # since the step before met last
+        since, last = self._updated, 0.0  # since the step before met last
         for computed, number in self._meetings:
             lost, since = late(since + computed - last, computed - self._before[number])
             last = computed
@@ -222,6 +218,15 @@ class Player:
                 sent = self._sent.pop(now.transfer)
                 self._wait_for(sent)
                 self._compute(f"empty the buffer: {sent.name}", sent.empty)
+            case Update() as one:
+                self._update(one)
+
+    def _update(self, one: Update) -> None:
+        """The optimizer's kernels, behind all gradients."""
+        self._meet()
+        self._phase = "update"
+        self._updated += sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
+        self._compute("update of parameters", self._updated)
 
     def _run_of(self, one: Forward) -> Run:
         """The seconds of a region's operators."""

@@ -161,7 +161,7 @@ def test_progress_tells_the_mesh_and_the_best_so_far():
     search(residual_layers(2), MACHINE, progress=lambda text, part: told.append((text, part)))
     assert (
         told[0] == ("uniform strategies", 0.0)
-        and told[1][0].startswith("mesh dp=8")
+        and told[1][0].startswith("mesh 8")
         and told[-1] == ("done", 1.0)
     )
     assert all("best so far" in text for text, _ in told[1:-1])

@@ -13,7 +13,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.program.step.dead_code import without_dead
 from shardwright.program.step.instructions import Seed, StepProgram
 from shardwright.program.step.lower.micro_batch_writer import MicroBatchWriter
-from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter
+from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter, update_of
 from shardwright.program.step.lower.stretches import loads
 
 
@@ -72,8 +72,11 @@ def _program(
     outputs: tuple[str, ...],
     updates: tuple[tuple[str, str], ...],
 ) -> StepProgram:
-    """All that was written."""
+    """All that was written, and the update of all parameters that have a gradient."""
     first = step.programs[0]
+    instructions = writer.finished(step.reductions)
+    gradients = tuple(writer.gradients.items())
+    instructions += update_of(gradients, writer.kind)
     lowered = StepProgram(
         mesh=step.mesh,
         rank=step.rank,
@@ -82,9 +85,9 @@ def _program(
         loads=tuple(loads(first).values()),
         inputs=tuple(writer.inputs),
         seeds=tuple(seeds),
-        instructions=writer.finished(step.reductions),
+        instructions=instructions,
         outputs=outputs,
-        gradients=tuple(writer.gradients.items()),
+        gradients=gradients,
         updates=updates,
         fixed_offsets=step.fixed_offsets,
         alone_bytes=step.alone_bytes,

@@ -31,6 +31,7 @@ class MicroBatchWriter:
         self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
         self.contributions: Counter[str] = Counter()
         self.again: set[str] = set()  # values that are made again, in the backward pass
+        self.rerun: set[int] = set()  # segments that have run again, for both parts of backward
         self.known_as: dict[str, str] = {}  # inputs that are values of another stage
         self.weights_left: dict[int, Copies] = {}  # stretches whose weights have no gradients yet
         stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
@@ -54,12 +55,11 @@ class MicroBatchWriter:
 
     def backward(self, part: Gradients = Gradients.ALL) -> None:
         """The backward pass, or a part of it, from the gradients that were given."""
-        rerun: set[int] = set()
         for place, item in reversed(list(enumerate(self.items))):
-            if item.segment and item.segment not in rerun:
-                rerun.add(item.segment)
+            if item.segment and item.segment not in self.rerun:
                 if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
                     self.recompute(item.segment)
+                self.rerun.add(item.segment)
             if isinstance(item, Stretch):
                 if part is Gradients.WEIGHTS:
                     self.run_backward_of_weights(place, item)
@@ -70,6 +70,7 @@ class MicroBatchWriter:
 
     def recompute(self, segment: int) -> None:
         """Run a segment again."""
+        self.rerun.add(segment)
         self.again.update(self.parts.made[segment])
         for place in self.parts.places[segment]:
             item = self.items[place]
@@ -104,7 +105,10 @@ class MicroBatchWriter:
         for position, name in enumerate(item.inputs):
             if (copy := item.copies.get(name)) is None:
                 continue
-            if copy not in self.again:
+            if (segment := self.parts.made_again.get(copy)) is not None:
+                if segment not in self.rerun:
+                    self.recompute(segment)
+            elif copy not in self.again:
                 self.again.add(copy)
                 self.redistribute(self.redistributed[copy])
             copies.append((position, self.value(copy)))

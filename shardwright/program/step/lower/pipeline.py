@@ -41,7 +41,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.lower.micro_batch_writer import MicroBatchWriter
 from shardwright.program.step.lower.regions import RegionTable
-from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter
+from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter, update_of
 from shardwright.program.step.lower.stretches import Rewrite, loads
 
 _PARTS = {
@@ -132,6 +132,7 @@ class _GroupWriter:
         self.instructions += [Wait(handle, ()) for handle in waiting.values()]
         gradients = self.gradients() if trains else {}
         outputs = self.loss()
+        self.instructions += update_of(gradients.items(), self.kinds)
         stages = self.stages.values()
         program = StepProgram(
             mesh=pipeline_mesh(self.staged),
@@ -263,6 +264,11 @@ class _GroupWriter:
                 total = self.sum_over(shared[leaf], total, f"{TOTAL}{leaf}/shared", self.tile(leaf))
             gradients[leaf] = total
         return gradients
+
+    @property
+    def kinds(self) -> dict[str, LeafKind]:
+        """The kinds of the leaves of the group's stages."""
+        return {name: kind for s in self.stages.values() for name, kind in s.writer.kind.items()}
 
     def tile(self, leaf: str) -> tuple[Shape, str]:
         """The shape and dtype of this rank's tile of a parameter, and so of its gradient."""

@@ -12,6 +12,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
 )
@@ -47,7 +48,7 @@ def purposes(program: StepProgram) -> dict[str, Purpose]:
                             found |= ends_of(result)
                 elif isinstance(one, Relayout):
                     found |= ends_of(one.result)
-                else:
+                elif not isinstance(one, Update):
                     found.add("")
         return ends[name]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.instructions import (
@@ -23,6 +23,7 @@ from shardwright.program.step.instructions import (
     Relayout,
     StepInstruction,
     Transfer,
+    Update,
     Wait,
     after_moves,
     after_transfer,
@@ -35,6 +36,7 @@ from shardwright.program.step.lower.stretches import (
     dropped_copies,
     items,
     loads,
+    made_again,
     value_types,
 )
 
@@ -166,6 +168,7 @@ class _Parts:
         for one in self.redistributed.values():
             if one.instruction.value in self.weights:
                 self.weights.add(one.instruction.result)
+        self.made_again = made_again(program)
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 
 
@@ -192,3 +195,11 @@ def _shared(programs: Sequence[Program]) -> frozenset[str]:
         same = set(mine.items())
         found = same if found is None else found & same
     return frozenset(name for name, _ in found or ())
+
+
+def update_of(
+    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
+) -> tuple[Update, ...]:
+    """The update of the parameters among the leaves that have a gradient; none of none."""
+    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
+    return (Update(found),) if found else ()

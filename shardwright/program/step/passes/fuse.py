@@ -23,6 +23,7 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
+    Update,
     Wait,
     reads,
 )
@@ -351,7 +352,7 @@ def _sinks(instructions: Sequence[StepInstruction]) -> Mapping[str, Sink]:
                     found.update(dict.fromkeys(names, (at, i)))
             case Add():
                 found.update(dict.fromkeys(one.terms, (at,)))
-            case Forward() | Transfer() | Wait() | Free():
+            case Forward() | Transfer() | Wait() | Free() | Update():
                 pass
             case _:
                 found.update((name, (at, name)) for name in reads(one))

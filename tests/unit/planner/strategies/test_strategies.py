@@ -27,7 +27,7 @@ CHANGES = {
     "ep": (BASE, {"ep": 2}),
     "etp": (BASE, {"etp": 1}),
     "order": (BASE, {"order": ("pp", "tp", "dp_replicate", "dp_shard", "cp")}),
-    "zero": (BASE, {"zero": 0}),
+    "zero": (BASE, {"zero": 1}),
     "reshard_after_forward": (BASE, {"reshard_after_forward": False}),
     "sequence_parallel": (BASE, {"sequence_parallel": False}),
     "cp_style": (RING, {"cp_style": "ulysses"}),

@@ -11,13 +11,14 @@ import pytest
 
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.layout import Mesh
-from shardwright.program.step.dead_code import forward_only
+from shardwright.program.step.dead_code import forward_only, without_update
 from shardwright.program.step.instructions import (
     Accumulate,
     Backward,
     Forward,
     Free,
     Transfer,
+    Update,
     Wait,
 )
 from shardwright.program.step.lower.lowering import lower_step
@@ -111,8 +112,8 @@ def test_a_rank_that_leaves_out_or_swaps_a_collective_is_found(strategy):
 def test_without_any_one_instruction_a_program_is_refused(strategy):
     program = optimized(naive(strategy))
     for at, one in enumerate(program.instructions):
-        if isinstance(one, Free):
-            continue  # values live longer, and are the same
+        if isinstance(one, Free | Update):
+            continue  # values live longer, and are the same; or parameters are: numbers tell
         rest = program.instructions[:at] + program.instructions[at + 1 :]
         if isinstance(one, Accumulate) and any(
             isinstance(other, Accumulate) and other.total == one.total for other in rest
@@ -122,6 +123,23 @@ def test_without_any_one_instruction_a_program_is_refused(strategy):
             continue
         with pytest.raises(VerifyError):
             verify(replace(program, instructions=rest))
+
+
+def test_an_update_comes_behind_all_gradients_and_readers_of_parameters():
+    program = optimized(naive("fully sharded"))
+    *before, update = program.instructions
+    assert isinstance(update, Update)
+    assert {leaf for leaf, _ in update.parameters} == set(program.leaves)
+
+    def refused(match, *instructions):
+        with pytest.raises(VerifyError, match=match):
+            verify(replace(program, instructions=instructions))
+
+    refused("behind the update", *before, update, *before[:1])
+    refused("before it is defined", update)
+    other = Update((("up.weight", "total/up.bias"),))
+    refused("takes other gradients", *before, other)
+    assert without_update(program).instructions == tuple(before)
 
 
 def test_a_pass_that_breaks_a_program_is_named():
@@ -162,7 +180,7 @@ def test_evaluation_has_no_backward_pass_and_saves_nothing():
 
 def test_a_sum_that_is_read_before_all_is_added_is_refused():
     """Seen in a bucket of sums that was reduced before a scattered gradient had arrived."""
-    program = naive("data parallel")
+    program = without_update(naive("data parallel"))
     at = next(i for i, one in enumerate(program.instructions) if isinstance(one, Accumulate))
     last = max(
         i

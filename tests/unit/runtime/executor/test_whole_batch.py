@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.program.step.instructions import Relayout, Wait
+from shardwright.program.step.instructions import Relayout, Update, Wait
 from shardwright.runtime.executor import whole_batch
 from shardwright.runtime.executor.direct import is_direct
 from shardwright.runtime.executor.executor import StepExecutor
@@ -88,6 +88,40 @@ def test_what_runs_is_the_program(by_instructions, runs):
     assert 0 < len(trace) < len(program.instructions), "the backward part waits for backward"
     loss.backward()
     assert tuple(trace) == program.instructions
+
+
+class WithLoss(Net):
+    def forward(self, x):
+        first, second = super().forward(x)
+        return first.square().sum() + (first[:, :2] * second).sum()
+
+
+def trained(model):
+    module = sw.parallelize(model, sw.plan(model, (batch(),), machine=ONE))
+    optimizer = torch.optim.AdamW(module.parameters())
+    for _ in range(2):
+        module.train_step(optimizer, (batch(),))
+    return module.state_dict()
+
+
+def test_a_training_step_ends_with_the_update_of_its_program(by_instructions, runs):
+    torch.manual_seed(0)
+    model = WithLoss().double()
+    found = trained(model)
+    for _, program, trace in runs:
+        assert tuple(trace) == program.instructions
+        assert isinstance(trace[-1], Update)
+    runs.clear()
+    # The same by hand: a program without an update, whose gradients an optimizer takes.
+    module = sw.parallelize(model, sw.plan(model, (batch(),), machine=ONE))
+    optimizer = torch.optim.AdamW(module.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch()).backward()
+        optimizer.step()
+    assert not any(isinstance(one, Update) for _, _, trace in runs for one in trace)
+    for name, x in module.state_dict().items():
+        assert torch.equal(x, found[name]), name
 
 
 def test_a_step_without_communication_is_the_graph_of_its_regions(runs):

@@ -17,6 +17,7 @@ from shardwright.program.step.instructions import (
     Part,
     StepProgram,
     Transfer,
+    Update,
     Wait,
 )
 from shardwright.program.step.optimize import PASSES, optimized
@@ -35,6 +36,7 @@ from tests.unit.program.lower.test_rank_program import GRAPH, STRATEGIES
 from tests.unit.program.step.test_step_program import naive
 from tests.unit.simulate.time.test_stragglers import LATE
 
+UPDATE = Update((("v", "x/there"), ("w", "x/there")))
 OPS = {"a": OpSeconds(2.0, 4.0, "m.a"), "b": OpSeconds(3.0, 6.0, "m.b")}
 
 
@@ -124,8 +126,9 @@ def test_backward_passes_run_the_operators_of_their_call():
 
 
 def test_the_update_comes_last():
-    order = run("a"), back("a"), start("x"), wait("x")
-    assert seconds(order, {"x": 1.0}, update=7.0) == 2 + 4 + 1 + 7
+    order = run("a"), back("a"), start("x"), wait("x"), UPDATE
+    assert seconds(order, {"x": 1.0}, update={"v": 3.0, "w": 4.0}) == 2 + 4 + 1 + 7
+    assert seconds(order[:-1], {"x": 1.0}, update={"v": 3.0, "w": 4.0}) == 2 + 4 + 1
 
 
 def test_buffers_are_filled_before_and_emptied_after():
@@ -153,13 +156,14 @@ def test_ranks_wait_for_the_slowest_less_what_they_computed_since():
     # update 9 + a 2 + 5 more before the first wait; then b alone, since ranks have met.
     ops = {**OPS, "c": OpSeconds(5.0, 0.0)}
     order = run("a"), run("c"), start("x"), wait("x"), run("b"), start("y"), run("a"), wait("y")
+    order = *order, UPDATE
     prices = StepPrices(
         ops,
         lambda _one: TransferSeconds(1.0),
         lambda _one, _purpose: 1.0,
         {"dp": "dp"},
         late=late,
-        update=9.0,
+        update={"v": 9.0},
     )
     # x takes 1 + sqrt(16) more; y is waited for 2 s after it started: max(0, sqrt(5) - 2) more.
     y = max(2.0, 1 + sqrt(5) - 2)
