@@ -182,7 +182,7 @@ class Audit:
             changes = auditor.changes(base) if base is not None else ()
         with working(f"pricing strategies on {machine}") as progress:
             try:
-                best = auditor.uniform(progress)
+                best = auditor.uniform(self._as.compile, progress)
             except StrategyError:  # the batch divides over no strategy's ranks
                 best = None
         if base is not None and auditor.fits(base.plan.peak_bytes):

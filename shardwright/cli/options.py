@@ -159,9 +159,10 @@ _CONSTRAINTS = (
     ("cap", "AXIS=SIZE", "Widest that a mesh axis may be, as tp=4."),
     (
         "mesh",
-        "AXIS=SIZE,…",
-        "Plan on this mesh only, as dp=4,tp=2; several are alternatives. With --stages 2 that of"
-        " one stage's group, or of all devices as pp=2,dp=4.",
+        "AXIS=SIZE,…|SHAPE",
+        "Plan on this mesh only, by roles as dp=4,tp=2 or by sizes as 4x2, whose axes may do"
+        " anything; several are alternatives. With --stages 2 that of one stage's group, or of"
+        " all devices as pp=2,dp=4 or 2x4.",
     ),
     ("forbid", "GLOB=AXIS:WORD", "What modules or parameters must not do, as '*=dp:sequence'."),
     (

@@ -57,6 +57,7 @@ class PlannedOp:
         seconds: forward and backward, on the slowest rank.
         saved_bytes: kept for the backward pass, per rank.
         segment: number of its recomputed segment, from 1 on; 0 if it is not recomputed.
+        kept: whether it runs once, though it is inside of a recomputed segment.
         backward_seconds: the part of `seconds` for gradients.
         reads: names of the operators, parameters and inputs that it reads.
     """
@@ -72,11 +73,17 @@ class PlannedOp:
     segment: int = 0  # number of its recomputed segment, from 1 on; 0 if it is not recomputed
     backward_seconds: Seconds = NO_TIME  # of `seconds`, what the gradients take
     reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
+    kept: bool = False  # whether it runs once, though it is inside of a recomputed segment
 
     @property
     def forward_seconds(self) -> Seconds:
         """Seconds of one forward run; a recomputed operator runs forward twice."""
-        return Seconds((self.seconds - self.backward_seconds) / (2 if self.segment else 1))
+        return Seconds((self.seconds - self.backward_seconds) / (2 if self.runs_again else 1))
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether it is recomputed in the backward pass."""
+        return self.segment > 0 and not self.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,8 @@ class Plan:
         Seconds, ...
     ] = ()  # per cut, to send one micro-batch's activations, or gradients
     micro_batches: int = 1  # gradients of a step's micro-batches are accumulated
+    gradient_sync: str | None = None  # as in `ir/gradient_sync.py`
+    compiled: bool = False  # whether layers run through `torch.compile`
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0

@@ -6,11 +6,11 @@ is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Generic, TypeVar, final
+from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar, final
 
 from shardwright.ir.layout import (
     REPLICATE,
@@ -24,30 +24,48 @@ from shardwright.ir.layout import (
 T = TypeVar("T")
 
 
-class Collective(Enum):
-    """The operation of one step on the devices of its mesh axis; the first three move no data.
+class CrossingParts(NamedTuple):
+    """Parts of a tensor that cross a cut, of its size before, after, and of the smaller one."""
 
-    A new kind has its change of placement in `KINDS`, and an entry in each `ByKind`: its
-    price (`simulate/costs`), its memory (`simulate/memory`) and how it is run (`runtime/comm`).
+    before: float = 0.0
+    after: float = 0.0
+    smaller: float = 0.0
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Collective:
+    """A kind of step: the operation on the devices of a mesh axis that changes a placement.
+
+    A new kind is `known` from the file that makes it, and that file gives its entry to each
+    `ByKind`: its price (`simulate/costs`) and its memory (`simulate/memory`). A second file says
+    how it is run (`runtime/comm` and `runtime/executor`), as only `runtime` knows torch. No
+    redistribution takes a kind by itself unless it is in `KINDS`.
+
+    Attributes:
+        value: its name in plans and programs.
+        change: the placements before and after.
+        crossing: the parts of a tensor that cross a cut into so many parts, over all devices.
+        moves_data: whether devices send each other anything.
+        tiled: the dimension of a `Move` along which each device has a tile on one side of the
+            step and the whole on the other: `"src"` or `"dst"`; empty if there is none.
+        overwrites: whether it may leave its result in the memory of its operand.
     """
 
-    SLICE = "slice"  # Replicate -> Shard: every device keeps its tile
-    MASK = "mask"  # Replicate -> Partial: the first device keeps it, the others hold zeros
-    EMBED = "embed"  # Shard -> Partial: every device's tile, padded with zeros
-    REDUCE_SCATTER = "reduce_scatter"  # Partial -> Shard
-    ALL_TO_ALL = "all_to_all"  # Shard -> another Shard
-    ALL_REDUCE = "all_reduce"  # Partial -> Replicate
-    ALL_GATHER = "all_gather"  # Shard -> Replicate
+    value: str
+    change: tuple[type[Placement], type[Placement]]
+    crossing: Callable[[int], CrossingParts]
+    moves_data: bool = True
+    tiled: Literal["src", "dst", ""] = ""
+    overwrites: bool = False
 
-    @property
-    def moves_data(self) -> bool:
-        """Whether devices send each other anything."""
-        return self not in (Collective.SLICE, Collective.MASK, Collective.EMBED)
-
-    @property
-    def change(self) -> tuple[type[Placement], type[Placement]]:
-        """The placements before and after."""
-        return next(pair for pair, kind in KINDS.items() if kind is self)
+    SLICE: ClassVar[Collective]  # every device keeps its tile
+    MASK: ClassVar[Collective]  # the first device keeps it, the others hold zeros
+    EMBED: ClassVar[Collective]  # every device's tile, padded with zeros
+    REDUCE_SCATTER: ClassVar[Collective]
+    ALL_TO_ALL: ClassVar[Collective]
+    ALL_REDUCE: ClassVar[Collective]
+    ALL_GATHER: ClassVar[Collective]
 
     @property
     def gradient(self) -> Collective:
@@ -62,16 +80,86 @@ class Collective(Enum):
         src, dst = (_GRADIENT[placement] for placement in self.change)
         return KINDS[dst, src]
 
+    def __repr__(self) -> str:
+        return f"Collective({self.value!r})"
 
-KINDS: dict[tuple[type[Placement], type[Placement]], Collective] = {
-    (Replicate, Shard): Collective.SLICE,
-    (Partial, Shard): Collective.REDUCE_SCATTER,
-    (Shard, Shard): Collective.ALL_TO_ALL,
-    (Partial, Replicate): Collective.ALL_REDUCE,
-    (Shard, Replicate): Collective.ALL_GATHER,
-    (Replicate, Partial): Collective.MASK,
-    (Shard, Partial): Collective.EMBED,
-}
+    def __str__(self) -> str:
+        return self.value
+
+    def __reduce__(self) -> tuple[Callable[[str], Collective], tuple[str]]:
+        return collective_named, (self.value,)  # kinds are compared by identity
+
+
+_KNOWN: dict[str, Collective] = {}
+
+
+def known(kind: Collective) -> Collective:
+    """Makes `kind` one that plans and programs may name; raises `ValueError` for a name twice."""
+    if kind.value in _KNOWN:
+        raise ValueError(f"there is a collective {kind.value!r} already")
+    _KNOWN[kind.value] = kind
+    return kind
+
+
+def collective_named(word: str) -> Collective:
+    """The collective of this name; raises `ValueError` if it is not known."""
+    if word not in _KNOWN:
+        raise ValueError(f"{word!r} is no collective; known are {', '.join(_KNOWN)}")
+    return _KNOWN[word]
+
+
+def _nothing(_parts: int) -> CrossingParts:
+    return CrossingParts()
+
+
+Collective.SLICE = known(Collective("slice", (Replicate, Shard), _nothing, moves_data=False))
+Collective.MASK = known(Collective("mask", (Replicate, Partial), _nothing, moves_data=False))
+Collective.EMBED = known(Collective("embed", (Shard, Partial), _nothing, moves_data=False))
+Collective.REDUCE_SCATTER = known(
+    Collective(
+        "reduce_scatter",
+        (Partial, Shard),
+        lambda parts: CrossingParts(before=parts - 1),
+        tiled="dst",
+        overwrites=True,
+    )
+)
+Collective.ALL_TO_ALL = known(
+    Collective(
+        "all_to_all", (Shard, Shard), lambda parts: CrossingParts(smaller=(parts - 1) / parts)
+    )
+)
+Collective.ALL_REDUCE = known(
+    Collective(
+        "all_reduce",
+        (Partial, Replicate),
+        lambda parts: CrossingParts(before=parts - 1, after=parts - 1),
+        overwrites=True,
+    )
+)
+Collective.ALL_GATHER = known(
+    Collective(
+        "all_gather",
+        (Shard, Replicate),
+        lambda parts: CrossingParts(after=parts - 1),
+        tiled="src",
+    )
+)
+# The kinds that redistributions take. Steps that shrink the tile come first, those that grow it
+# last: less to move in between.
+COLLECTIVES = (
+    Collective.SLICE,
+    Collective.REDUCE_SCATTER,
+    Collective.ALL_TO_ALL,
+    Collective.ALL_REDUCE,
+    Collective.ALL_GATHER,
+    Collective.MASK,
+    Collective.EMBED,
+)
+KINDS = {kind.change: kind for kind in COLLECTIVES}
+ORDER = {kind: position for position, kind in enumerate(COLLECTIVES)}
+MOVING = tuple(kind for kind in COLLECTIVES if kind.moves_data)
+LOCAL = tuple(kind for kind in COLLECTIVES if not kind.moves_data)
 
 
 class Exchange(Enum):
@@ -98,7 +186,7 @@ def communication_named(word: str) -> CommKind:
     """The kind of this name in plans; raises `ValueError` if it is not known."""
     if word in {kind.value for kind in (Exchange.SWAP, Exchange.RING)}:
         return Exchange(word)
-    return Collective(word)
+    return collective_named(word)
 
 
 _GRADIENT: dict[type[Placement], type[Placement]] = {
@@ -106,10 +194,6 @@ _GRADIENT: dict[type[Placement], type[Placement]] = {
     Partial: Replicate,
     Shard: Shard,
 }
-MOVING = tuple(kind for kind in Collective if kind.moves_data)
-LOCAL = tuple(kind for kind in Collective if not kind.moves_data)
-# Steps that shrink the tile come first, those that grow it last: less to move in between.
-ORDER = {kind: position for position, kind in enumerate(KINDS.values())}
 
 
 @final
@@ -124,12 +208,18 @@ class ByKind(Generic[T]):
         self,
         that: str,
         entries: Mapping[CommKind, T],
-        kinds: Iterable[CommKind] = (*Collective, *Exchange),
+        kinds: Iterable[CommKind] = (*COLLECTIVES, *Exchange),
     ) -> None:
         if wrong := set(kinds) ^ entries.keys():
             names = ", ".join(sorted(kind.value for kind in wrong))
             raise ValueError(f"of communication {that}, {names} is missing or must not be there")
         self._that, self._entries = that, dict(entries)
+
+    def add(self, kind: CommKind, entry: T) -> None:
+        """The entry of a kind beyond `kinds`; raises `ValueError` for a second one."""
+        if kind in self._entries:
+            raise ValueError(f"{kind} has an entry already: communication {self._that}")
+        self._entries[kind] = entry
 
     def __getitem__(self, kind: CommKind) -> T:
         if kind not in self._entries:

@@ -29,6 +29,7 @@ from shardwright.ir.plan import (
     Rival,
 )
 from shardwright.ir.redistribution import communication_named
+from shardwright.ir.strategy.fields import SYNCS
 from shardwright.plan_io.checks import at_least_one as _at_least_one
 from shardwright.plan_io.checks import number as _number
 from shardwright.plan_io.checks import of_type as _is
@@ -55,6 +56,8 @@ def plan_to_json(plan: Plan) -> str:
             "cuts": list(plan.cuts),
             "ways": list(plan.receive_seconds),
             "micro_batches": plan.micro_batches,
+            **({} if plan.gradient_sync is None else {"gradient_sync": plan.gradient_sync}),
+            **({"compiled": True} if plan.compiled else {}),
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
@@ -123,6 +126,12 @@ def _memory(data: Any, rows: list[Any]) -> Memory | None:
     return memory
 
 
+def _sync(word: Any) -> str | None:
+    if word not in (None, *SYNCS):
+        raise ValueError(f"gradient_sync {word!r}, which is none of {', '.join(SYNCS)}")
+    return None if word is None else str(word)
+
+
 def _share(module: Any, part: Any, size: Any) -> Share:
     if _is(part, str) not in PARTS:
         raise ValueError(f"a share of {part!r}, which is no part of the memory")
@@ -145,6 +154,8 @@ def _read(data: dict[str, Any]) -> Plan:
         cuts=cuts,
         receive_seconds=receive_seconds,
         micro_batches=_at_least_one(data.get("micro_batches", 1)),
+        gradient_sync=_sync(data.get("gradient_sync")),
+        compiled=_is(data.get("compiled", False), bool),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_size(data["peak_bytes"])),
@@ -231,7 +242,8 @@ def _op_row(op: PlannedOp) -> list[Any]:
     decided = [" ".join(op.tiling), ", ".join(op.splits), str(op.layout)]
     costs = [op.seconds, op.saved_bytes, op.segment]
     source = [op.source.module, op.source.file, op.source.line]
-    return [op.name, op.target, *decided, *costs, *source, op.backward_seconds]
+    kept = [op.kept] if op.kept else []
+    return [op.name, op.target, *decided, *costs, *source, op.backward_seconds, *kept]
 
 
 def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
@@ -249,6 +261,7 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
         _size(segment),
         Seconds(_number(backward[0] if backward else 0.0)),
         _reads(name, read),
+        kept=len(backward) > 1 and _is(backward[1], bool),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 
-_NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "sp", "tp")}  # outermost first
-AXES = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names))
+# Names of axes that may do anything, outermost first, until a plan shows what they do.
+_NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("dp", "sp", "tp"), 4: ("dp", "ep", "sp", "tp")}
 
 
 def factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -35,7 +35,16 @@ def meshes_of(devices: int, axes: int = 2) -> Iterator[Mesh]:
         yield Mesh((("dp", 1),))
     for parts in range(1, axes + 1):
         for sizes in factorisations(devices, parts):
-            yield Mesh(tuple(zip(_NAMES[parts], sizes, strict=True)))
+            yield mesh_of_shape(sizes)
+
+
+def mesh_of_shape(sizes: Sequence[int]) -> Mesh:
+    """The mesh of up to four axes of these sizes, which may do anything.
+
+    >>> str(mesh_of_shape((4, 2, 8)))
+    'dp=4 sp=2 tp=8'
+    """
+    return Mesh(tuple(zip(_NAMES[len(sizes)], sizes, strict=True)))
 
 
 def mesh_of_cuts(machine: Machine) -> Mesh:

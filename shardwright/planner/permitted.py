@@ -7,6 +7,7 @@ space that holds only permitted choices (`constrain.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 from shardwright.ir.layout import REPLICATE, Layout, Mesh
 from shardwright.ir.options.constraints import (
@@ -17,10 +18,13 @@ from shardwright.ir.options.constraints import (
     ConstraintError,
     Forbid,
     OnMesh,
+    OnShape,
     Pin,
 )
 from shardwright.ir.pipeline import AXIS as PIPELINE
-from shardwright.planner.meshes import AXES, meshes_of
+from shardwright.ir.pipeline import stage_mesh
+from shardwright.planner.axes.axis_roles import DATA, ROLES, contradicted, means
+from shardwright.planner.meshes import factorisations, mesh_of_shape, meshes_of
 from shardwright.planner.space.constrain import Marks, exists, hits
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
@@ -74,36 +78,39 @@ def allowed_meshes(
     """The meshes to search: those of `given`, or all, that the constraints permit.
 
     With several `groups` of devices in a pipeline, these are the meshes of one group. A mesh
-    constraint gives the mesh of a group, as `dp=4`, or of the whole machine, as `pp=2 dp=4`. For
-    each axis that a pin names there is also the mesh of that one axis.
+    constraint gives the mesh of a group, as `dp=4` or `4`, or of the whole machine, as `pp=2 dp=4`
+    or `2x4`. For each axis that a pin names there is also the mesh of that one axis.
 
     Raises:
         ConstraintError: no mesh is left.
     """
-    named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
-    for mesh in (*named, *(given or ())):
+    named = {
+        str(c): _mesh(c, devices, groups) for c in constraints if isinstance(c, OnMesh | OnShape)
+    }
+    for mesh in (*named.values(), *(given or ())):
         if MICRO_BATCHES in mesh.names:
             raise ConstraintError(
                 f"mesh {mesh}: {MICRO_BATCHES} is the axis of micro-batches; name it otherwise"
             )
-    fixed = [_of_group(m) for m in named if PIPELINE not in m.names or _groups(m) == groups]
+    fixed = [stage_mesh(m) for m in named.values() if _groups(m) in (1, groups)]
     named_axes = [
         (c, a.axis) for c in constraints if isinstance(c, Pin | Forbid) for a in c.along
     ] + [(c, c.axis) for c in constraints if isinstance(c, Cap)]
-    known = {*AXES, *(axis for mesh in (*named, *(given or ())) for axis in mesh.names)}
-    for constraint, axis in named_axes:
-        if axis not in (EVERY_AXIS, *known):
-            names = ", ".join(sorted(known))
-            raise ConstraintError(
-                f"{constraint}: there is no axis {axis}; meshes have {names}, or name your own in a"
-                " mesh constraint such as 'mesh dp=4 ep=2'"
-            )
     found = (
         given or fixed or _default_meshes(devices, constraints, {axis for _, axis in named_axes})
     )
+    known = dict.fromkeys(axis for mesh in (*named.values(), *found) for axis in mesh.names)
+    known |= dict.fromkeys(ROLES)
+    for constraint, axis in named_axes:
+        if axis != EVERY_AXIS and not any(means(axis, name) for name in known):
+            raise ConstraintError(
+                f"{constraint}: there is no axis {axis}; meshes have {', '.join(sorted(known))}, or"
+                " name your own in a mesh constraint such as 'mesh dp=4 ep=2'"
+            )
     found = [mesh for mesh in found if mesh.size == devices and (not named or mesh in fixed)]
     if not found:
-        raise _of_wrong_size(named or given or (), devices, groups)
+        wrong = named or {f"mesh {mesh}": mesh for mesh in given or ()}
+        raise _of_wrong_size(wrong, devices, groups)
     caps = [c for c in constraints if isinstance(c, Cap)]
     left = [mesh for mesh in found if all(_keeps_mesh(cap, mesh, constraints) for cap in caps)]
     if not left:
@@ -118,15 +125,19 @@ def _groups(mesh: Mesh) -> int:
     return dict(mesh.axes).get(PIPELINE, 1)
 
 
-def _of_group(mesh: Mesh) -> Mesh:
-    """The mesh of one group of devices."""
-    left = tuple((name, size) for name, size in mesh.axes if name != PIPELINE)
-    return Mesh(left or (("dp", 1),))
+def _mesh(constraint: OnMesh | OnShape, devices: int, groups: int) -> Mesh:
+    """The mesh that a constraint gives; the first size of all devices is that of the groups."""
+    if isinstance(constraint, OnMesh):
+        return constraint.mesh
+    first, *rest = constraint.shape
+    if groups > 1 and first == groups and prod(rest) == devices:
+        return Mesh(((PIPELINE, groups), *mesh_of_shape(rest or (1,)).axes))
+    return mesh_of_shape(constraint.shape)
 
 
-def _of_wrong_size(named: Sequence[Mesh], devices: int, groups: int) -> ConstraintError:
+def _of_wrong_size(named: Mapping[str, Mesh], devices: int, groups: int) -> ConstraintError:
     """The error for mesh constraints of which none has the devices of one group."""
-    have = "; ".join(f"mesh {mesh} is of {mesh.size}" for mesh in named)
+    have = "; ".join(f"{text} is of {mesh.size}" for text, mesh in named.items())
     every, plural = groups * devices, "s" * (groups * devices > 1)
     if groups == 1:
         return ConstraintError(
@@ -152,11 +163,18 @@ def refuse(reasons: Sequence[str], devices: int) -> None:
 def _default_meshes(
     devices: int, constraints: Sequence[Constraint], named_axes: Iterable[str]
 ) -> list[Mesh]:
-    found = list(meshes_of(devices, 3 if "sp" in named_axes else 2))
+    """The meshes of one and of two axes, and those with the other roles that pins name."""
     pinned = {a.axis for c in constraints if isinstance(c, Pin) for a in c.along} - {EVERY_AXIS}
+    others = [role for role in ROLES if role in pinned and role not in ("dp", "tp", "sp")]
+    found = list(meshes_of(devices, 3 if "sp" in named_axes else 2))
+    for role in others:
+        several = (("dp_replicate", "dp_shard"), (role, "tp"), ("dp_replicate", "dp_shard", "tp"))
+        for names in several if role in DATA else (("dp", role), ("dp", role, "tp")):
+            sizes = factorisations(devices, len(names))
+            found += [Mesh(tuple(zip(names, one, strict=True))) for one in sizes]
     if devices > 1:
         found += [Mesh(((name, devices),)) for name in sorted(pinned - {"dp"})]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def broken(
@@ -174,6 +192,8 @@ def broken(
     mesh, analysis = model.mesh, model.analysis
     names = dimension_names(model.graph, analysis)
     found = {c for c in constraints if not _keeps_mesh(c, mesh, constraints)}
+    if marks.binds_roles(mesh) and contradicted(model, tilings, storage):
+        found |= {c for c in constraints if isinstance(c, OnMesh | Cap)}
     seen: set[object] = set()
     for name, numbers in marks.of.items():
         rep = like.get(name, name)
@@ -192,18 +212,19 @@ def broken(
                 meant = hits(along, rule, names)
                 can, whole = bool(meant), 0 in meant
                 does = [rule.choices().index(choice) in meant for choice in tilings[rep]]
-            if can and not _keeps(constraint, along, mesh, does, whole):
+            if can and not keeps(constraint, along, mesh, does, whole=whole):
                 found.add(constraint)
     return tuple(c for c in constraints if c in found)
 
 
-def _keeps(
-    constraint: Pin | Forbid, along: Along, mesh: Mesh, does: Sequence[bool], whole: bool
+def keeps(
+    constraint: Pin | Forbid, along: Along, mesh: Mesh, does: Sequence[bool], *, whole: bool
 ) -> bool:
+    """Whether what something does along each axis, or computing it `whole`, keeps a constraint."""
     named = [
         done
         for (name, size), done in zip(mesh.axes, does, strict=True)
-        if size > 1 and along.axis in (name, EVERY_AXIS)
+        if size > 1 and (along.axis == EVERY_AXIS or means(along.axis, name))
     ]
     if isinstance(constraint, Forbid):
         return not any(named)
@@ -211,8 +232,42 @@ def _keeps(
 
 
 def _keeps_mesh(constraint: Constraint, mesh: Mesh, every: Sequence[Constraint]) -> bool:
-    if isinstance(constraint, OnMesh):
-        return any(isinstance(c, OnMesh) and c.mesh == mesh for c in every)
+    if isinstance(constraint, OnMesh | OnShape):
+        return any(_is_on(mesh, c) for c in every if isinstance(c, OnMesh | OnShape))
     if isinstance(constraint, Cap):
-        return dict(mesh.axes).get(constraint.axis, 1) <= constraint.size
+        size = prod(size for name, size in mesh.axes if means(constraint.axis, name))
+        return size <= constraint.size
     return True
+
+
+def _is_on(mesh: Mesh, constraint: OnMesh | OnShape) -> bool:
+    if isinstance(constraint, OnShape):
+        return mesh.shape == constraint.shape
+    given = constraint.mesh
+    named = zip(given.names, mesh.names, strict=False)
+    return mesh.shape == given.shape and all(
+        word not in ROLES or means(word, name) for word, name in named
+    )
+
+
+def permits_mesh(constraints: Sequence[Constraint], mesh: Mesh, groups: int) -> bool:
+    """Whether plans of `groups`, each on a mesh whose axes are named by roles, keep constraints.
+
+    Only those that name a mesh or cap an axis say anything about it.
+    """
+    wanted = [c for c in constraints if isinstance(c, OnMesh | OnShape)]
+    plain = _split_axes(mesh)
+    fits = not wanted
+    for constraint in wanted:
+        whole = _mesh(constraint, mesh.size, groups)
+        one = _split_axes(stage_mesh(whole))
+        named = isinstance(constraint, OnMesh)
+        on_one = _is_on(plain, OnMesh(one) if named else OnShape(one.shape))
+        fits |= on_one and _groups(whole) in (1, groups)
+    caps = (c for c in constraints if isinstance(c, Cap))
+    return fits and all(_keeps_mesh(cap, mesh, constraints) for cap in caps)
+
+
+def _split_axes(mesh: Mesh) -> Mesh:
+    """The mesh without axes of one device."""
+    return Mesh(tuple((name, size) for name, size in mesh.axes if size > 1))

@@ -11,12 +11,13 @@ from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
-from shardwright.ir.options.constraints import Constraint, ConstraintError
+from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMesh, named_axes
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph, search_scope
+from shardwright.planner.axes.axis_names import AxisNames
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
@@ -33,6 +34,7 @@ from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.strategies.preference import is_strategy
 from shardwright.planner.strategies.starting import StartingStrategies
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
@@ -161,7 +163,7 @@ def _search_meshes(
             break
         best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
         batches = f", {count} micro-batches" if count > 1 else ""
-        notify(f"mesh {mesh}{batches}{best}", i / len(turns))
+        notify(f"mesh {_shown(mesh, loop.options)}{batches}{best}", i / len(turns))
         first = count == counts[0]
         try:
             if loop.run(mesh, count, end - time.perf_counter(), compare=first and compare):
@@ -172,6 +174,18 @@ def _search_meshes(
     limit = limit_on(loop.machine, loop.options.memory_limit)
     if limit is not None:
         search_below(loop, Bytes(limit), end - time.perf_counter())
+
+
+def _shown(mesh: Mesh, options: PlanOptions) -> str:
+    """A mesh that is searched: its sizes where its axes may do anything."""
+    named = any(name in _given_names(options) for name in mesh.names)
+    return str(mesh) if named else "x".join(map(str, mesh.shape))
+
+
+def _given_names(options: PlanOptions) -> frozenset[str]:
+    """The names of axes that the user chose, which plans keep."""
+    given = (name for mesh in options.meshes or () for name in mesh.names)
+    return named_axes(options.constraints).union(given)
 
 
 def _part(notify: Progress, begin: float, end: float) -> Progress:
@@ -186,11 +200,13 @@ def _ignore_progress(_what: str, _done: float) -> None:
 def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFrontier:
     """The frontier and the baselines of a search; plans are built on first use."""
     wanted, optimizer = loop.options.constraints, loop.options.optimizer
+    axes = AxisNames(loop.machine, _given_names(loop.options))
+    given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
 
     def write(candidate: Candidate) -> Plan:
-        return candidate.plan(
-            loop.bound(candidate.peak), _constraint_notes(wanted, candidate.broken)
-        )
+        notes = _constraint_notes(wanted, candidate.broken)
+        plan = candidate.plan(loop.bound(candidate.peak), notes)
+        return axes.as_given(plan, given) if is_strategy(plan) else axes.named(plan)
 
     permitted = loop.permitted
     every = [*loop.found, *permitted]

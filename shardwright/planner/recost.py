@@ -6,20 +6,21 @@ any other. So a plan of the search gets the cost that the search gave it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.space.assembly import FREE
 from shardwright.planner.space.repeats import ShortGraph, find_repeats
 from shardwright.planner.space.space import Space, make_space
-from shardwright.planner.strategies.layers import layers_of, recomputable
+from shardwright.planner.strategies.layers import layers_of
 from shardwright.planner.strategies.preference import is_strategy
+from shardwright.planner.strategies.recomputation import Recomputable, recomputable_by
 from shardwright.planner.tables.layout_codes import digit, encode
 from shardwright.planner.tables.memory import bucket_sizes
 from shardwright.planner.tables.model import CostModel, Pricing
@@ -62,10 +63,21 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         sized,
         skewed(machine, lambda: stretch(graph, analysis, machine), parts),
         decisions.mesh,
-        Pricing(optimizer, None, decisions.micro_batches, bucket_sizes(graph)),
+        Pricing(
+            optimizer,
+            None,
+            decisions.micro_batches,
+            bucket_sizes(graph),
+            decisions.gradient_sync,
+            plan.compiled,
+        ),
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
     )
-    space = make_space(model, _segments(plan, graph) if any(decisions.segments.values()) else ())
+    possible = _recomputable(plan, graph)
+    segments = None if possible is None else possible.segments
+    skeleton = FREE if possible is None else possible.skeleton
+    again = any(decisions.segments.values())
+    space = make_space(model, segments if again else (), skeleton)
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     (peak,) = writer.peaks([point])
@@ -74,11 +86,12 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
 
 
-def _segments(plan: Plan, graph: Graph) -> tuple[range, ...] | None:
-    """The segments that a strategy may recompute, its layers; None for those of a search."""
+def _recomputable(plan: Plan, graph: Graph) -> Recomputable | None:
+    """What the strategy of a plan may recompute; None for the segments of a search."""
     if not is_strategy(plan):
         return None
-    return recomputable(graph, layers_of(graph, tuple(find_repeats(graph))))
+    layers = layers_of(graph, tuple(find_repeats(graph)))
+    return recomputable_by(Strategy.parse(plan.name).recompute, graph, layers)
 
 
 def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:
@@ -126,7 +139,7 @@ def _assignment(space: Space, decisions: Decisions) -> Assignment:
         for leaf, stored in zip(space.parameters, space.stored, strict=True)
     }
     choice = list(space.assignment(dict.fromkeys(space.op_nodes, 0), storage))
-    for segment in _recomputed_segments(space, decisions.segments):
+    for segment in _recomputed_segments(space, decisions):
         choice[space.recompute_choice.switches[segment]] = 1
         for node, twin in space.recompute_choice.twins.items():
             if space.segment_of[node] == segment:
@@ -138,14 +151,14 @@ def _code(layout: Layout, name: str, analysis: Analysis) -> int:
     return encode(layout, analysis.atoms[name])
 
 
-def _recomputed_segments(space: Space, segments: Mapping[str, int]) -> set[int]:
+def _recomputed_segments(space: Space, decisions: Decisions) -> set[int]:
     """The segments that are recomputed; raises `PlanError` if only a part of one is."""
     known = {
         name: space.segment_of[node]
         for name, op_node in space.op_nodes.items()
         if (node := op_node.node) is not None and node in space.segment_of
     }
-    again = {name for name, segment in segments.items() if segment}
+    again = {name for name, n in decisions.segments.items() if n} - decisions.kept
     if odd := sorted(again - known.keys()):
         raise PlanError(f"operator {odd[0]} cannot be recomputed; write 0 as its segment")
     found = {known[name] for name in again}

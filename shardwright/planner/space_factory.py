@@ -15,7 +15,7 @@ from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.space.assembly import FREE, Skeleton
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments, kept_segments
 from shardwright.planner.space.constrain import NO_MARKS, Limits, Marks
-from shardwright.planner.space.repeats import ShortGraph, shorten
+from shardwright.planner.space.repeats import ShortGraph, divides, grouped, shorten
 from shardwright.planner.space.skeleton import constrained
 from shardwright.planner.space.space import Space, TooWideError, make_folded_space, make_space
 from shardwright.planner.tables.memory import BucketSizes, bucket_sizes
@@ -35,24 +35,33 @@ class DecidedOptions:
 
     * `optimizer`: its name;
     * `micro_batches`: of a step;
-    * `segments`: of the whole graph, that may be recomputed.
+    * `segments`: of the whole graph, that may be recomputed;
+    * `gradient_sync`: as in `Plan`;
+    * `skeleton`: the operators inside of segments that run once;
+    * `compiled`: whether layers run through `torch.compile`.
     """
 
     optimizer: str
     micro_batches: int
     segments: tuple[range, ...]
+    gradient_sync: str | None = None
+    skeleton: Skeleton = FREE
+    compiled: bool = False
 
 
 class SpaceFactory:
     """Builds spaces of the shortened graph, or of the whole one where a space does not fold.
 
-    Copies of a layer that `marks` distinguish do not count as repeats.
+    Copies of a layer that `marks` distinguish do not count as repeats. Of each run of copies so
+    many `together` are one.
     """
 
-    def __init__(self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool) -> None:
+    def __init__(
+        self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool, together: int = 1
+    ) -> None:
         self.recompute = recompute
         self.too_wide: set[Mesh] = set()  # with recomputation
-        self.short = shorten(graph, marks.of)
+        self.short = shorten(graph, grouped(graph, together) if together > 1 else marks.of)
         self.graph = graph
         self.marks = marks
         self._routes = Routes()  # the same on all meshes
@@ -138,30 +147,39 @@ class SpaceFactory:
                 options.optimizer,
                 options.micro_batches,
                 self._buckets,
+                options.gradient_sync,
+                compiled=options.compiled,
             )
             return free.with_allowed(decide(free))
 
-        return self._space(model, options.segments)
+        return self._space(model, options.segments, options.skeleton)
 
     def _space(
-        self, model: Callable[[bool], CostModel], segments: Sequence[range]
+        self,
+        model: Callable[[bool], CostModel],
+        segments: Sequence[range],
+        decided: Skeleton = FREE,
     ) -> tuple[Space, ShortGraph]:
         short = self.short
-        kept = kept_segments(segments, self.graph, short.graph)
-        costs, skeleton = self._decided(model(False), kept)
-        space = make_folded_space(
-            costs, short.repeats, short.skipped, kept, most_run=_MOST_RUN, skeleton=skeleton
-        )
-        if space is not None:
-            return space, short
-        costs, skeleton = self._decided(model(True), segments)
+        if divides(segments, short):
+            kept = kept_segments(segments, self.graph, short.graph)
+            costs, skeleton = self._decided(model(False), kept, decided)
+            space = make_folded_space(
+                costs, short.repeats, short.skipped, kept, most_run=_MOST_RUN, skeleton=skeleton
+            )
+            if space is not None:
+                return space, short
+        costs, skeleton = self._decided(model(True), segments, decided)
         return make_space(costs, segments, skeleton), ShortGraph(self.graph, (), (), {}, {})
 
-    def _decided(self, model: CostModel, segments: Sequence[range]) -> tuple[CostModel, Skeleton]:
+    def _decided(
+        self, model: CostModel, segments: Sequence[range], decided: Skeleton
+    ) -> tuple[CostModel, Skeleton]:
         """The constrained cost model, and the skeleton, which does not depend on constraints."""
-        marked = [op.name for op in model.graph.ops if op.name in self.marks.of]
+        every = self.marks.binds_roles(model.mesh)
+        marked = [op.name for op in model.graph.ops if every or op.name in self.marks.of]
         if not marked or model.mesh.size == 1:
-            return model, FREE
+            return model, decided
         return constrained(model, frozenset(marked), segments)
 
     def _limited(self, count: int, *, whole: bool) -> Limits:

@@ -17,9 +17,10 @@ class Decisions:
 
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
     that are `regathered` are not kept for the backward pass. Operators that
-    `segments` gives the same number, not 0, are recomputed there together. The
-    batch is taken in `micro_batches` micro-batches. With a `pipeline`, `mesh` is that of
-    one of its groups.
+    `segments` gives the same number, not 0, are recomputed there together, but for those that are
+    `kept`. The batch is taken in `micro_batches` micro-batches, after which gradients are reduced
+    as `gradient_sync` says (`ir/gradient_sync.py`). With a `pipeline`, `mesh` is that of one of
+    its groups.
     """
 
     mesh: Mesh
@@ -29,6 +30,8 @@ class Decisions:
     segments: Mapping[str, int] = field(default_factory=dict)
     micro_batches: int = 1
     pipeline: Pipeline | None = None
+    gradient_sync: str | None = None
+    kept: frozenset[str] = frozenset()
 
 
 def everything_whole(graph: Graph) -> Decisions:

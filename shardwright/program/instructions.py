@@ -201,16 +201,25 @@ class Load:
 class RecomputedSegment:
     """Instructions of which nothing is kept for the backward pass: there they run again.
 
-    `takes` are the values that come in, and are kept, `gives` those that others need.
+    `takes` are the values that come in, and are kept, `gives` those that others need. Operators
+    that are `kept` run once: what they save of their own stays, and what they save of the other
+    instructions' results is there again when these have run again.
     """
 
     number: int
     instructions: tuple[Instruction, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    kept: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return "\n".join(f"recomputed {self.number}: {one}" for one in self.instructions)
+        words = ("kept" if self.keeps(one) else "recomputed" for one in self.instructions)
+        lines = zip(words, self.instructions, strict=True)
+        return "\n".join(f"{word} {self.number}: {one}" for word, one in lines)
+
+    def keeps(self, one: Instruction) -> bool:
+        """Whether an instruction of the segment runs once."""
+        return isinstance(one, CALLS) and one.op.name in self.kept
 
 
 Instruction = (

@@ -139,7 +139,7 @@ def torchtitan(plan: Plan) -> str:
     for axis, how in found.data.items():
         kinds[how] *= size[axis]
     sequence = any(style.before == "S(1)" for style in found.modules.values())
-    again = [bool(op.segment) for op in plan.ops]
+    again = [op.runs_again for op in plan.ops]
     mode = "none" if not any(again) else "selective"
     lines = [
         *(f"# {line}" for text in (_title(plan), *found.notes) for line in _wrapped(text)),

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.ir.plan import Plan
 from shardwright.report.choice import PeakParts, StepParts
+from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import head, splits
 from shardwright.report.text.module_rows import Costs, Module, ModuleRow, fold, module_tree
@@ -124,6 +125,7 @@ def _plan(shown: Shown) -> dict[str, Any]:
     return {
         "label": shown.label,
         "name": plan.name,
+        "headline": headline(plan),
         "summary": summary(plan),
         "devices": plan.devices,
         "mesh": str(plan.mesh),

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from shardwright.ir.layout import Shard
+from shardwright.ir.layout import Layout, Shard
 from shardwright.ir.plan import Phase, Plan, PlannedOp
 from shardwright.report.text.module_rows import kind
 
@@ -104,7 +104,7 @@ def _other_decisions(plan: Plan) -> Iterator[str]:
     """Decisions of a plan other than tilings."""
     if plan.micro_batches > 1:
         yield f"the batch is taken in {plan.micro_batches} micro-batches, whose gradients add up"
-    again = {op.source.module for op in plan.ops if op.segment}
+    again = {op.source.module for op in plan.ops if op.runs_again}
     if again:
         yield f"activations are recomputed in {', '.join(sorted(set(map(glob, again))))}"
 
@@ -171,8 +171,8 @@ class _StyledLayouts:
                 " from them, to make positions or masks, must be given those"
             )
 
-    def _placed(self, layout: object) -> str:
-        return str(layout.placements[self.place])  # type: ignore[attr-defined]
+    def _placed(self, layout: Layout) -> str:
+        return str(layout.placements[self.place])
 
     def _planned(self, value: str) -> str:
         return self._placed(self.op[value].layout) if value in self.op else "R"

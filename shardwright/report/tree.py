@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.ir.plan import Plan
+from shardwright.report.text.axis_table import axis_lines
 from shardwright.report.text.explain import HEADINGS, LEGEND, Described, head, tree
 from shardwright.report.text.module_rows import ModuleRow
 
@@ -20,7 +21,7 @@ AXIS_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 
 def plan_tree(plan: Plan) -> RenderableType:
     """The content of `Plan.explain`, in the width of the terminal."""
-    first, *totals = head(plan)
+    first, *totals = [*head(plan), *axis_lines(plan)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("module", no_wrap=True)
     for title, unit in HEADINGS:

@@ -92,6 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     job = replace(job, weights=options.weights or job.weights)
     job = replace(job, compiled=options.compile or job.compiled, steps=options.steps or job.steps)
     plan = plan_for(options.plan, int(os.environ.get("WORLD_SIZE", "1")))
+    job = replace(job, compiled=job.compiled or plan.compiled)
     device = _device()
     backend = backend_for(device.type)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

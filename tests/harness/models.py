@@ -275,3 +275,16 @@ def made_tensors(batch=4, length=5, width=8):
     torch.manual_seed(0)
     sizes = (batch, length, width)
     return MadeTensors(width), {"x": torch.randn(sizes), "wanted": torch.randn(sizes)}
+
+
+def small_llama(layers, hidden, heads, rows, length):
+    """A Llama that returns its loss, and a batch of `rows` of `length` tokens; in float64."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, max_position_embeddings=32, num_hidden_layers=layers, hidden_size=hidden,
+        intermediate_size=24, num_attention_heads=heads, num_key_value_heads=2,
+    )  # fmt: skip
+    ids = torch.randint(40, (rows, length), generator=torch.Generator().manual_seed(1))
+    return double(OwnLoss(LlamaForCausalLM(config)), {"input_ids": ids, "labels": ids.clone()})

@@ -42,17 +42,7 @@ SUBJECTS = {
 
 
 def subject():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, max_position_embeddings=32, num_hidden_layers=5, hidden_size=16,
-        intermediate_size=24, num_attention_heads=2, num_key_value_heads=2,
-    )  # fmt: skip
-    ids = torch.randint(40, (12, 6), generator=torch.Generator().manual_seed(1))
-    return models.double(
-        models.OwnLoss(LlamaForCausalLM(config)), {"input_ids": ids, "labels": ids.clone()}
-    )
+    return models.small_llama(layers=5, hidden=16, heads=2, rows=12, length=6)
 
 
 def campaign(mutations, seed, subjects):

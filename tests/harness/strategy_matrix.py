@@ -1,6 +1,5 @@
 """Sixty strategies on four ranks: schedule x micro-batches x sharding x tensor parallelism."""
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
@@ -38,17 +37,7 @@ CASES = (
 
 
 def subject():
-    """A Llama of four layers and a batch of sixteen, in float64."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, max_position_embeddings=32, num_hidden_layers=4, hidden_size=16,
-        intermediate_size=24, num_attention_heads=2, num_key_value_heads=2,
-    )  # fmt: skip
-    ids = torch.randint(40, (16, 6), generator=torch.Generator().manual_seed(1))
-    batch = {"input_ids": ids, "labels": ids.clone()}
-    return models.double(models.OwnLoss(LlamaForCausalLM(config)), batch)
+    return models.small_llama(layers=4, hidden=16, heads=2, rows=16, length=6)
 
 
 def errors_of(cases, world=WORLD):

@@ -184,3 +184,19 @@ class Focal(nn.Module):
         options = {"weight": self.weight, "label_smoothing": 0.1}
         each = F.cross_entropy(scores, y, **options, reduction="none")
         return ((1 - torch.exp(-each)) ** 2 * each).mean() + F.cross_entropy(scores, y, **options)
+
+
+class StateSpace(nn.Module):
+    """A convolution whose kernel is made of complex numbers, as of S4D."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay, self.frequency = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.out = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x):
+        poles = torch.complex(-self.decay.exp(), self.frequency)
+        powers = torch.exp(poles[:, None] * torch.arange(x.shape[1], dtype=x.dtype))
+        kernel = (torch.view_as_complex(self.out).conj()[:, None] * powers).real.sum(0)
+        both = torch.fft.rfft(x, n=16) * torch.fft.rfft(kernel, n=16)
+        return torch.fft.irfft(both, n=16)[:, : x.shape[1]].square().mean()

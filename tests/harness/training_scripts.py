@@ -28,6 +28,7 @@ from tests.harness.training_models import (
     Masked,
     Normalised,
     Quantised,
+    StateSpace,
     Warmed,
 )
 
@@ -381,6 +382,35 @@ def gradient_penalty(wrap):
     return losses, [module]
 
 
+def sharpness_aware(wrap):
+    """Two forward passes a step, the second at weights that are moved by the first's gradient."""
+    inputs = numbers(BATCH, 8)
+    module = wrap(built(MLP), (inputs[0],))
+    steps, losses = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), []
+    for x in inputs:
+        module(x).square().mean().backward()
+        with torch.no_grad():
+            norm = sum(whole(p.grad).square().sum() for p in module.parameters()).sqrt().item()
+            moved = [p.grad * (0.05 / norm) for p in module.parameters()]
+            for p, step in zip(module.parameters(), moved, strict=True):
+                p.add_(step)
+        steps.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p, step in zip(module.parameters(), moved, strict=True):
+                p.sub_(step)
+        steps.step()
+        steps.zero_grad()
+        losses.append(loss.item())
+    return losses, [module]
+
+
+def state_space(wrap):
+    """Complex views of a real parameter, which are gathered again for the backward pass."""
+    return train(wrap, built(StateSpace), [(x,) for x in numbers(BATCH, 8)])
+
+
 EXACT = (
     gan,
     gradient_penalty,
@@ -407,4 +437,6 @@ EXACT = (
     closure,
     clipped_weights,
     compiled_first,
+    sharpness_aware,
+    state_space,
 )

@@ -2,7 +2,8 @@
 
 `x + torch.from_numpy(np.random.randn(...))` trained with the noise of one call (losses off by
 0.17), `if random.random() < p` with one of the branches, and Wav2Vec2 with one mask. Such models
-are refused now with the line that draws.
+are refused now with the line that draws. In strict mode, which replaces NumPy's functions by those
+of torch, a model on the meta device drew other numbers than its module.
 """
 
 import random
@@ -65,6 +66,45 @@ def test_draws_of_other_generators_are_refused_with_the_line(kind, device):
     model, x = kind().to(device), torch.zeros(4, WIDTH, device=device)
     with pytest.raises(CaptureError, match=r"test_draws_outside_torch\.py:\d+: .*torch\.rand"):
         sw.capture(model, (x,))
+
+
+class Strict(Model):
+    """Traced as it runs it fails, in strict mode it does not."""
+
+    def factor(self, x):
+        return torch.tanh(torch.from_numpy(x.detach().numpy())) * self.drawn_factor(x)
+
+    def drawn_factor(self, x):
+        return torch.rand_like(x)
+
+
+class StrictNoise(Strict):
+    def drawn_factor(self, x):
+        return torch.from_numpy(np.random.randn(*x.shape)).to(x)
+
+
+class StrictNormal(Strict):
+    def drawn_factor(self, x):
+        return torch.tensor(np.random.normal(1.0, 2.0, WIDTH)).to(x)
+
+
+@pytest.mark.parametrize("kind", [StrictNoise, StrictNormal])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_draws_in_strict_mode_are_refused_with_the_line(kind, device):
+    model, x = kind().to(device), torch.zeros(4, WIDTH, device=device)
+    with pytest.raises(CaptureError, match=r"test_draws_outside_torch\.py:\d+\): .*torch\.rand"):
+        sw.capture(model, (x,))
+
+
+def test_strict_mode_takes_draws_of_torch_and_cannot_trace_those_of_python():
+    class Python(Strict):
+        def drawn_factor(self, x):
+            return self.drawn.random() * random.random()
+
+    x = torch.zeros(4, WIDTH)
+    assert "strict mode" in sw.capture(Strict(), (x,)).note
+    with pytest.raises(CaptureError, match=r"test_draws_outside_torch\.py:\d+: "):
+        sw.capture(Python(), (x,))
 
 
 def test_models_that_draw_with_torch_and_generators_that_are_not_used_are_captured():

@@ -23,6 +23,7 @@ from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.choice import none_fits
 from shardwright.report.frontier.chart import Mark
+from shardwright.report.headline import headline
 from shardwright.report.page import Shown
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
@@ -138,6 +139,7 @@ def _point(plan: Plan, machine: Machine) -> dict[str, object]:
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
+        "headline": headline(plan),
         "summary": summary(plan),
     }
 

@@ -22,7 +22,8 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
 from shardwright.report.choice import fit, why
-from shardwright.report.summary import parallelism, summary
+from shardwright.report.headline import headline
+from shardwright.report.summary import summary
 from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
@@ -108,6 +109,7 @@ def content(found: Choice, capture_seconds: float, output: str | None) -> dict[s
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
+        "headline": headline(plan),
         "summary": summary(plan),
         "uniform": _uniform(found.preferred),
         "remarks": notes.as_json(plan),
@@ -139,10 +141,10 @@ def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines:
     click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
     if text := str(found.preferred or ""):
         click.echo(textwrap.fill(text, WIDTH, subsequent_indent="  "))
-    text = parallelism(plan)
+    text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
-        text += f", no pipeline{unsearched}"
+        text += f" · no pipeline{unsearched}"
     click.echo(f"{textwrap.fill(text, WIDTH, subsequent_indent='  ')}\n")
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)

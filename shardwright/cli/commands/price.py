@@ -21,6 +21,7 @@ from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit
+from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
@@ -97,6 +98,7 @@ def _content(
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
+        "headline": headline(plan),
         "summary": summary(plan),
         "remarks": notes.as_json(plan),
         "file": output,

@@ -18,6 +18,7 @@ from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.choice import fit
+from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
@@ -105,5 +106,6 @@ def _point(plan: Plan, limit: int | None) -> dict[str, object]:
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
+        "headline": headline(plan),
         "summary": summary(plan),
     }

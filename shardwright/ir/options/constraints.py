@@ -1,7 +1,7 @@
 """Constraints of the user on a plan, by module path: pins, prohibitions, meshes and limits.
 
 A constraint is plain data. Its text has one form everywhere: `pin GLOB=AXIS:WORD`,
-`forbid GLOB=AXIS:WORD`, `mesh dp=4 tp=2`, `cap tp=4`. A WORD is what `explain` prints:
+`forbid GLOB=AXIS:WORD`, `mesh dp=4 tp=2`, `mesh 4x2`, `cap tp=4`. A WORD is what `explain` prints:
 
 * of what an operator splits, `batch`, `heads`, `features (sum)`, `whole` for nothing and
   `partial sums` for sums that pass through; or the name of a factor of its rule, as `n`;
@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from shardwright.ir.layout import LayoutError, Mesh, Placement, parse_placement
 
 EVERY_AXIS = "*"
+MOST_AXES = 4  # of a mesh that is given by its shape
 _EXAMPLES = "'pin layers.*.mlp=tp:features', 'forbid *=dp:sequence', 'mesh dp=4 tp=2' or 'cap tp=4'"
 _START = re.compile(r"(?:^|[,\s])\s*(\*|[A-Za-z_]\w*):")
 _PLACEMENT = re.compile(r"[RP]|S\(.*\)")
@@ -70,12 +71,25 @@ class Forbid:
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """The plan's mesh is this one; several such constraints are alternatives."""
+    """The plan's mesh is this one; several such constraints are alternatives.
+
+    Axes with the name of a role have it (`planner/axes/axis_roles.py`).
+    """
 
     mesh: Mesh
 
     def __str__(self) -> str:
         return f"mesh {self.mesh}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnShape:
+    """The plan's mesh has axes of these sizes, outermost first, whatever they do."""
+
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"mesh {'x'.join(map(str, self.shape))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +103,7 @@ class Cap:
         return f"cap {self.axis}={self.size}"
 
 
-Constraint = Pin | Forbid | OnMesh | Cap
+Constraint = Pin | Forbid | OnMesh | OnShape | Cap
 
 
 def parse_constraints(texts: Iterable[str | Constraint]) -> tuple[Constraint, ...]:
@@ -108,6 +122,23 @@ def parse_constraints(texts: Iterable[str | Constraint]) -> tuple[Constraint, ..
             raise ConstraintError(f"{text!r} is no constraint; write it as {_EXAMPLES}")
         read.append(_parse(text) if isinstance(text, str) else text)
     return tuple(dict.fromkeys(read))
+
+
+def named_axes(constraints: Iterable[Constraint]) -> frozenset[str]:
+    """The mesh axes that constraints name.
+
+    >>> sorted(named_axes(parse_constraints(["mesh dp=4,tp=2", "pin h.*.attn=sp:heads"])))
+    ['dp', 'sp', 'tp']
+    """
+    found: set[str] = set()
+    for one in constraints:
+        if isinstance(one, OnMesh):
+            found.update(one.mesh.names)
+        elif isinstance(one, Cap):
+            found.add(one.axis)
+        elif isinstance(one, Pin | Forbid):
+            found.update(along.axis for along in one.along)
+    return frozenset(found - {EVERY_AXIS})
 
 
 def matches(glob: str, path: str) -> bool:
@@ -132,6 +163,13 @@ def _parse(text: str) -> Constraint:
     if kind in ("pin", "forbid") and rest:
         glob, along = _glob_and_words(text, rest)
         return Pin(glob, along) if kind == "pin" else Forbid(glob, along)
+    if kind == "mesh" and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", rest):
+        shape = tuple(map(int, rest.split("x")))
+        if len(shape) > MOST_AXES:
+            raise ConstraintError(
+                f"{text!r} has {len(shape)} axes; give at most {MOST_AXES}, or name them"
+            )
+        return OnShape(shape)
     if kind == "mesh" and rest:
         try:
             return OnMesh(Mesh.parse(rest.replace(",", " ")))

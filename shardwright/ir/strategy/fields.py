@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.recompute import Recompute
 
@@ -16,7 +17,7 @@ FP8 = ("rowwise", "tensorwise", "blockwise", "delayed", "mxfp8")
 OFFLOADS = ("activations", "optimizer", "parameters")
 COMPILES = ("off", "regional")
 LOSSES = ("vocabulary-parallel", "whole", "fused")  # and chunked(n)
-SYNCS = ("last", "every")
+SYNCS = (LAST, EVERY)
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "grad_dtype", "state_dtype")
 
 

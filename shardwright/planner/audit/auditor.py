@@ -94,6 +94,10 @@ class Auditor:
             self._priced[strategy] = Priced(strategy, self._refinement.settled(plan))
         return self._priced[strategy]
 
+    def unsettled(self, strategy: Strategy) -> Plan:
+        """The plan of a strategy by the tables; raises `StrategyError` as `price` does."""
+        return self._expansion.expanded(strategy).plan(0.0, ())
+
     @cached_property
     def flop(self) -> int:
         """Operations of a step without recomputation."""
@@ -131,10 +135,18 @@ class Auditor:
             if abs(gain) > _SAME or abs(more) > _SAME * peak:
                 yield PricedChange(change, gain, more, self.fits(base.plan.peak_bytes + more))
 
-    def uniform(self, progress: Progress | None = None) -> Priced | None:
-        """The fastest uniform strategy of the enumeration that fits; None where none does."""
+    def uniform(self, compiled: str, progress: Progress | None = None) -> Priced | None:
+        """The fastest uniform strategy of the enumeration that fits; None where none does.
+
+        All are `compiled` alike, as that field of a strategy says.
+        """
         frontier = strategies(
-            self.graph, self.machine, self.optimizer, self._tracer, progress=progress
+            self.graph,
+            self.machine,
+            self.optimizer,
+            self._tracer,
+            progress=progress,
+            compiled=compiled,
         )
         try:
             best = frontier.fastest(UNLIMITED if self.limit is None else self.limit)
@@ -147,19 +159,22 @@ class Auditor:
         """The fastest strategy that fits, reached by single changes from `starts`.
 
         Args:
-            starts: where to start; those that are not allowed are left out.
+            starts: where to start; of those that are not allowed, single changes.
             allowed: of a strategy the one to take for it, which may be itself; None: none.
 
         Returns:
             The best that was found; None where none fits.
         """
+        host = self.machine.levels[0].size
         found = [one for start in starts if (one := allowed(start)) is not None]
+        if not found:
+            near = (c.strategy for s in starts for c in single_changes(s, self.limits, host))
+            found = [one for change in near if (one := allowed(change)) is not None]
         for _ in range(_ROUNDS):
             known = len(found)
             best = self._fastest(found)
             if best is None:
                 break
-            host = self.machine.levels[0].size
             for change in single_changes(best, self.limits, host):
                 one = allowed(change.strategy)
                 if one is not None and one not in found:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
-from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.strategies.unpriced import dtypes_of, unpriced_fields
 
 _DEFAULTS = {one.name: one.default for one in fields(Strategy) if one.name != "recompute"}
-_MOST_KEPT, _LEAST_KEPT = 0.75, 0.25  # parts of a budget that are nearer to all and to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ def priced_as(strategy: Strategy, graph: Graph) -> tuple[Strategy, tuple[Replace
     for _ in fields(Strategy):
         if not (names := [name for name, _ in unpriced_fields(now)]):
             break
-        now = now.but(**{name: _nearest(name, now) for name in names})
+        now = now.but(**{name: _DEFAULTS[name] for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))
     known = {n: d for n, d in dtypes.items() if d and getattr(now, n) not in (None, d)}
     now = now.but(**known)
@@ -66,29 +63,3 @@ def merged(strategy: Strategy, priced: Strategy, proposal: Strategy) -> Strategy
     }
     silent = [name for name in DTYPE_FIELDS if changes.get(name, name) is None]
     return strategy.but(**{name: v for name, v in changes.items() if name not in silent})
-
-
-def _nearest(name: str, strategy: Strategy) -> Any:
-    """A value of a field that may have a price."""
-    choose = _NEAREST.get(name)
-    return _DEFAULTS[name] if choose is None else choose(strategy)
-
-
-def _recompute(strategy: Strategy) -> Recompute:
-    """A level of whole layers that keeps about as much."""
-    wanted = strategy.recompute
-    if wanted.kind == "ops":  # every second matrix product of each layer, or little more
-        return Recompute("every", 2)
-    if wanted.kind == "modules":  # a part of each layer; the largest are its feed-forward
-        parts = {part for name in wanted.names for part in name.split(".")}
-        return Recompute("every", 2) if parts & {"mlp", "moe"} else NONE
-    if wanted.kind == "budget" and wanted.fraction >= _LEAST_KEPT:
-        return NONE if wanted.fraction >= _MOST_KEPT else Recompute("every", 2)
-    return FULL
-
-
-def _zero(strategy: Strategy) -> int:
-    return 2 if strategy.zero == 1 else 3
-
-
-_NEAREST: Mapping[str, Callable[[Strategy], Any]] = {"recompute": _recompute, "zero": _zero}

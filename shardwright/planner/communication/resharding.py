@@ -10,6 +10,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.options.mixed_precision import stored_item_bytes
@@ -106,10 +107,11 @@ class Terms(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """The number of micro-batches in a step and the sizes of buckets."""
+    """The micro-batches of a step, the sizes of buckets, and when gradients are reduced."""
 
     micro_batches: int
     buckets: BucketSizes
+    gradient_sync: str | None = None
 
 
 @final
@@ -129,6 +131,7 @@ class Reads:
         self._mesh = mesh
         self._measure = measure
         self._micro_batches = passes.micro_batches
+        self._sync = passes.gradient_sync
         self._bucketing = Bucketing(measure, passes.buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
         self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
@@ -217,14 +220,18 @@ class Reads:
         saved = self.saved(value, sources, want, terms)
         if saved is not None:
             one = one - saved.forward
-            seconds = seconds - saved.forward * times - saved.summed
-            seconds = seconds - saved.scattered * self._micro_batches
+            scatters = 1 if self._sync == LAST else self._micro_batches
+            sums = self._micro_batches if self._sync == EVERY else 1
+            seconds = seconds - saved.forward * times - saved.summed * sums
+            seconds = seconds - saved.scattered * scatters
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
         memory = np.zeros(seconds.shape, np.int64)
         if terms.pays or terms.copies:
             moved = sources[:, None] != want.layout
             memory = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
+        if terms.back == SUMMED_FIRST and self._sync == LAST:
+            memory = memory + self._terms_bytes(value, sources, want.grad)
         return Read(seconds, one * more, memory)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> BucketSavings | None:
@@ -245,11 +252,19 @@ class Reads:
         atoms, item = self._analysis.atoms[value], self.gradient_bytes(value)
         axes = len(self._mesh.axes)
         grad, to_grad = self._distinct(grads)
-        summed = summed_gradients(sources, grad, axes)
+        summed = summed_gradients(sources, grad, axes, self._sync)
         each = self._pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
         dual_codes = np.repeat(duals(sources, axes), len(grad))
         once = self._pairs(atoms, item, summed.ravel(), dual_codes)
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
+
+    def _terms_bytes(self, value: str, sources: Ints, grads: Ints) -> Ints:
+        """Bytes by which terms that are added up whole are larger than their sum: (S, T)."""
+        axes, atoms = len(self._mesh.axes), self._analysis.atoms[value]
+        summed = summed_gradients(sources, grads, axes, self._sync)
+        whole = local_elements(digits(summed, axes), atoms, self._mesh)
+        own = local_elements(digits(duals(sources, axes), axes), atoms, self._mesh)
+        return (whole - own[:, None]) * self.gradient_bytes(value)
 
     def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
         """The unique codes, sorted, and the index of each of `codes` among them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,15 +42,24 @@ def transfers(
             )
 
 
+class Rounds(NamedTuple):
+    """The numbers of times that the moves of one read are made in a step.
+
+    Attributes:
+        micro_batches: their number.
+        again: whether the backward pass repeats the forward move.
+        kept: whether the forward move is made once for all micro-batches.
+        sync: after which micro-batches gradients are reduced (`ir/gradient_sync.py`).
+    """
+
+    micro_batches: int
+    again: bool
+    kept: bool
+    sync: str | None
+
+
 def moves_of(
-    source: int,
-    want: tuple[int, int],
-    back: int,
-    axes: int,
-    micro_batches: int,
-    *,
-    again: bool,
-    kept: bool = False,
+    source: int, want: tuple[int, int], back: int, axes: int, rounds: Rounds
 ) -> list[tuple[Phase, int, int, int]]:
     """The moves of a value to the layout that is wanted, and of its gradient to the source's dual.
 
@@ -58,20 +68,20 @@ def moves_of(
         want: the codes of the wanted layout and of the gradient's layout.
         back: how the gradient is reduced (`communication/resharding.py`).
         axes: the number of mesh axes.
-        micro_batches: the number of micro-batches.
-        again: whether the backward pass repeats the forward move.
-        kept: whether the forward move is made once for all micro-batches.
+        rounds: how often they are made.
 
     Returns:
         (phase, code before, code after, times a step) for each move.
     """
     layout, grad = want
-    moves = [(Phase.FORWARD, source, layout, 1 if kept and not again else micro_batches)]
-    if again:
+    micro_batches, once = rounds.micro_batches, rounds.kept and not rounds.again
+    moves = [(Phase.FORWARD, source, layout, 1 if once else micro_batches)]
+    if rounds.again:
         moves.append((Phase.RECOMPUTE, source, layout, micro_batches))
     if back != NO_GRADIENT:
         (dual,) = duals(np.array([source]), axes).tolist()
-        (summed,) = summed_gradients(np.array([source]), np.array([grad]), axes).ravel()
+        ends = np.array([source]), np.array([grad])
+        (summed,) = summed_gradients(*ends, axes, rounds.sync).ravel()
         if back == SUMMED_FIRST:
             moves.append((Phase.BACKWARD, grad, int(summed), micro_batches))
             moves.append((Phase.BACKWARD, int(summed), dual, 1))

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
-from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.layout import Bytes, Layout, Seconds
 from shardwright.ir.plan import (
     InputSpec,
     Phase,
@@ -22,7 +22,7 @@ from shardwright.ir.plan import (
     PlannedTransfer,
     Remark,
 )
-from shardwright.planner.plans.plan_ops import ANYWHERE, PlanEntries
+from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
 from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
@@ -154,6 +154,19 @@ class PlanBuilder:
         again = switch >= 0 and choice[switch] == 1
         return (choice[twin], switch) if again else (choice[node], -1)
 
+    def _keeps(self, name: str, choice: Sequence[int]) -> bool:
+        """Whether an operator runs once, and the segment that it is inside of again."""
+        if not self.space.kept_in or self._rep(name) not in self.space.kept_in:
+            return False
+        switch = self._kept_switch(name)
+        return switch >= 0 and choice[switch] == 1
+
+    def _kept_switch(self, name: str) -> int:
+        """The switch of the segment that a kept operator is inside of; -1: nothing of it moves."""
+        segment = self.space.kept_in[self._rep(name)]
+        switch = self.space.recompute_choice.switches.get(segment)
+        return -1 if switch is None else self._whole(name, switch)
+
     def _rep(self, name: str) -> str:
         return self.short.stands_for.get(name, name)
 
@@ -218,6 +231,10 @@ class PlanBuilder:
         stored = self._parameters(choice)
         return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
 
+    def layouts(self, choice: tuple[int, ...]) -> dict[str, Layout]:
+        """The layout of every parameter in a whole assignment."""
+        return {one.name: one.layout for one in self._parameters(choice)}
+
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside its additive memory."""
@@ -267,6 +284,8 @@ class PlanBuilder:
             remarks=self._remarks,
             numerics=self.graph.numerics,
             micro_batches=self.space.model.micro_batches,
+            gradient_sync=self.space.model.gradient_sync,
+            compiled=self.space.model.compiled,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
@@ -304,7 +323,11 @@ class PlanBuilder:
                 0 if switch < 0 else segment_numbers.setdefault(switch, len(segment_numbers) + 1)
             )
             sources = tuple(layouts.get(value, ANYWHERE) for value in call.values)
-            step = self._steps.of(call, call.options[chosen], segment, sources)
+            kept = switch < 0 and self._keeps(call.op.name, choice)
+            if kept:
+                own = self._kept_switch(call.op.name)
+                segment = segment_numbers.setdefault(own, len(segment_numbers) + 1)
+            step = self._steps.of(call, call.options[chosen], Again(segment, kept), sources)
             layouts.update(step.layouts)
             ops.append(step.op)
             for value, wanted, moved in step.operand_transfers:

@@ -79,6 +79,13 @@ class _Pattern(NamedTuple):
     results: tuple[StoredLayout, ...]
 
 
+class Again(NamedTuple):
+    """The recomputed segment of an operator, 0 for none, and whether it runs once there."""
+
+    segment: int
+    kept: bool = False
+
+
 @final
 class PlanEntries:
     """Plan entries of the operators of `graph` under options of `space`, of its short graph."""
@@ -118,25 +125,23 @@ class PlanEntries:
         return found
 
     def of(
-        self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, again: Again, sources: tuple[StoredLayout, ...]
     ) -> PlanEntry:
-        """The step of an operator under its option `k`, given the layouts of its operands.
-
-        `segment` is the number of its recomputed segment, 0 if it is not recomputed.
-        """
-        key = call.op.name, k, segment, sources
+        """The step of an operator under its option `k`, given the layouts of its operands."""
+        key = call.op.name, k, again, sources
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._step(call, k, segment, sources)
+            found = self._known[key] = self._step(call, k, again, sources)
         return found
 
     def _step(
-        self, call: PlannedCall, k: int, segment: int, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, again: Again, sources: tuple[StoredLayout, ...]
     ) -> PlanEntry:
-        key = call.like.name, k, segment > 0, sources, call.form
+        runs = Again(int(again.segment > 0), again.kept)
+        key = call.like.name, k, runs, sources, call.form
         pattern = self._patterns.get(key)
         if pattern is None:
-            pattern = self._patterns[key] = self._pattern(call, k, segment > 0, sources)
+            pattern = self._patterns[key] = self._pattern(call, k, runs, sources)
         op = call.op
         operand_transfers = []
         for index, one in pattern.operand_transfers:
@@ -146,14 +151,25 @@ class PlanEntries:
         transfers = [_of(t, op.outputs[i], t.consumer) for i, t in pattern.returned]
         transfers += [_of(t, op.outputs[0], op.name) for t in pattern.internal_reductions]
         reads = tuple(dict.fromkeys(op.operands))
-        planned = replace(pattern.op, name=op.name, source=op.source, segment=segment, reads=reads)
+        planned = replace(
+            pattern.op,
+            name=op.name,
+            source=op.source,
+            segment=again.segment,
+            reads=reads,
+            kept=again.kept,
+        )
         layouts = dict(zip(op.outputs, pattern.results, strict=True))
         return PlanEntry(planned, tuple(operand_transfers), tuple(transfers), layouts)
 
     def _pattern(
-        self, call: PlannedCall, k: int, again: bool, sources: tuple[StoredLayout, ...]
+        self, call: PlannedCall, k: int, runs: Again, sources: tuple[StoredLayout, ...]
     ) -> _Pattern:
-        """The step of operators of one form, given the layouts of their operands."""
+        """The step of operators of one form, given the layouts of their operands.
+
+        The operands of one that is kept are there again when its segment has run again.
+        """
+        reads_again, again = bool(runs.segment), bool(runs.segment) and not runs.kept
         model, like, (reads, out) = self.space.model, call.like, call.form
         options = model.options(like)
         operand_transfers: list[tuple[int, OperandTransfers]] = []
@@ -162,7 +178,7 @@ class PlanEntries:
                 (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
             )
             for want in wants:
-                moved = self._moved(like, rep, (code, again, regathered), want)
+                moved = self._moved(like, rep, (code, reads_again, regathered), want)
                 if moved:
                     operand_transfers.append((index, OperandTransfers(rep, want, tuple(moved))))
         codes = [int(result[k]) for result in options.results]

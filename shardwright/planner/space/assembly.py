@@ -53,11 +53,16 @@ class Skeleton:
         leaders: the operators that lead a cluster; None derives them from the model.
         forced_leaders: operators that also lead where `leaders` is None.
         shared: by value, the readers of each reading; None derives them from the model.
+        kept: operators inside of segments that run once, and keep their results.
+        ends_again: whether an operator at the end of a segment runs again where it saves values
+            that the segment makes.
     """
 
     leaders: frozenset[str] | None = None
     forced_leaders: frozenset[str] = frozenset()
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
+    kept: frozenset[str] = frozenset()
+    ends_again: bool = False
 
 
 FREE = Skeleton()
@@ -77,9 +82,11 @@ class Assembly:
         self._given = skeleton
         self.leaves = model.graph.leaves_of(LeafKind.PARAMETER)
         self.number = {op.name: i for i, op in enumerate(model.graph.ops)}
-        self._segment = {
+        spans = {
             model.graph.ops[i].name: number for number, span in enumerate(segments) for i in span
         }
+        self.kept_in = {name: n for name, n in spans.items() if name in skeleton.kept}
+        self._segment = {name: n for name, n in spans.items() if name not in skeleton.kept}
         self.clusters = Clusters(model, self._segment, skeleton.leaders, skeleton.forced_leaders)
         self.segment_of = self._movable()  # node -> its segment
         self.readings: list[Reading] = []
@@ -127,8 +134,14 @@ class Assembly:
             node = self.clusters.op_nodes[op.name].node
             if node is not None and node in self.segment_of:
                 groups.setdefault(self.segment_of[node], set()).add(op.name)
-        frozen = [frozenset(group) for group in groups.values()]
-        return {name: group for group in frozen for name in group}
+        given = dict.fromkeys(groups, frozenset[str]())  # to those that run once what they save
+        for name, segment in self.kept_in.items():
+            given[segment] = given.get(segment, frozenset()) | {name}
+        return {
+            name: frozenset(group) | given[segment]
+            for segment, group in groups.items()
+            for name in group
+        }
 
     def problem(self, recomputed: _Recomputed) -> Problem:
         """Nodes and edges with their costs, where some operators are recomputed."""
@@ -170,11 +183,23 @@ class Assembly:
                 op_nodes[op.name].node for op in readers if self._segment.get(op.name) == segment
             } - {node, None}
             crossing = any(self._segment.get(op.name) != segment for op in readers)
-            if crossing and inside <= staying:
+            wanted = any(self.kept_in.get(op.name) == segment for op in readers)
+            if self._given.ends_again:
+                wanted = wanted or self._saves_inside(members[node], segment)
+            if crossing and inside <= staying and not wanted:
                 staying.add(node)
             else:
                 found[node] = segment
         return found
+
+    def _saves_inside(self, ops: Sequence[Op], segment: int) -> bool:
+        """Whether operators save what a segment makes, or more than what they read."""
+        made = self.model.graph.producer
+        saved = [name for op in ops for name in op.saves if name in made]
+        own = {name for op in ops for name in op.outputs}
+        return any(op.extra_saved for op in ops) or any(
+            name not in own and self._segment.get(made[name].name) == segment for name in saved
+        )
 
     def _share(self, value: str) -> None:
         """Add readings of `value` for leaders that read the same layouts."""

@@ -19,15 +19,20 @@ from shardwright.ir.layout import Mesh, Placement, Shard
 from shardwright.ir.options.constraints import (
     EVERY_AXIS,
     Along,
+    Cap,
     Constraint,
     ConstraintError,
     Forbid,
+    OnMesh,
     Pin,
     matches,
 )
+from shardwright.ir.pipeline import stage_mesh
 from shardwright.machine.model import Machine
+from shardwright.planner.axes.axis_roles import ROLES, suitable
 from shardwright.planner.communication.prices import Routes
 from shardwright.planner.space.clusters import constant_values
+from shardwright.planner.strategies.dimensions import ModelDimensions
 from shardwright.planner.tables.layout_codes import digit
 from shardwright.planner.tables.memory import BucketSizes
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
@@ -44,10 +49,21 @@ _WHOLE = 0  # the choice without a split, and the digit of Replicate
 
 @dataclass(frozen=True)
 class Marks:
-    """Maps operators and parameters of a graph, by name, to the `statements` that match them."""
+    """Maps operators and parameters of a graph, by name, to the `statements` that match them.
+
+    Axes with the name of a role do what it says on `meshes`, which constraints name, and on all
+    where a constraint caps a role (`caps_roles`).
+    """
 
     statements: tuple[tuple[Pin | Forbid, Along], ...]
     of: Mapping[str, tuple[int, ...]]
+    meshes: frozenset[Mesh] = frozenset()
+    caps_roles: bool = False
+
+    def binds_roles(self, mesh: Mesh) -> bool:
+        """Whether operators on a mesh, perhaps of one group of a pipeline, keep to its roles."""
+        named = self.caps_roles or mesh in {*self.meshes, *map(stage_mesh, self.meshes)}
+        return mesh.size > 1 and named and any(name in ROLES for name in mesh.names)
 
     @classmethod
     def on(cls, graph: Graph, constraints: Sequence[Constraint]) -> Marks:
@@ -81,7 +97,10 @@ class Marks:
                 for name in found:
                     of.setdefault(name, []).append(len(statements))
                 statements.append((constraint, along))
-        return cls(tuple(statements), {name: tuple(numbers) for name, numbers in of.items()})
+        meshes = frozenset(c.mesh for c in constraints if isinstance(c, OnMesh))
+        caps = any(isinstance(c, Cap) and c.axis in ROLES for c in constraints)
+        numbers = {name: tuple(numbers) for name, numbers in of.items()}
+        return cls(tuple(statements), numbers, meshes, caps)
 
 
 NO_MARKS = Marks((), {})
@@ -103,7 +122,7 @@ class Limits:
         self._analysis = analysis
         self._marks = marks
         self._routes = routes
-        self._meshless: MeshInvariants | None = None  # of the machine of the last call
+        self._meshless: dict[bool, MeshInvariants] = {}  # of the machine of the last call
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -124,14 +143,25 @@ class Limits:
         """The choices that are left on `mesh`; raises `ConstraintError` where none is left."""
         if mesh.size == 1:
             return Allowed()  # nothing is split on one device
-        operators = {op.name: self._operator(op, mesh) for op in self._marked}
+        bound = self._marks.binds_roles(mesh)
+        operators = {op.name: self._of_role(op, mesh) for op in self._graph.ops} if bound else {}
+        operators |= {op.name: self._operator(op, mesh, operators) for op in self._marked}
         leaves = self._graph.leaves_of(LeafKind.PARAMETER)
         parameters = {
             leaf.name: self._parameter(leaf.name, mesh)
             for leaf in leaves
-            if leaf.name in self._marks.of
+            if leaf.name in self._marks.of or bound
         }
         return Allowed(operators, parameters)
+
+    def _of_role(self, op: Op, mesh: Mesh) -> Only:
+        """The choices of an operator that suit the roles of the axes."""
+        rule = self._analysis.rules[op.name]
+        return tuple(suitable(op, rule, name, self._dimensions) for name in mesh.names)
+
+    @cached_property
+    def _dimensions(self) -> ModelDimensions:
+        return ModelDimensions.of(self._graph, self._analysis)
 
     def model(
         self,
@@ -140,24 +170,36 @@ class Limits:
         optimizer: str,
         micro_batches: int = 1,
         buckets: BucketSizes | None = None,
+        gradient_sync: str | None = None,
+        *,
+        compiled: bool = False,
     ) -> CostModel:
         """The cost model of the choices that are left.
 
-        With `micro_batches` the graph must be that of one.
+        With `micro_batches` the graph must be that of one. `gradient_sync` is as in `Plan`.
 
         Raises:
             ConstraintError: an operator or parameter has no choice.
         """
-        if self._meshless is None or not self._meshless.holds_on(machine):
-            self._meshless = MeshInvariants(self._graph, self._analysis, machine)
+        known = self._meshless.get(compiled)
+        if known is None or not known.holds_on(machine):
+            known = MeshInvariants(self._graph, self._analysis, machine, compiled=compiled)
+            self._meshless[compiled] = known
         model = CostModel(
             self._graph,
             self._analysis,
             machine,
             mesh,
-            Pricing(optimizer, Duration(machine, mesh, self._routes), micro_batches, buckets),
+            Pricing(
+                optimizer,
+                Duration(machine, mesh, self._routes),
+                micro_batches,
+                buckets,
+                gradient_sync,
+                compiled,
+            ),
             self.allowed(mesh),
-            self._meshless,
+            known,
         )
         self._check_sizes(model)
         return model
@@ -185,18 +227,27 @@ class Limits:
                     " dimensions, and every device holds a part"
                 )
 
-    def _operator(self, op: Op, mesh: Mesh) -> Only:
+    def _operator(self, op: Op, mesh: Mesh, of_roles: Mapping[str, Only]) -> Only:
+        """The choices of a marked operator; a pin along an axis overrides the axis' role."""
         choices = len(self._analysis.rules[op.name].choices())
         left = [set(range(choices)) for _ in mesh.axes]
+        pinned: set[str] = set()
         for number in self._marks.of[op.name]:
             if found := self._hits[op.name, number]:
+                constraint, along = self._marks.statements[number]
                 self._restrict(left, number, found, mesh)
+                pinned |= {along.axis} if isinstance(constraint, Pin) else set()
+        for axis, suits in enumerate(of_roles.get(op.name, ())):
+            if not pinned & {mesh.names[axis], EVERY_AXIS}:
+                left[axis] &= suits
         return self._left(left, op.name, _where(op), mesh)
 
     def _parameter(self, name: str, mesh: Mesh) -> Only:
         counts = [len(sizes) for sizes in self._analysis.atoms[name]]
         left = [set(range(2 + sum(counts))) for _ in mesh.axes]
-        for number in self._marks.of[name]:
+        for axis, role in enumerate(mesh.names if self._marks.binds_roles(mesh) else ()):
+            left[axis] = {_WHOLE} if role == "dp_replicate" else left[axis]
+        for number in self._marks.of.get(name, ()):
             placements = self._marks.statements[number][1].placements
             known = [p for p in placements if exists(p, counts)]
             if found := frozenset(digit(p, counts) for p in known):

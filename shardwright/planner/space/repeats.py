@@ -94,6 +94,30 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
     return ShortGraph(short, tuple(kept), skipped, stands_for, copy_of, whole)
 
 
+def grouped(graph: Graph, together: int) -> dict[str, object]:
+    """Marks that join so many copies of each repeat into one; what is left over does not repeat."""
+    marks: dict[str, object] = {}
+    for repeat in find_repeats(graph):
+        full = repeat.count - repeat.count % together
+        for c in range(repeat.count):
+            mark = c % together if c < full else ("left over", c)
+            marks[graph.ops[repeat.copy(c).start].name] = mark
+    return marks
+
+
+def divides(segments: Sequence[range], short: ShortGraph) -> bool:
+    """Whether no segment of the whole graph lies in several copies of what `short` repeats."""
+    borders: set[int] = set()
+    shift = 0
+    for repeat, skipped in zip(short.repeats, short.skipped, strict=True):
+        start = repeat.start + shift
+        borders.update(start + repeat.period * c for c in range(skipped + 4))
+        shift += repeat.period * skipped
+    return not any(
+        segment.start < border < segment.stop for segment in segments for border in borders
+    )
+
+
 def without_copies(graph: Graph, gaps: Sequence[tuple[Repeat, int, int]]) -> Graph:
     """`graph` without copies `first` to `last` of repeats; the one behind reads the one before.
 

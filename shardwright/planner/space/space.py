@@ -64,6 +64,7 @@ class Space:
     recompute_choice: RecomputeChoice
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
+    kept_in: Mapping[str, int]  # operator that runs once -> the segment that it is inside of
 
     @cached_property
     def solver(self) -> Solver:
@@ -249,4 +250,5 @@ def _make(
         both,
         kept,
         recomputed,
+        assembly.kept_in,
     )

@@ -13,13 +13,15 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.gradient_sync import LAST
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.ir.redistribution import Collective
+from shardwright.ir.strategy.fields import COMPILES
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links
 from shardwright.planner.pipeline.stage_costs import most_updates
-from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
+from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy, sync_of
 from shardwright.planner.strategies.layers import recomputed_layers
 from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind
@@ -30,17 +32,17 @@ from shardwright.solve.elimination.problem import Ints
 
 Floats = NDArray[np.float64]
 
-_ONE = Strategy()
 _EVEN = 0.8  # of an even share: what the first stage of a pipeline has at least
 _LEAST = 0.98  # of a bound: tiles of other shapes may be computed a little faster
 
 
 @final
 class Bounds:
-    """Bounds of the strategies of one graph on one machine."""
+    """Bounds of the strategies of one graph on one machine, all `compiled` alike."""
 
-    def __init__(self, expansion: Expansion) -> None:
+    def __init__(self, expansion: Expansion, compiled: str = COMPILES[0]) -> None:
         self.expansion = expansion
+        self._alone = Strategy(compile=compiled)
         graph = expansion.graph
         inside = {
             name for layer in expansion.layers for i in layer for name in graph.ops[i].operands
@@ -76,7 +78,7 @@ class Bounds:
         """No rank of this strategy holds less, on the worst rank."""
         state, kept, again = self._memory_parts
         model = strategy.tp * strategy.pp * strategy.ep
-        shards = strategy.dp_shard * strategy.cp if strategy.zero >= 2 else 1
+        shards = strategy.dp_shard * strategy.cp if strategy.zero >= 1 else 1
         shards = min(shards * model, self.expansion.machine.devices)
         part = self._recomputed_part(strategy)
         waiting = min(strategy.pp, strategy.micro_batches)  # micro-batches, in the first stage
@@ -93,8 +95,9 @@ class Bounds:
     @cached_property
     def _one(self) -> tuple[SpaceOfStrategy, Ints, Ints]:
         """The step of one device."""
-        space = SpaceOfStrategy(self.expansion, _ONE, (StorageKind.of(_ONE),))
-        return space, *space.assignments(StorageKind.of(_ONE))
+        kind = StorageKind.of(self._alone)
+        space = SpaceOfStrategy(self.expansion, self._alone, (kind,))
+        return space, *space.assignments(kind)
 
     @cached_property
     def _times(self) -> tuple[float, float]:
@@ -125,9 +128,9 @@ class Bounds:
         return min(found, default=0)
 
     def _recomputed_part(self, strategy: Strategy) -> float:
-        """The part of the layers that is recomputed; of `first(n)` nothing is assumed."""
+        """The part of the layers that is recomputed; of parts of layers nothing is assumed."""
         layers = self.expansion.layers
-        if not layers or strategy.recompute.kind in ("none", "first"):
+        if not layers or strategy.recompute.kind not in ("full", "every"):
             return 0.0
         return len(recomputed_layers(strategy.recompute, layers)) / len(layers)
 
@@ -140,14 +143,15 @@ class Bounds:
         others = self._others / model
         found = 0.0
         for axis, link in along.items():
-            if axis.role in SHARDING and strategy.zero >= 2:
+            if axis.role in SHARDING and strategy.zero >= 1:
                 # Of matrices outside of layers, an embedding is not read in the backward pass.
                 once = strategy.pp == 1 and not strategy.reshards
                 rounds = 1 if once else count
                 again = 2 if strategy.reshards else 1
                 found += rounds * again * self._seconds(Collective.ALL_GATHER, link, weights)
                 found += rounds * self._seconds(Collective.ALL_GATHER, link, others)
-                found += count * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
+                times = 1 if sync_of(strategy) == LAST else count
+                found += times * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
                 weights, others = weights / axis.size, others / axis.size
                 gradients /= axis.size
         for axis, link in along.items():

@@ -8,6 +8,7 @@ from typing import final
 
 import numpy as np
 
+from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.strategy.recompute import StrategyError
@@ -19,18 +20,16 @@ from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space_factory import DecidedOptions, SpaceFactory
 from shardwright.planner.strategies.dimensions import ModelDimensions
-from shardwright.planner.strategies.layers import (
-    cuts_of,
-    layers_of,
-    recomputable,
-    recomputed_layers,
-)
+from shardwright.planner.strategies.layers import cuts_of, layers_of
+from shardwright.planner.strategies.recomputation import recomputable_by, recomputed
 from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind, Tilings
 from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.problem import Ints
+
+_EVERYWHERE = ("full", "groups", "children", "modules", "ops")  # in every layer alike
 
 
 @final
@@ -48,6 +47,8 @@ class Expansion:
         self.optimizer = optimizer
         self.sources = sources or SpaceFactory(graph, recompute=False)
         self.layers = layers_of(graph, self.sources.short.whole)
+        self._factories: dict[int, SpaceFactory] = {}
+        self.known_dimensions: dict[int, ModelDimensions] = {}  # by the number of operators
 
     @cached_property
     def dimensions(self) -> ModelDimensions:
@@ -69,6 +70,10 @@ class Expansion:
         strategy.require(self.machine.devices, self.limits)
         require_priced(strategy, self.graph)
         role_axes(strategy)
+        if strategy.ep > 1 and not self.dimensions.experts:
+            raise StrategyError(
+                f"ep={strategy.ep} splits experts, and this model has none; use ep=1"
+            )
         if strategy.cp > 1 and not self.dimensions.sequence:
             raise StrategyError(
                 f"cp={strategy.cp} splits a sequence, and no input of this model has tokens; use"
@@ -103,6 +108,14 @@ class Expansion:
         self.require(strategy)
         return SpaceOfStrategy(self, strategy, (StorageKind.of(strategy),)).candidate(strategy)
 
+    def factory(self, together: int) -> SpaceFactory:
+        """Builds spaces in which so many layers together repeat."""
+        if together == 1:
+            return self.sources
+        if together not in self._factories:
+            self._factories[together] = SpaceFactory(self.graph, recompute=False, together=together)
+        return self._factories[together]
+
     def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
         """The machine, with what ranks of a group wait for each other in one micro-batch."""
         meetings = devices * micro_batches
@@ -121,12 +134,20 @@ class SpaceOfStrategy:
     ) -> None:
         self.expansion = expansion
         axes = role_axes(strategy)
-        self.tilings = Tilings(strategy, axes, expansion.dimensions)
+        self.tilings = Tilings(strategy, axes, expansion.known_dimensions)
         mesh, staged = mesh_of(axes), strategy.pp > 1
         machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
-        segments = recomputable(expansion.graph, expansion.layers)
-        options = DecidedOptions(expansion.optimizer, strategy.micro_batches, segments)
-        space, short = expansion.sources.decided_space(
+        word = strategy.recompute
+        self.recomputable = recomputable_by(word, expansion.graph, expansion.layers)
+        options = DecidedOptions(
+            expansion.optimizer,
+            strategy.micro_batches,
+            self.recomputable.segments,
+            sync_of(strategy),
+            self.recomputable.skeleton,
+            strategy.compile != "off",
+        )
+        space, short = expansion.factory(self.recomputable.together).decided_space(
             machine, mesh, options, lambda model: self.tilings.allowed(model, kinds)
         )
         self.writer = PlanBuilder(space, expansion.graph, short, expansion.optimizer)
@@ -137,8 +158,7 @@ class SpaceOfStrategy:
         kind = StorageKind.of(strategy)
         kept, again = self.assignments(kind)
         if strategy.pp == 1:
-            layers = recomputed_layers(strategy.recompute, self.expansion.layers)
-            return self._whole(strategy, self._mixed(kept, again, layers))
+            return self._whole(strategy, self._mixed(kept, again, self._recomputed(strategy)))
         return self._staged(strategy, kept, again)
 
     def assignments(self, kind: StorageKind) -> tuple[Ints, Ints]:
@@ -164,18 +184,23 @@ class SpaceOfStrategy:
         if strategy.stage_cut is not None:
             places: Sequence[int] = cuts_of(strategy.stage_cut, self.expansion.layers)
         else:
-            everywhere = again if strategy.recompute.kind == "full" else kept
+            everywhere = again if strategy.recompute.kind in _EVERYWHERE else kept
             found = pipelines.even(tuple(everywhere.tolist()))
             if found is None:
                 raise _no_pipeline(strategy)
             places = found.cuts
-        layers = recomputed_layers(strategy.recompute, self.expansion.layers, places)
+        layers = self._recomputed(strategy, places)
         found = pipelines.priced(tuple(self._mixed(kept, again, layers).tolist()), places)
         if found is None:
             raise _no_pipeline(strategy)
         memory = partial(pipelines.memory, found)
         name = str(strategy)
         return Candidate(found.point, found.peak, self.writer, name, (), (), found, memory)
+
+    def _recomputed(self, strategy: Strategy, cuts: Sequence[int] = ()) -> tuple[range, ...]:
+        """The segments that a strategy runs again."""
+        given = self.expansion.graph, self.expansion.layers, self.recomputable
+        return recomputed(strategy.recompute, *given, cuts)
 
     def _mixed(self, kept: Ints, again: Ints, layers: Sequence[range]) -> Ints:
         """The whole assignment in which these layers are recomputed."""
@@ -202,6 +227,14 @@ class SpaceOfStrategy:
                 continue
             code = self.tilings.storage_code(space.model, leaf.name, kind)
             yield leaf.name, stored.find(code, regathered=kind.regathered)
+
+
+def sync_of(strategy: Strategy) -> str | None:
+    """After which micro-batches gradients are reduced, as in `Plan.gradient_sync`."""
+    given = strategy.zero == 1 or strategy.gradient_sync is not None
+    if strategy.micro_batches == 1 or not given:
+        return None
+    return EVERY if strategy.syncs_every else LAST
 
 
 def _no_pipeline(strategy: Strategy) -> StrategyError:

@@ -12,6 +12,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.fields import COMPILES
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy, divisors
 from shardwright.machine.model import Machine
@@ -24,7 +25,8 @@ from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.strategies.bounds import Bounds
 from shardwright.planner.strategies.enumeration import Limited, rescheduled, strategies_on
-from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
+from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy, sync_of
+from shardwright.planner.strategies.recomputation import BY_LAYER
 from shardwright.planner.strategies.tilings import StorageKind
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.solve.frontier.frontier_sampling import spaced
@@ -46,16 +48,19 @@ def strategies(
     *,
     tp_across_hosts: bool = False,
     progress: Progress | None = None,
+    compiled: str = COMPILES[0],
 ) -> SearchedFrontier:
     """The plans of uniform strategies that none of them beats in both time and memory.
 
     A strategy is priced only where its lower bounds leave it more than one per cent of time to win
-    over one that is known and needs no more memory. Raises `StrategyError` where there is none.
+    over one that is known and needs no more memory. All are `compiled` as that field of a strategy
+    says. Raises `StrategyError` where there is none.
     """
     require_graph(graph)
     start = time.perf_counter()
     expansion = Expansion(graph, machine, optimizer)
-    every = list(strategies_on(machine, limited(expansion, tp_across_hosts=tp_across_hosts)))
+    limits = limited(expansion, tp_across_hosts=tp_across_hosts)
+    every = [one.but(compile=compiled) for one in strategies_on(machine, limits)]
     if not every:
         raise StrategyError(
             f"no uniform strategy divides the batch of {expansion.limits.batch} over the"
@@ -117,7 +122,7 @@ class _Pricing:
         self.expansion = expansion
         self.every = every
         self.candidates: list[Candidate] = []
-        self.bounds = Bounds(expansion)
+        self.bounds = Bounds(expansion, every[0].compile)
         self._kinds: dict[_Key, dict[StorageKind, None]] = {}
         for strategy in every:
             self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None
@@ -172,13 +177,17 @@ class _Pricing:
                 self._best[limit] = seconds, strategy
 
 
-_Key = tuple[int, ...]
+_Key = tuple[int | str | None, ...]
 
 
 def _key(strategy: Strategy) -> _Key:
     """Equal for strategies that share a space."""
     degrees = (strategy.dp_replicate, strategy.dp_shard, strategy.cp, strategy.tp, strategy.pp)
-    return (*degrees, strategy.micro_batches)
+    word = str(strategy.recompute)
+    by_layer = strategy.recompute.kind in BY_LAYER
+    shared = strategy.micro_batches, sync_of(strategy), strategy.compile
+    experts = strategy.ep, strategy.expert_tensor
+    return (*degrees, *experts, *shared, None if by_layer else word)
 
 
 def _frontier(

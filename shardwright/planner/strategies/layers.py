@@ -32,6 +32,18 @@ def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     return tuple(spans) if disjoint else ()
 
 
+def child_module(path: str) -> str:
+    """The child of a layer that a module's path lies in; "" for a layer itself, and outside.
+
+    >>> child_module("model.layers.0.mlp.up_proj"), child_module("model.layers.0")
+    ('model.layers.0.mlp', '')
+    """
+    match = _NUMBERED.match(path)
+    if match is None or match.end() >= len(path):
+        return ""
+    return path[: match.end()] + path[match.end() :].partition(".")[0]
+
+
 def recomputable(graph: Graph, layers: Sequence[range]) -> tuple[range, ...]:
     """The layers that may run again: a module that is kept whole may change something of its own.
 

@@ -6,14 +6,15 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
-from shardwright.ir.strategy.fields import AXES
+from shardwright.ir.strategy.fields import AXES, COMPILES
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.strategies.plan_roles import AxisUse, axis_uses, dimension_of
+from shardwright.planner.axes.plan_roles import AxisUse, axis_uses, dimension_of
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
 
@@ -35,18 +36,20 @@ def strategy_of(plan: Plan) -> Strategy | None:
     degrees = Counter(dict.fromkeys(AXES, 1))
     for role, size in roles:
         degrees[role] *= size
-    fields: dict[str, object] = {**degrees, "order": _order([role for role, _ in roles])}
+    fields: dict[str, Any] = {**degrees, "order": _order([role for role, _ in roles])}
     experts = [size for use, size in zip(uses, plan.layout_mesh.shape, strict=True) if use.experts]
     fields["ep"] = _product(experts)
     fields |= _storage(plan, [role for role, _ in roles if role != "pp"])
     fields |= _splits_of_sequence(plan, uses, [role for role, _ in roles if role != "pp"])
     fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
+    fields["gradient_sync"] = plan.gradient_sync
+    fields["compile"] = COMPILES[plan.compiled]
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]
         fields["stage_cut"] = _stage_cut(plan)
     try:
-        return Strategy(**fields)  # type: ignore[arg-type]
+        return Strategy(**fields)
     except StrategyError:
         return None
 
@@ -58,9 +61,10 @@ def same_decisions(plan: Plan, other: Plan) -> bool:
 
 def _decisions(plan: Plan) -> object:
     stored = {p.name: (p.layout.placements, p.regathered) for p in plan.parameters}
-    computed = {op.name: (op.tiling, bool(op.segment)) for op in plan.ops}
+    computed = {op.name: (op.tiling, op.runs_again) for op in plan.ops}
     pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
-    return plan.mesh.shape, pipeline, stored, computed
+    options = plan.gradient_sync, plan.compiled
+    return plan.mesh.shape, pipeline, options, stored, computed
 
 
 def _of_name(plan: Plan) -> Strategy | None:
@@ -150,7 +154,7 @@ def _splits_of_sequence(
     return found
 
 
-def _layers(plan: Plan) -> dict[str, list[int]]:
+def layers_of_plan(plan: Plan) -> dict[str, list[int]]:
     """Operators of the modules that are numbered outermost, by their path."""
     found: dict[str, list[int]] = {}
     for number, op in enumerate(plan.ops):
@@ -164,7 +168,7 @@ def _recompute(plan: Plan) -> Recompute:
     """The recomputed layers, as the nearest word."""
     again = [
         2 * sum(plan.ops[i].segment > 0 for i in numbers) > len(numbers)
-        for numbers in _layers(plan).values()
+        for numbers in layers_of_plan(plan).values()
     ]
     count = sum(again)
     if not count:
@@ -183,7 +187,7 @@ def _recompute(plan: Plan) -> Recompute:
 def _stage_cut(plan: Plan) -> tuple[int, ...] | None:
     """Layers of each stage; None where a stage does not begin with a layer."""
     place = {op.name: number for number, op in enumerate(plan.ops)}
-    starts = [numbers[0] for numbers in _layers(plan).values()]
+    starts = [numbers[0] for numbers in layers_of_plan(plan).values()]
     cuts = [place[name] for name in plan.cuts]
     if not set(cuts) <= set(starts):
         return None

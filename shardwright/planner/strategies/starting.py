@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.constraints import ConstraintError, OnMesh
+from shardwright.ir.options.constraints import Constraint, Forbid, Pin
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.permitted import allowed_meshes
+from shardwright.planner.permitted import broken, keeps, permits_mesh
 from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.space.constrain import hits
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier import limited, priced
 from shardwright.planner.strategies.roles import mesh_of, role_axes
+from shardwright.planner.strategies.tilings import Tilings
+from shardwright.rules.naming import dimension_names
+from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
 _MOST = 8  # candidates of a search
@@ -32,9 +36,8 @@ _MOST = 8  # candidates of a search
 class StartingStrategies:
     """Prices the strategies that the options of one search permit.
 
-    Constraints other than those of the mesh are about single modules, which no uniform strategy
-    keeps on purpose: under them, on meshes that are given, and for an exact frontier, there are no
-    strategies to start from.
+    Those that keep the constraints are priced. On meshes that are given, and for an exact frontier,
+    there are no strategies to start from.
     """
 
     factory: SpaceFactory
@@ -45,8 +48,7 @@ class StartingStrategies:
     @property
     def are_wanted(self) -> bool:
         """Whether a search with these options starts from strategies."""
-        shapes = all(isinstance(one, OnMesh) for one in self.options.constraints)
-        return shapes and self.options.meshes is None and not self.options.exact
+        return self.options.meshes is None and not self.options.exact
 
     def candidates(
         self, counts: Sequence[int], groups: Sequence[int], end: float
@@ -66,12 +68,30 @@ class StartingStrategies:
         limit = limit_on(self.machine, self.options.memory_limit)
         most = self.machine.device.usable_bytes if limit is None else limit
         found = priced(self._expansion, every, limits=(most,), end=end)
-        return _best(found, Bytes(int(most)))
+        kept = [one for one in found if not self._broken(one)]
+        return _best(kept, Bytes(int(most)))
 
     @cached_property
     def _expansion(self) -> Expansion:
-        optimizer = self.options.optimizer
-        return Expansion(self.factory.graph, self.machine, optimizer, self.factory)
+        """Of a factory without constraints, of which axes of strategies would keep too much."""
+        graph, factory = self.factory.graph, self.factory
+        if self.options.constraints:
+            factory = SpaceFactory(graph, recompute=False)
+        return Expansion(graph, self.machine, self.options.optimizer, factory)
+
+    def _broken(self, candidate: Candidate) -> tuple[Constraint, ...]:
+        """The constraints on modules that a priced strategy breaks."""
+        marks = replace(self.factory.marks, meshes=frozenset(), caps_roles=False)
+        if not marks.of:
+            return ()
+        writer, tilings = candidate.writer, dict[str, Tiling]()
+        model = writer.space.model
+        for _, like, chosen, _ in writer.options_chosen(candidate.point.choice):
+            rule = model.analysis.rules[like.name]
+            tilings[like.name] = model.options(like).tiling(rule, chosen)
+        storage = writer.layouts(candidate.point.choice)
+        wanted = [c for c in self.options.constraints if isinstance(c, Pin | Forbid)]
+        return broken(wanted, marks, writer.short.stands_for, model, tilings, storage)
 
     @cached_property
     def _every(self) -> list[Strategy]:
@@ -88,19 +108,34 @@ class StartingStrategies:
         given = self.options.counts not in (None, (1,))
         if (strategy.pp == 1 or given) and strategy.micro_batches not in counts:
             return False
-        shapes = self._shapes(strategy.pp)
-        return shapes is None or mesh_of(role_axes(strategy)).shape in shapes
+        wanted, axes = self.options.constraints, role_axes(strategy)
+        if wanted and not permits_mesh(wanted, mesh_of(axes), strategy.pp):
+            return False
+        return not (axes and self.factory.marks.of) or self._keeps(strategy)
 
-    def _shapes(self, groups: int) -> set[tuple[int, ...]] | None:
-        """The shapes of meshes that the constraints permit; None where they permit all."""
-        wanted = self.options.constraints
-        if not wanted:
-            return None
-        try:
-            meshes = allowed_meshes(self.machine.devices // groups, wanted, groups=groups)
-        except ConstraintError:
-            return set()
-        return {tuple(size for size in mesh.shape if size > 1) or (1,) for mesh in meshes}
+    def _keeps(self, strategy: Strategy) -> bool:
+        """Whether operators keep pins and prohibitions, before the strategy is priced."""
+        axes, analysis = role_axes(strategy), self._expansion.sources.analysis
+        tilings = Tilings(strategy, axes, self._expansion.known_dimensions)
+        marks, seen = self.factory.marks, set[object]()
+        for op in self.factory.graph.ops:
+            numbers, rule = marks.of.get(op.name, ()), analysis.rules[op.name]
+            if not numbers or (id(rule), numbers) in seen:
+                continue
+            seen.add((id(rule), numbers))
+            choices = tilings.wanted(op, rule, self._expansion.dimensions)
+            for number in numbers:
+                constraint, along = marks.statements[number]
+                meant = hits(along, rule, self._names)
+                does = [choice in meant for choice in choices]
+                mesh = mesh_of(axes)
+                if meant and not keeps(constraint, along, mesh, does, whole=0 in meant):
+                    return False
+        return True
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return dimension_names(self.factory.graph, self._expansion.sources.analysis)
 
 
 def _best(found: Sequence[Candidate], limit: Bytes) -> list[Candidate]:

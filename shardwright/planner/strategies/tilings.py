@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardwright.ir.graph import LeafKind
+from shardwright.ir.graph import LeafKind, Op
 from shardwright.ir.layout import (
     Atoms,
     Layout,
@@ -41,8 +41,8 @@ class StorageKind:
 
     @classmethod
     def of(cls, strategy: Strategy) -> StorageKind:
-        """The tiling that a strategy prescribes."""
-        return cls(strategy.zero >= 2, strategy.reshards)
+        """The storage that a strategy prescribes."""
+        return cls(strategy.zero >= 1, strategy.reshards)
 
 
 @final
@@ -50,12 +50,15 @@ class Tilings:
     """Decides operators and parameters of graphs on the mesh of `axes`."""
 
     def __init__(
-        self, strategy: Strategy, axes: tuple[RoleAxis, ...], dimensions: ModelDimensions
+        self,
+        strategy: Strategy,
+        axes: tuple[RoleAxis, ...],
+        known: dict[int, ModelDimensions],
     ) -> None:
+        """`known` dimensions, by the number of operators of a graph, are added to."""
         self.strategy = strategy
         self.axes = axes
-        self.dimensions = dimensions
-        self.inner = dimensions.splits(strategy.tp)
+        self._dimensions = known
 
     def allowed(self, model: CostModel, kinds: Sequence[StorageKind]) -> Allowed:
         """The choices that a strategy leaves: one tiling per operator, one layout per parameter.
@@ -65,17 +68,13 @@ class Tilings:
         """
         if model.mesh.size == 1:
             return Allowed()
-        constant = constant_values(model.graph)
+        constant, dims = constant_values(model.graph), self._dimensions_of(model)
         wanted: dict[str, tuple[int, ...]] = {}
         for op in model.graph.ops:
             if constant.issuperset(op.outputs):
                 wanted[op.name] = (_NONE,) * len(self.axes)
                 continue
-            rule = model.analysis.rules[op.name]
-            attention = is_attention(op, rule)
-            wanted[op.name] = tuple(
-                self._choice(rule, axis, attention=attention) for axis in self.axes
-            )
+            wanted[op.name] = self.wanted(op, model.analysis.rules[op.name], dims)
         only = {
             name: tuple(frozenset({_NONE, choice}) for choice in choices)
             for name, choices in wanted.items()
@@ -91,6 +90,11 @@ class Tilings:
         }
         return Allowed(only, parameters, tilings)
 
+    def wanted(self, op: Op, rule: Rule, dims: ModelDimensions) -> tuple[int, ...]:
+        """The number of an operator's choice along each axis among `Rule.choices()`."""
+        attention = is_attention(op, rule)
+        return tuple(self._choice(rule, axis, dims, attention=attention) for axis in self.axes)
+
     def storage_code(self, model: CostModel, name: str, kind: StorageKind) -> int:
         """The code of a parameter's layout."""
         return encode(self.layout(model, name, kind), model.analysis.atoms[name])
@@ -98,13 +102,18 @@ class Tilings:
     def layout(self, model: CostModel, name: str, kind: StorageKind) -> Layout:
         """The layout in which a parameter is stored."""
         atoms, dims = model.analysis.atoms[name], model.analysis.dims[name]
+        known = self._dimensions_of(model)
+        inner = known.splits(self.strategy.tp)
         layout = Layout.replicated(model.mesh)
+        owned = _place(dims, known.experts) is not None
         split: set[int] = set()  # dimensions
         for place, axis in enumerate(self.axes):
             shards: list[Shard] = []
-            if axis.experts and (at := _place(dims, self.dimensions.experts)) is not None:
+            if axis.experts and (at := _place(dims, known.experts)) is not None:
                 shards = [at]
-            elif axis.role == "tp" and (at := _place(dims, self.inner)) is not None:
+            elif axis.whole_experts and owned:
+                continue
+            elif axis.role == "tp" and (at := _place(dims, inner)) is not None:
                 # Else, as a fused projection that is split by heads, along its other dimension.
                 shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
             layout, shard = _first_natural(atoms, layout, place, shards)
@@ -116,7 +125,6 @@ class Tilings:
             for dim, sizes in enumerate(atoms)
             for atom, size in enumerate(sizes)
         )
-        owned = _place(dims, self.dimensions.experts) is not None
         for place, axis in enumerate(self.axes):
             if axis.role in SHARDING and not (axis.experts and owned):
                 shards = [Shard(dim, atom) for _, _, dim, atom in free]
@@ -132,42 +140,49 @@ class Tilings:
             for place in range(len(model.mesh.axes))
         )
 
-    def _choice(self, rule: Rule, axis: RoleAxis, *, attention: bool) -> int:
+    def _dimensions_of(self, model: CostModel) -> ModelDimensions:
+        """The dimensions of a model's graph, which may be the short or the whole one."""
+        size = len(model.graph.ops)
+        if size not in self._dimensions:
+            self._dimensions[size] = ModelDimensions.of(model.graph, model.analysis)
+        return self._dimensions[size]
+
+    def _choice(self, rule: Rule, axis: RoleAxis, dims: ModelDimensions, *, attention: bool) -> int:
         """The number of an operator's choice along one axis among `Rule.choices()`."""
         if axis.experts and rule.routes:
             return _find_route(rule)
-        dims = self.dimensions
         if axis.role in ("dp_replicate", "dp_shard"):
             return _split(rule, dims.batch)
         if axis.role == "cp":
-            return self._across_sequence(rule) if attention else _split(rule, dims.sequence)
-        split = _split(rule, self.inner)
+            return self._across_sequence(rule, dims) if attention else _split(rule, dims.sequence)
+        inner = dims.splits(self.strategy.tp)
+        split = _NONE if axis.whole_experts and rule.routes else _split(rule, inner)
         if split == _NONE and self.strategy.sequence_parallel:
             return _split(rule, dims.sequence)
         return split
 
-    def _across_sequence(self, rule: Rule) -> int:
+    def _across_sequence(self, rule: Rule, dims: ModelDimensions) -> int:
         """The choice of an attention along `cp`."""
         if self.strategy.cp_style == "ulysses":
-            return _split(rule, self._free_heads())
+            return _split(rule, self._free_heads(dims))
         joint = [choice for choice in rule.choices() if isinstance(choice, JointSplit)]
         by_length = sorted(joint, key=lambda choice: len(choice.factors))
         if not by_length:
-            return _split(rule, self.dimensions.sequence)
+            return _split(rule, dims.sequence)
         ring = self.strategy.cp_style == "ring-zigzag"
         gathered = [one for one in by_length if not _splits_keys(rule, one)]
         rings = [one for one in by_length if _splits_keys(rule, one)]
         chosen = rings if ring else gathered
         if chosen:
             return rule.choices().index(chosen[-1])
-        return _split(rule, self.dimensions.sequence)
+        return _split(rule, dims.sequence)
 
-    def _free_heads(self) -> frozenset[int]:
+    def _free_heads(self, dims: ModelDimensions) -> frozenset[int]:
         """Heads that `cp` may split: those that `tp` does not, or all that both divide."""
         both = self.strategy.tp * self.strategy.cp
-        sizes, heads = self.dimensions.sizes, self.dimensions.heads
-        together = {atom for atom in heads & self.inner if sizes[atom] % both == 0}
-        separate = {a for a in heads - self.inner if sizes[a] % self.strategy.cp == 0}
+        sizes, heads, inner = dims.sizes, dims.heads, dims.splits(self.strategy.tp)
+        together = {atom for atom in heads & inner if sizes[atom] % both == 0}
+        separate = {a for a in heads - inner if sizes[a] % self.strategy.cp == 0}
         return frozenset(together or separate)
 
 

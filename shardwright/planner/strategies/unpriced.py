@@ -10,8 +10,6 @@ from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
-_BY_LAYER = ("none", "full", "every", "first")
-
 
 def require_priced(strategy: Strategy, graph: Graph) -> None:
     """Raise `StrategyError` for the first field whose value has no price yet, or not this graph's.
@@ -27,30 +25,15 @@ def require_priced(strategy: Strategy, graph: Graph) -> None:
 
 def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
     """Names of fields without a price, with what to give instead."""
-    sharded = strategy.dp_shard * strategy.cp > 1
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "put pp first"
-    if strategy.ep > 1:
-        yield "ep", "use ep=1"
-    if strategy.expert_tensor != strategy.tp:
-        yield "etp", "leave it out"
-    if strategy.zero == 1 and sharded:
-        yield "zero", "use 0, 2 or 3"
-    if strategy.recompute.kind not in _BY_LAYER and str(strategy.recompute) != "groups(1)":
-        yield "recompute", "use none, full, every(n) or first(n)"
     if strategy.offload:
         yield "offload", "leave it out"
     if strategy.fp8 is not None:
         yield "fp8", "leave it out"
-    if strategy.compile != "off":
-        yield "compile", "use off"
     plain = ("vocabulary-parallel", *(("whole",) if strategy.tp == 1 else ()))
     if strategy.loss not in plain:
         yield "loss", f"use {' or '.join(plain)}"
-    every = sharded and strategy.zero >= 2
-    unlike = strategy.gradient_sync is not None and strategy.syncs_every != every
-    if unlike and strategy.micro_batches > 1:
-        yield "gradient_sync", f"use {'every' if every else 'last'} with zero={strategy.zero}"
 
 
 def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:

@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.layout import (
     PARTIAL,
     REPLICATE,
@@ -81,14 +82,20 @@ def duals(codes: Ints, axes: int) -> Ints:
     return joined(np.where(found == SUMS, WHOLE, found))
 
 
-def summed_gradients(stored: Ints, grads: Ints, axes: int) -> Ints:
+def summed_gradients(stored: Ints, grads: Ints, axes: int, sync: str | None = None) -> Ints:
     """The layouts in which a parameter's gradient is accumulated: (S,), (T,) -> (S, T).
 
     They are the `stored` layouts, but Partial along axes where the parameter is replicated and the
-    gradient, of layout `grads`, is not.
+    gradient, of layout `grads`, is not. `sync` is as in `Plan.gradient_sync`.
     """
     stored_digits, grad_digits = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
-    return joined(np.where((stored_digits == WHOLE) & (grad_digits != WHOLE), SUMS, stored_digits))
+    if sync == EVERY:
+        terms = np.zeros(np.broadcast_shapes(stored_digits.shape, grad_digits.shape), bool)
+    else:
+        terms = (stored_digits == WHOLE) & (grad_digits != WHOLE)
+    if sync == LAST:
+        terms = terms | (grad_digits == SUMS)
+    return joined(np.where(terms, SUMS, stored_digits))
 
 
 def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:

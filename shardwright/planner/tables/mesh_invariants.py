@@ -11,6 +11,7 @@ from shardwright.planner.tables.memory import retention
 from shardwright.planner.tables.options import Forms
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.deferrable_scalars import deferrable_scalars
+from shardwright.simulate.costs.fusion import fusions
 from shardwright.simulate.costs.workload import Workload, workload
 
 
@@ -18,14 +19,19 @@ from shardwright.simulate.costs.workload import Workload, workload
 class MeshInvariants:
     """Forms of rules, workloads, retention and deferrable scalars of `graph` on `machine`.
 
-    Cost models of this graph on several meshes of that machine may share one.
+    Cost models of this graph on several meshes of that machine may share one. Where layers are
+    `compiled`, the compiler fuses operators.
     """
 
-    def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
+    def __init__(
+        self, graph: Graph, analysis: Analysis, machine: Machine, *, compiled: bool = False
+    ) -> None:
         self._device, self._expert_skew = machine.device, machine.expert_skew
         self.forms = Forms()
         self.retention = retention(graph)
         self.deferrable_scalars = deferrable_scalars(graph)
+        self.compiled = compiled
+        self._fusions = fusions(graph, analysis.rules) if compiled else {}
         self._graph = graph
         self._analysis = analysis
         self._known = by_target(machine.device.timings)
@@ -40,6 +46,7 @@ class MeshInvariants:
         """The workload of `op`; equal workloads are one object, so that it can key tables."""
         if op.name not in self._workloads:
             rule = self._analysis.rules[op.name]
-            found = workload(op, rule, self._graph, self._known, self._expert_skew)
+            given = self._known, self._expert_skew, self._fusions.get(op.name)
+            found = workload(op, rule, self._graph, *given)
             self._workloads[op.name] = self._equal.setdefault(found, found)
         return self._workloads[op.name]

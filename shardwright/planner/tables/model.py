@@ -33,7 +33,7 @@ from shardwright.planner.communication.resharding import (
     Terms,
     Want,
 )
-from shardwright.planner.communication.transfers import moves_of, transfers
+from shardwright.planner.communication.transfers import Rounds, moves_of, transfers
 from shardwright.planner.tables.layout_codes import WHOLE, Ints, decode, storable
 from shardwright.planner.tables.memory import (
     BucketSizes,
@@ -60,12 +60,16 @@ class Pricing:
         measure: the objective; None is the seconds of a step.
         micro_batches: their number in a step.
         buckets: bytes of full buckets; None computes them from the graph (`bucket_sizes`).
+        gradient_sync: after which micro-batches gradients are reduced (`ir/gradient_sync.py`).
+        compiled: whether layers run through `torch.compile`.
     """
 
     optimizer: str = "adamw"
     measure: Objective | None = None
     micro_batches: int = 1
     buckets: BucketSizes | None = None
+    gradient_sync: str | None = None
+    compiled: bool = False
 
 
 OF_A_STEP = Pricing()
@@ -106,9 +110,11 @@ class CostModel:
         self.mesh = mesh
         self._allowed = allowed
         self.micro_batches = pricing.micro_batches
+        self.gradient_sync = pricing.gradient_sync
         self._optimizer = pricing.optimizer
         self._spec = optimizer_spec(pricing.optimizer)
-        self.meshless = meshless or MeshInvariants(graph, analysis, machine)
+        self.compiled = pricing.compiled
+        self.meshless = meshless or MeshInvariants(graph, analysis, machine, compiled=self.compiled)
         self._retention = self.meshless.retention
         self.measure = pricing.measure or Duration(machine, mesh)
         self._intra_op = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
@@ -119,7 +125,7 @@ class CostModel:
         self._exchanged: dict[Hashable, ExpertAllToAll] = {}
         self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
-        passes = Passes(self.micro_batches, self.buckets)
+        passes = Passes(self.micro_batches, self.buckets, self.gradient_sync)
         self._reads = Reads(graph, analysis, mesh, self.measure, passes)
 
     def options(self, op: Op) -> Options:
@@ -134,7 +140,7 @@ class CostModel:
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same cost model with other allowed choices."""
         given = self._optimizer, self.measure, self.micro_batches, self.buckets
-        pricing = Pricing(*given)
+        pricing = Pricing(*given, self.gradient_sync, self.compiled)
         return CostModel(
             self.graph, self.analysis, self.machine, self.mesh, pricing, allowed, self.meshless
         )
@@ -362,7 +368,8 @@ class CostModel:
         axes, back = len(self.mesh.axes), self._reads.gradient_reduction(value, op)
         again = again or recomputed
         kept = self._reads.kept(value)
-        moves = moves_of(source, want, back, axes, self.micro_batches, again=again, kept=kept)
+        rounds = Rounds(self.micro_batches, again=again, kept=kept, sync=self.gradient_sync)
+        moves = moves_of(source, want, back, axes, rounds)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
@@ -377,7 +384,8 @@ class CostModel:
             for one in transfers(value, op.name, [move], atoms, size, self.machine, self.mesh):
                 less = 0.0
                 if saved is not None:
-                    each, once = one.times == self.micro_batches, one.times == 1
+                    joint = self.gradient_sync is not None  # all reductions are one move
+                    each, once = joint or one.times == self.micro_batches, joint or one.times == 1
                     part = saved.of(move[0], each=each, once=once)
                     less = float(part[0, 0]) * one.times
                 if deferrable_scalars and move[0] is Phase.FORWARD:

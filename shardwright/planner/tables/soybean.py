@@ -24,45 +24,18 @@ Operands may be partial sums (a bias where a reduction is split); a conversion t
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import Tensor
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
-from shardwright.ir.redistribution import KINDS, Collective
+from shardwright.ir.redistribution import KINDS, Collective, CrossingParts
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, WHOLE, Ints, digits
 from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
-
-
-class CrossingParts(NamedTuple):
-    """Parts of a tensor that cross a cut, of its size before, after, and of the smaller one."""
-
-    before: float = 0.0
-    after: float = 0.0
-    smaller: float = 0.0
-
-
-def moved(kind: Collective, parts: int) -> CrossingParts:
-    """The part of a group's tensor that a conversion moves across a cut into `parts`.
-
-    >>> moved(Collective.ALL_TO_ALL, 2), sum(moved(Collective.ALL_REDUCE, 2))
-    (CrossingParts(before=0.0, after=0.0, smaller=0.5), 2.0)
-    """
-    match kind:
-        case Collective.ALL_GATHER:
-            return CrossingParts(after=parts - 1)
-        case Collective.REDUCE_SCATTER:
-            return CrossingParts(before=parts - 1)
-        case Collective.ALL_REDUCE:
-            return CrossingParts(before=parts - 1, after=parts - 1)
-        case Collective.ALL_TO_ALL:
-            return CrossingParts(smaller=(parts - 1) / parts)
-        case Collective.SLICE | Collective.MASK | Collective.EMBED:
-            return CrossingParts()
 
 
 @final
@@ -77,7 +50,7 @@ class Communication:
         self._moved = np.zeros((len(mesh.axes), 3, 3, len(CrossingParts._fields)))
         for axis, parts in enumerate(mesh.shape):
             for (src, dst), kind in KINDS.items():
-                self._moved[axis, types.index(src), types.index(dst)] = moved(kind, parts)
+                self._moved[axis, types.index(src), types.index(dst)] = kind.crossing(parts)
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
         """Nothing: aligned operators communicate nothing."""

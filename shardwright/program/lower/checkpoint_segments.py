@@ -8,9 +8,14 @@ from shardwright.program.instructions import Instruction, RecomputedSegment, rea
 
 
 def together(
-    instructions: Sequence[Instruction], segments: Sequence[int], returned: Collection[str]
+    instructions: Sequence[Instruction],
+    segments: Sequence[int],
+    returned: Collection[str],
+    kept: frozenset[str] = frozenset(),
 ) -> tuple[Instruction, ...]:
     """`instructions` with a `RecomputedSegment` for each piece; 0 is no piece.
+
+    Operators that are `kept` run once, though they are inside of a piece.
 
     What lies between its instructions goes in front of a piece, or behind it
     where it needs something of it. Nothing in a piece may need that.
@@ -42,7 +47,7 @@ def together(
         takes = dict.fromkeys(name for one in inside for name in reads(one))
         found.append(
             RecomputedSegment(
-                segment, inside, tuple(name for name in takes if name not in made), gives
+                segment, inside, tuple(name for name in takes if name not in made), gives, kept
             )
         )
         found += behind

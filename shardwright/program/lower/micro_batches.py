@@ -3,7 +3,7 @@
 A micro-batch is an index along the outermost axis of the mesh (`rules/micro_batches.py`),
 and its program what any rank of that mesh would run. Its outputs are terms of
 sums over all micro-batches, and so are the gradients of parameters: the
-runtime adds them up. A gradient is reduced over the devices before that only
+runtime adds them up. By default a gradient is reduced over the devices before that only
 where the parameter is stored sharded. Where it is stored whole the rank's own
 terms, which are no larger, are added up first and reduced once.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import (
     PARTIAL,
@@ -116,7 +117,9 @@ def lower_part(
     given.update(micro_inputs(graph, analysis, micro, mesh, decisions.tilings))
     given.update(part.received)
     sums = {
-        leaf.name: _accumulated(graph, layouts_by_op, leaf.name, storage[leaf.name])
+        leaf.name: _accumulated(
+            graph, layouts_by_op, leaf.name, storage[leaf.name], decisions.gradient_sync
+        )
         for leaf in graph.leaves_of(LeafKind.PARAMETER)
         if graph.tensor[leaf.name].requires_grad
     }
@@ -151,13 +154,21 @@ def micro_inputs(
 
 
 def _accumulated(
-    graph: Graph, layouts_by_op: Mapping[str, OpLayouts], name: str, stored: Layout
+    graph: Graph,
+    layouts_by_op: Mapping[str, OpLayouts],
+    name: str,
+    stored: Layout,
+    sync: str | None,
 ) -> Layout:
     """The layout of a parameter's gradient while its terms are added up.
 
     As the parameter does, but not yet summed over the axes along which it is
-    stored whole and some reader leaves a part of its gradient.
+    stored whole and some reader leaves a part of its gradient, nor, if it is reduced after the
+    last micro-batch alone, over those along which readers leave terms of a sum. With one that is
+    reduced after every micro-batch, as the parameter does.
     """
+    if sync == EVERY:
+        return stored
     grads = [
         grad
         for op in graph.consumers[name]
@@ -166,8 +177,11 @@ def _accumulated(
     ]
     found: list[Placement] = []
     for axis, placement in enumerate(stored.placements, start=1):
-        parts = any(not isinstance(grad.placements[axis], Replicate) for grad in grads)
-        found.append(placement if isinstance(placement, Shard) or not parts else PARTIAL)
+        along = [grad.placements[axis] for grad in grads]
+        parts = any(not isinstance(one, Replicate) for one in along)
+        whole = parts and not any(isinstance(one, Shard) for one in along)
+        sharded = isinstance(placement, Shard) and not (sync == LAST and whole)
+        found.append(placement if sharded or not parts else PARTIAL)
     return Layout(stored.mesh, tuple(found))
 
 
@@ -175,14 +189,14 @@ def _reduction(
     analysis: Analysis, name: str, summed: Layout, stored: Layout, at: tuple[int, ...]
 ) -> Redistribute:
     atoms = analysis.atoms[name]
-    tile = local_atoms(atoms, stored, at)
+    terms, tile = local_atoms(atoms, summed, at), local_atoms(atoms, stored, at)
     return Redistribute(
         value=name,
         result=f"{name}/gradient",
         text=f"gradient {summed} -> {stored}",
-        before=shape_of(tile),
+        before=shape_of(terms),
         after=shape_of(tile),
-        atoms_before=flat(tile),
+        atoms_before=flat(terms),
         atoms_grad=flat(tile),
         forward=moves(atoms, summed, stored, at),
         backward=(),

@@ -118,7 +118,10 @@ def write(
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
         instructions=recomputed_together(
-            writer.instructions, writer.segments, (*outputs, *(value for _, value in updates))
+            writer.instructions,
+            writer.segments,
+            (*outputs, *(value for _, value in updates)),
+            decisions.kept,
         ),
         outputs=outputs,
         updates=updates,

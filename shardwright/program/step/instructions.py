@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from shardwright.ir.graph import ITEM_BYTES
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Mesh, Shard
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Load, Move, Shape
 from shardwright.program.step.region import Region
@@ -115,10 +115,10 @@ class Part:
 
     def in_order(self, ranks: int) -> bool:
         """Whether a gather or a scattered sum has the ranks' equal tiles one after the other."""
-        gathers = self.move.collective is Collective.ALL_GATHER
-        if not gathers and self.move.collective is not Collective.REDUCE_SCATTER:
+        tiled = self.move.collective.tiled
+        if not tiled:
             return False
-        dim = self.move.src if gathers else self.move.dst
+        dim = self.move.src if tiled == "src" else self.move.dst
         return self.move.whole[dim] % ranks == 0 and prod(self.move.whole[:dim]) == 1
 
     @property
@@ -129,8 +129,7 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of the whole that the move gathers, or of the tensor that it sums or exchanges."""
-        whole = self.move.collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-        shape = self.move.whole if whole else self.sent
+        shape = self.move.whole if self.move.collective.tiled else self.sent
         return prod(shape) * ITEM_BYTES[self.dtype]
 
 
@@ -146,11 +145,8 @@ def after_moves(shape: Shape, moves: tuple[Move, ...]) -> Shape:
 
 def after_transfer(shape: Shape, move: Move) -> Shape:
     """The shape of a tensor of `shape` after a move that communicates."""
-    match move.collective:
-        case Collective.ALL_REDUCE:
-            return shape
-        case Collective.ALL_GATHER:
-            return move.whole
+    if move.collective.change[1] is not Shard:
+        return move.whole if move.collective.tiled else shape
     return (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
 
 
@@ -333,7 +329,8 @@ class StepProgram:
     are `seeds`: (value, gradient); a `Seed` takes those of a whole batch. It returns `outputs`,
     `gradients`: (leaf or input, its gradient), and `updates`: (buffer, its new content). With
     `fixed_offsets` no region has several variants. Of `alone_bytes` a copy or a gradient that is
-    scattered has a transfer of its own. `passes` names what rewrote it.
+    scattered has a transfer of its own; gradients share a sum until it has `sum_bytes`. `passes`
+    names what rewrote it.
     """
 
     mesh: Mesh
@@ -349,6 +346,7 @@ class StepProgram:
     updates: tuple[tuple[str, str], ...]
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int = 0
     passes: tuple[str, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, ForwardRef, Union, get_args, get_origin, get_type_hints
 
 from shardwright.ir.graph import Arg
 from shardwright.ir.layout import Mesh
+from shardwright.ir.redistribution import Collective, collective_named
 from shardwright.program.step.instructions import StepProgram
 
 FORMAT = 1  # raised when an older reader would misread programs
@@ -69,7 +70,7 @@ def _encoded(value: Any, hint: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return {_FLOAT: repr(value)}
-        case Enum():
+        case Enum() | Collective():
             return value.value
         case Mesh():
             return str(value)
@@ -127,6 +128,8 @@ def _reader(hint: Any) -> _Reader:
         return _union_reader(hint)
     if hint is Mesh:
         return lambda data: Mesh.parse(_plain(data, (str,)))
+    if hint is Collective:
+        return lambda data: collective_named(_plain(data, (str,)))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
     if isinstance(hint, type) and is_dataclass(hint):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.instructions import (
@@ -14,6 +13,7 @@ from shardwright.program.step.instructions import (
     Gradients,
     Recv,
     Send,
+    StepInstruction,
     StepProgram,
     Transfer,
     Update,
@@ -38,10 +38,11 @@ def verify(program: StepProgram) -> None:
     updated = False
     for one in program.instructions:
         if updated:
-            raise VerifyError(f"{one}: comes behind the update")
+            raise VerifyError(f"{one}: comes after the update")
         for name in reads(one):
             if name not in there:
-                raise VerifyError(f"{one}: reads %{name} {_why_missing(name in freed)}")
+                why = "after it was freed" if name in freed else "before it is defined"
+                raise VerifyError(f"{one}: reads %{name} {why}")
             read.add(name)
         match one:
             case Forward():
@@ -71,41 +72,44 @@ def verify(program: StepProgram) -> None:
                 there.difference_update(one.names)
                 freed.update(one.names)
             case Update():
-                if not set(one.parameters) <= set(program.gradients):
-                    raise VerifyError(f"{one}: takes other gradients than the step returns")
+                _check_update(one, program)
                 updated = True
-        totals: set[str] = set()
-        if isinstance(one, Accumulate):
-            totals = {one.total}
-        elif isinstance(one, Backward):
-            totals = {total for _, total in one.totals}
-        for name, times in Counter(writes(one)).items():
-            again = name in there and name not in totals
-            if name in totals and name in read:
-                raise VerifyError(f"{one}: adds to %{name} after it was read")
-            if times > 1 or again or name in freed:
-                raise VerifyError(f"{one}: defines %{name} twice")
+        _check_definitions(one, there, freed, read)
         there.update(writes(one))
-    _require_finished(in_flight, calls, halves)
-    lost = [name for name in program.returned if name not in there]
-    if lost:
-        raise VerifyError(f"%{lost[0]} is returned but never defined")
-
-
-def _require_finished(
-    in_flight: Collection[str], calls: Collection[str], halves: Collection[str]
-) -> None:
-    """Raise `VerifyError` for a transfer, a call or a half of one that the program leaves open."""
     if in_flight:
         raise VerifyError(f"{min(in_flight)} is never waited for")
     if calls:
         raise VerifyError(f"{min(calls)} has no backward pass")
     if halves:
         raise VerifyError(f"{min(halves)} has no backward pass for its weights")
+    lost = [name for name in program.returned if name not in there]
+    if lost:
+        raise VerifyError(f"%{lost[0]} is returned but never defined")
 
 
-def _why_missing(freed: bool) -> str:
-    return "after it was freed" if freed else "before it is defined"
+def _check_update(one: Update, program: StepProgram) -> None:
+    """Raise `VerifyError` unless it updates leaves by the gradients that the step returns."""
+    if missing := {leaf for leaf, _ in one.parameters} - set(program.leaves):
+        raise VerifyError(f"{one}: %{min(missing)} is no leaf")
+    if not set(one.parameters) <= set(program.gradients):
+        raise VerifyError(f"{one}: takes other gradients than the step returns")
+
+
+def _check_definitions(
+    one: StepInstruction, there: set[str], freed: set[str], read: set[str]
+) -> None:
+    """Raise `VerifyError` if a result is defined already, unless it is a total that is added to."""
+    totals: set[str] = set()
+    if isinstance(one, Accumulate):
+        totals = {one.total}
+    elif isinstance(one, Backward):
+        totals = {total for _, total in one.totals}
+    for name, times in Counter(writes(one)).items():
+        again = name in there and name not in totals
+        if name in totals and name in read:
+            raise VerifyError(f"{one}: adds to %{name} after it was read")
+        if times > 1 or again or name in freed:
+            raise VerifyError(f"{one}: defines %{name} twice")
 
 
 def _arriving(one: Transfer | Send | Recv) -> tuple[str, ...]:

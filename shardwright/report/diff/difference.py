@@ -6,7 +6,7 @@ left out, repeats are folded.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -124,7 +124,7 @@ def _splits(module: Module, kinds: Iterable[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {name: [] for name in kinds}
     for op in module.ops:
         if kind(op) in found:
-            found[kind(op)].append(tiling_words(op) + " recomputed" * bool(op.segment))
+            found[kind(op)].append(tiling_words(op) + " recomputed" * op.runs_again)
     return {name: ", ".join(_counted(texts)) for name, texts in found.items()}
 
 
@@ -133,9 +133,9 @@ def _big(*modules: Module) -> dict[str, None]:
     found: dict[str, None] = {}
     for module in modules:
         total = sum(op.seconds for op in module.ops)
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for op in module.ops:
-            seconds[kind(op)] += op.seconds  # type: ignore[assignment]
+            seconds[kind(op)] += op.seconds
         found.update((name, None) for name in seconds if seconds[name] >= SMALL_SHARE * total)
     return found
 
@@ -160,11 +160,11 @@ def _moved(
     path: str, one: Module, other: Module, was: TransferReader, now: TransferReader
 ) -> Iterator[str]:
     """Collectives that only one of the plans runs here, with their time."""
-    seconds: list[Counter[str]] = []
+    seconds: list[defaultdict[str, float]] = []
     for module, moves in ((one, was), (other, now)):
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for move in moves.of(module.transfers, path):
-            found[move.kind] += move.seconds  # type: ignore[assignment]
+            found[move.kind] += move.seconds
         seconds.append(found)
     before, after = seconds
     for text in before:

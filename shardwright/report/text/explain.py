@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.plan import Plan
+from shardwright.report.headline import headline
 from shardwright.report.text import notes
+from shardwright.report.text.axis_table import axis_lines
 from shardwright.report.text.module_rows import (
     Module,
     ModuleRow,
@@ -61,8 +63,10 @@ class _Row:
 def explain(plan: Plan) -> str:
     """The whole plan in text of `WIDTH` columns: totals, then one row per module."""
     titles, units = zip(*HEADINGS, strict=True)
+    axes = list(axis_lines(plan))
     lines = [
         *head(plan),
+        *(["", *axes] if axes else []),
         "",
         f"{'module':<{_NAME}}{_columns(titles)}  splits; parameters",
         f"{'':<{_NAME}}{_columns(units)}",
@@ -83,6 +87,7 @@ def head(plan: Plan) -> list[str]:
     update = sum(p.seconds for p in plan.parameters)
     lines = [
         f"{plan.name}: mesh {plan.mesh} on {plan.machine}, optimizer {plan.optimizer}",
+        _item("parallelism", headline(plan)),
         _item("step time", f"{_ms(plan.step_seconds)} ms"),
         _item("", f"= compute {_ms(compute)} + communication {_ms(moved)} + update {_ms(update)}"),
         _item("optimum", _gap(plan)),
@@ -99,9 +104,9 @@ def head(plan: Plan) -> list[str]:
         lines.append(_item("", "by tables that add up; of a settled plan all of it is attributed"))
     rest = plan.step_seconds - compute - moved - update
     if plan.pipeline is not None:
-        lines[2] += " of all stages, at the same time"
+        lines[3] += " of all stages, at the same time"
     elif abs(rest) > 0.01 * plan.step_seconds:
-        lines[2] += f" + waiting {_ms(rest)}" if rest > 0 else f" - overlapped {_ms(-rest)}"
+        lines[3] += f" + waiting {_ms(rest)}" if rest > 0 else f" - overlapped {_ms(-rest)}"
     lines += _stages(plan)
     if plan.micro_batches > 1:
         often = f"{plan.micro_batches}, one after the other; their gradients add up"
@@ -109,7 +114,7 @@ def head(plan: Plan) -> list[str]:
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if segments := {op.segment for op in plan.ops} - {0}:
-        again = sum(op.segment > 0 for op in plan.ops)
+        again = sum(op.runs_again for op in plan.ops)
         lines.append(_item("recomputed", f"{again} operators in {len(segments)} segments"))
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
@@ -247,7 +252,7 @@ def splits(module: Module) -> Iterator[str]:
             named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
-    if module.ops and all(op.segment for op in module.ops):
+    if module.ops and all(op.runs_again for op in module.ops):
         yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:

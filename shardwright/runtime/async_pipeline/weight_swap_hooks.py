@@ -12,6 +12,8 @@ from typing import Any, final
 
 import torch
 
+from shardwright.runtime.parameters.storage_view import StorageView
+
 
 @final
 class WeightSwap:
@@ -34,14 +36,14 @@ class WeightSwap:
         number = self.numbers.get(tensor.untyped_storage().data_ptr())
         if number is None:
             return tensor
-        return number, tensor.shape, tensor.stride(), tensor.storage_offset()
+        return number, StorageView.of(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         """The tensor, of the weights that are due."""
         if isinstance(packed, torch.Tensor):
             return packed
-        number, shape, stride, offset = packed
-        weight: torch.Tensor = self.due[number].detach().as_strided(shape, stride, offset)
+        number, view = packed
+        weight: torch.Tensor = view.on(self.due[number].detach())
         return weight
 
     def later(self, source: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -26,7 +26,7 @@ def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     Tiles are seen as their atoms, one dimension each. Raises `ValueError` for a kind that moves no
     data, or that is not known.
     """
-    run = _MOVING[move.collective]
+    run = MOVES[move.collective]
     group, rank = mesh.get_group(), mesh.get_local_rank()
     sent = backend_of(group).wire_dtype(x.dtype)
     return run(x.to(sent), move, group, rank).to(x.dtype)
@@ -90,7 +90,7 @@ def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int)
     return torch.cat(tuple(tiles), move.src)
 
 
-_MOVING = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
+MOVES = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
     "that ranks run",
     {
         Collective.ALL_REDUCE: _summed,
@@ -104,7 +104,7 @@ _MOVING = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Te
 
 def moved_locally(x: torch.Tensor, move: Move) -> torch.Tensor:
     """`x` after `move`, which moves no data; it may be a view of `x`."""
-    return _LOCAL[move.collective](x, move)
+    return LOCAL_MOVES[move.collective](x, move)
 
 
 def _sliced(x: torch.Tensor, move: Move) -> torch.Tensor:
@@ -121,7 +121,7 @@ def _embedded(x: torch.Tensor, move: Move) -> torch.Tensor:
     return whole
 
 
-_LOCAL = ByKind[Callable[[torch.Tensor, Move], torch.Tensor]](
+LOCAL_MOVES = ByKind[Callable[[torch.Tensor, Move], torch.Tensor]](
     "that a rank runs alone",
     {Collective.SLICE: _sliced, Collective.MASK: _masked, Collective.EMBED: _embedded},
     LOCAL,

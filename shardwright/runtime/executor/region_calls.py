@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shardwright.program.step.region import Region
+from shardwright.runtime.parameters.storage_view import StorageView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,9 +22,7 @@ class _Again:
     """A view of an input that is not saved, but given again to the backward pass."""
 
     position: int  # of the input
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int  # from the beginning of the input's memory
+    view: StorageView  # from the first element of the input
 
 
 class RegionCall:
@@ -112,7 +111,7 @@ class RegionCall:
             position = dropped.get(kept.untyped_storage().data_ptr())
             if position is None:
                 return kept
-            return _Again(position, kept.size(), kept.stride(), int(kept.storage_offset()))
+            return _Again(position, StorageView.of(kept).shifted(-_start(inputs[position])))
 
         with saved_tensors_hooks(pack, self._unpack):
             found = self.module(*inputs, state)
@@ -122,7 +121,12 @@ class RegionCall:
         if isinstance(kept, torch.Tensor):
             return kept
         copy = self._again[kept.position]
-        return copy.as_strided(kept.size, kept.stride, kept.offset)
+        return kept.view.shifted(_start(copy)).on(copy)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Bytes of the memory before the first element."""
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _Enter(torch.autograd.Function):

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.redistribution import MOVING, ByKind, Collective
 from shardwright.program.step.instructions import Transfer
 from shardwright.runtime.backend.base import Waited, wait_for
 from shardwright.runtime.backend.registry import backend_of
@@ -123,7 +123,7 @@ def gather_buffer(
 
 
 def gathered(tiles: Sequence[TileSplit], buffer: torch.Tensor) -> list[torch.Tensor]:
-    """The whole tensors of a buffer that all ranks' tiles have arrived in."""
+    """The whole tensors, from a buffer in which the tiles of all ranks have arrived."""
     rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
     return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
 
@@ -143,7 +143,7 @@ def scatter_buffer(tiles: Sequence[TileSplit], given: Sequence[torch.Tensor]) ->
 
 
 class Collectives:
-    """Starts one transfer on the devices along its channel's axis, as often as it is asked to."""
+    """Starts one transfer on the devices along its channel's axis, once per step or more often."""
 
     def __init__(self, transfer: Transfer, group: dist.ProcessGroup, rank: int) -> None:
         self.transfer, self.text = transfer, str(transfer)
@@ -152,28 +152,23 @@ class Collectives:
         self.dtypes: list[torch.dtype] = [getattr(torch, part.dtype) for part in transfer.parts]
         self.wires = [self.backend.wire_dtype(dtype) for dtype in self.dtypes]
         self.tiles: list[TileSplit] = []
-        if transfer.collective is Collective.ALL_GATHER:
-            self.tiles = [TileSplit(p.move.whole, p.move.src, self.ranks) for p in transfer.parts]
-        elif transfer.collective is Collective.REDUCE_SCATTER:
-            self.tiles = [TileSplit(p.move.whole, p.move.dst, self.ranks) for p in transfer.parts]
+        if tiled := transfer.collective.tiled:
+            dims = (p.move.src if tiled == "src" else p.move.dst for p in transfer.parts)
+            self.tiles = [
+                TileSplit(part.move.whole, dim, self.ranks)
+                for part, dim in zip(transfer.parts, dims, strict=True)
+            ]
         self.rooms = [tile.room for tile in self.tiles]
-        self._start: Callable[[list[torch.Tensor], list[bool]], InFlight] = {
-            Collective.ALL_REDUCE: self._all_reduce,
-            Collective.ALL_GATHER: self._all_gather,
-            Collective.REDUCE_SCATTER: self._reduce_scatter,
-            Collective.ALL_TO_ALL: self._all_to_all,
-        }[transfer.collective]
+        self._start = TRANSFERS[transfer.collective]
 
     @property
     def writes_into(self) -> bool:
-        """Whether it writes into the memory of what it is given where nobody else reads that."""
-        alone = len(self.transfer.parts) == 1
-        if self.transfer.collective is Collective.REDUCE_SCATTER:
-            return alone and self.tiles[0].in_order
-        return alone and self.transfer.collective is Collective.ALL_REDUCE
+        """Whether the result may overwrite the operand, if nothing else reads that."""
+        alone = len(self.transfer.parts) == 1 and all(tile.in_order for tile in self.tiles)
+        return alone and self.transfer.collective.overwrites
 
     def start(self, values: Sequence[torch.Tensor], owned: Sequence[bool]) -> InFlight:
-        """The transfer of `values`, of which those `owned` are nobody else's; without autograd."""
+        """Begin the transfer of `values`, without autograd; nothing else reads those `owned`."""
         given, mine = [], []
         for part, x, dtype, wire, own in zip(
             self.transfer.parts, values, self.dtypes, self.wires, owned, strict=True
@@ -186,14 +181,14 @@ class Collectives:
             copied = y is not x and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
             mine.append(own or copied)
             given.append(y if dtype is wire else y.to(wire))
-        return self._start(given, mine)
+        return self._start(self, given, mine)
 
-    def _all_reduce(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
+    def all_reduce(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
         if len(given) == 1:
             (x,) = given
             if not owned[0] or not x.is_contiguous():
                 x = x.clone(memory_format=torch.contiguous_format)
-            return self._arriving(self._begin_sum(x), lambda: [x])
+            return self.arriving(self._begin_sum(x), lambda: [x])
         buffer = torch.cat([x.reshape(-1) for x in given])
         shapes = [x.shape for x in given]
 
@@ -201,17 +196,17 @@ class Collectives:
             tiles = buffer.split([prod(shape) for shape in shapes])
             return [tile.view(shape) for tile, shape in zip(tiles, shapes, strict=True)]
 
-        return self._arriving(self._begin_sum(buffer), split)
+        return self.arriving(self._begin_sum(buffer), split)
 
     def _begin_sum(self, x: torch.Tensor) -> Waited:
         return self.backend.begin_reduce(self.group, x, dist.ReduceOp.SUM)
 
-    def _all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
+    def all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         buffer = gather_buffer(self.tiles, given, self.rank)
         work = self.backend.begin_gather(self.group, buffer, self.rank)
-        return self._arriving(work, lambda: gathered(self.tiles, buffer))
+        return self.arriving(work, lambda: gathered(self.tiles, buffer))
 
-    def _reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
+    def reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> InFlight:
         if self.writes_into and given[0].is_contiguous() and owned[0]:
             buffer = given[0].view(-1)
         else:
@@ -224,9 +219,9 @@ class Collectives:
             chunks = own.split(self.rooms)
             return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
 
-        return self._arriving(work, scattered)
+        return self.arriving(work, scattered)
 
-    def _all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
+    def all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> InFlight:
         (x,), (part,) = given, self.transfer.parts
         move = part.move
         leave = TileSplit(move.whole, move.dst, self.ranks)
@@ -248,15 +243,28 @@ class Collectives:
             tiles = zip(found.split(sizes), shapes, strict=True)
             return [torch.cat([tile.view(shape) for tile, shape in tiles], move.src)]
 
-        return self._arriving(work, joined, keep=message)
+        return self.arriving(work, joined, keep=message)
 
-    def _arriving(
+    def arriving(
         self,
         work: Waited,
         results: Callable[[], list[torch.Tensor]],
         keep: torch.Tensor | None = None,
     ) -> InFlight:
         return _InFlight(work, self, results, keep)
+
+
+# Each starts the transfer of the tensors, of which those marked are nobody else's.
+TRANSFERS = ByKind[Callable[[Collectives, list[torch.Tensor], list[bool]], InFlight]](
+    "that ranks run asynchronously",
+    {
+        Collective.ALL_REDUCE: Collectives.all_reduce,
+        Collective.ALL_GATHER: Collectives.all_gather,
+        Collective.REDUCE_SCATTER: Collectives.reduce_scatter,
+        Collective.ALL_TO_ALL: Collectives.all_to_all,
+    },
+    MOVING,
+)
 
 
 class _InFlight:

@@ -5,7 +5,7 @@
   made.
 * `torch.optim.Muon` orthogonalises whole matrices in bfloat16, and DTensor would multiply tiles
   of them and add up rounded sums. While it steps, a matrix is gathered when it has that dtype.
-* `Optimizer.load_state_dict` takes tiles that `torch.load` brought from another rank's file as this
+* `Optimizer.load_state_dict` accepts tiles that `torch.load` read from another rank's file as this
   rank's own. It is wrapped for the whole process, as there is no hook that sees every optimizer
   before it loads: such a tile is refused, and a whole tensor is cut.
 """

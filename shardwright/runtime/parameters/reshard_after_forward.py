@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwright.runtime.parameters.storage_view import StorageView
+
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
 
 
@@ -42,9 +44,7 @@ class _Dropped:
 
     source: Callable[[], Any]
     number: int  # of the source that makes the copy
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    view: StorageView
 
 
 class ReshardAfterForward(nn.Module):
@@ -82,8 +82,7 @@ class ReshardAfterForward(nn.Module):
             if number is None:
                 return kept
             source = self.again[number].keep(sources[number], self.keep)
-            size, stride, offset = kept.size(), kept.stride(), int(kept.storage_offset())
-            return _Dropped(source, number, size, stride, offset)
+            return _Dropped(source, number, StorageView.of(kept))
 
         with saved_tensors_hooks(pack, self._unpack):
             return self.operator(*args, **kwargs)
@@ -93,4 +92,4 @@ class ReshardAfterForward(nn.Module):
             return kept
         with torch.no_grad():
             copy = self.again[kept.number].run_forward(kept.source())
-        return copy.as_strided(kept.size, kept.stride, kept.offset)
+        return kept.view.on(copy)

@@ -49,7 +49,7 @@ class StepPrice(NamedTuple):
 @cache
 def step_price(kind: CommKind, link: Link, machine: Machine) -> StepPrice:
     """The price of communication of `kind` on the devices that `link` joins."""
-    price = _PRICES[kind]
+    price = PRICES[kind]
     return StepPrice(0.0) if link.ranks == 1 else price(link, machine)
 
 
@@ -117,7 +117,7 @@ def _hop(link: Link, machine: Machine) -> float:
 
 
 _SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
-_PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
+PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
     "that has a price",
     {
         Collective.SLICE: _slice,

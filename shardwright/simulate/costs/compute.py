@@ -71,8 +71,8 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     """The kernels of the forward pass, with factors of local `sizes` (factors, K)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
         return ()
-    written = _bytes(work.results, sizes)
-    read = _bytes(work.operands, sizes)
+    written = _bytes(work.written, sizes)
+    read = _bytes(work.read, sizes)
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
@@ -80,9 +80,8 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         moved = read + written + _scores(work, sizes)
         return (KernelWork(work.kind, work.dtype, flop, moved),)
     shape = _product_shape(work, sizes)
-    return (
-        KernelWork(work.kind, work.dtype, contraction_flop(work, sizes), read + written, shape),
-    )
+    flop = contraction_flop(work, sizes)
+    return (KernelWork(work.kind, work.dtype, flop, read + written, shape, launches=work.launches),)
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -124,16 +123,17 @@ def _sum(kernels: Iterable[KernelWork], sizes: Ints, device: Device) -> Floats:
 def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     """The kernels of the backward pass, without sums of a value's several gradients."""
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
-    given = _bytes((port for port in work.results if port.requires_grad), sizes)
+    given = _bytes((port for port in work.written if port.requires_grad), sizes)
     made = _bytes((work.operands[i] for i in needed), sizes)
     nothing = np.zeros(sizes.shape[1], np.int64)
     if work.kind is OperatorClass.VIEW:
         return ()
     if work.kind in _MOVING:
-        saved = (port for port in (*work.operands, *work.results) if port.saved)
+        made = _bytes((port for port in work.read if port.requires_grad), sizes)
+        saved = (port for port in (*work.read, *work.written) if port.saved)
         touched = given + made + _bytes(saved, sizes)
         kind = work.kind if work.again else OperatorClass.MEMORY
-        return (KernelWork(kind, work.dtype, nothing, touched),)
+        return (KernelWork(kind, work.dtype, nothing, touched, launches=work.launches),)
     flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)

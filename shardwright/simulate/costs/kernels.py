@@ -42,6 +42,7 @@ class KernelWork:
         flop: (K,).
         moved: bytes that it reads and writes, (K,).
         shape: of a matrix product; None of others.
+        launches: whether it is launched, and no part of a kernel before it.
     """
 
     kind: OperatorClass
@@ -49,6 +50,7 @@ class KernelWork:
     flop: Ints
     moved: Ints
     shape: ProductShape | None = None
+    launches: bool = True
 
 
 def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
@@ -68,7 +70,10 @@ def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
         OperatorClass.POOLING: efficiency.of_pooling,
     }.get(kernel.kind, efficiency.memory)
     waiting = kernel.moved / (device.bytes_per_s * reached_at(moving, kernel.moved))
-    alone = np.maximum(busy, waiting) + device.launch_seconds
+    alone = np.maximum(busy, waiting)
+    if not kernel.launches:
+        return alone
+    alone = alone + device.launch_seconds
     return np.maximum(alone, device.issue_seconds) if device.issue_seconds else alone
 
 

@@ -33,10 +33,10 @@ def update_seconds(
 ) -> Floats:
     """Seconds to update parameter tiles of `local_bytes` bytes, with their transfers, as (K,).
 
-    What is computed with the `whole` matrix, once it is gathered, every rank computes. Where nobody
-    measured what an operator on a stored parameter costs (`Device.dispatch_seconds`), the update is
-    taken for one kernel that reads weight, gradient and state once, and writes weight and state.
-    Parameters of a single rank are plain tensors, whose operators only are launched.
+    What is computed with the `whole` matrix, once it is gathered, every rank computes. Where the
+    cost of an operator on a stored parameter is not measured (`Device.dispatch_seconds`), the
+    update is priced as one kernel that reads weight, gradient and state once, and writes weight and
+    state. Parameters of a single rank are plain tensors, whose operators cost a launch each.
     """
     spec = optimizer_spec(optimizer)
     matrix = None if whole is None else spec.matrix_of(whole.shape)

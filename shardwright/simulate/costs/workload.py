@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
 from shardwright.rules.rule import SPREAD, Dims, Rule
+from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
 
 Ints = NDArray[np.int64]
@@ -94,6 +95,28 @@ class Workload:
     internal_reductions: tuple[
         int, ...
     ] = ()  # factors that devices which share them agree on, term by term
+    fusion: Fusion | None = None  # with others into one kernel
+
+    @property
+    def read(self) -> Sequence[Port]:
+        """The operands that are read from memory."""
+        if self.fusion is None:
+            return self.operands
+        return tuple(
+            p for p, own in zip(self.operands, self.fusion.operands, strict=True) if not own
+        )
+
+    @property
+    def written(self) -> Sequence[Port]:
+        """The results that are written to memory."""
+        if self.fusion is None:
+            return self.results
+        return tuple(p for p, own in zip(self.results, self.fusion.results, strict=True) if not own)
+
+    @property
+    def launches(self) -> bool:
+        """Whether a kernel is launched for it."""
+        return self.fusion is None or not self.fusion.joins
 
     @property
     def has_backward(self) -> bool:
@@ -102,12 +125,17 @@ class Workload:
 
 
 def workload(
-    op: Op, rule: Rule, graph: Graph, known: Collection[str] = (), skew: float = 1.0
+    op: Op,
+    rule: Rule,
+    graph: Graph,
+    known: Collection[str] = (),
+    skew: float = 1.0,
+    fusion: Fusion | None = None,
 ) -> Workload:
     """The workload of `op`; `known` are the operators that the device has timings of.
 
     `skew` is how many more rows than the mean the busiest of devices has that hold different
-    experts.
+    experts. Timings are of single operators, so they do not hold where there is a `fusion`.
     """
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 
@@ -146,10 +174,16 @@ def workload(
         rows=operands[1].factors if op.kind == "experts" else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
-        form=form_of(op, rule, graph) if op.target in known else None,
-        added=tuple(_added(name, graph) for name in op.outputs),
+        form=form_of(op, rule, graph) if op.target in known and fusion is None else None,
+        added=tuple(_added(name, graph) for name in op.outputs)
+        if fusion is None
+        else tuple(
+            n * graph.tensor[name].requires_grad
+            for n, name in zip(fusion.added, op.outputs, strict=True)
+        ),
         again=_FUNCTIONS.get(op.kind, False),
         internal_reductions=_internal_reductions(rule, index),
+        fusion=fusion,
     )
 
 

@@ -12,7 +12,7 @@ from operator import add
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
-from shardwright.ir.redistribution import ByKind, Collective, Exchange
+from shardwright.ir.redistribution import COLLECTIVES, ByKind, Collective, Exchange
 from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.program.instructions import Move, Shape
 from shardwright.simulate.memory.allocator import Allocator, Use
@@ -56,7 +56,7 @@ def moved_locally(allocator: Allocator, view: View, moves: tuple[Move, ...]) -> 
 def _step(allocator: Allocator, x: View, move: Move, size: int, backend: BackendSpec) -> View:
     if move.collective.moves_data and not x.contiguous:
         x = _copied(allocator, x, prod(x.shape))
-    return _STEPS[move.collective](allocator, x, move, size, backend)
+    return STEPS[move.collective](allocator, x, move, size, backend)
 
 
 def _slice(_allocator: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
@@ -103,7 +103,7 @@ def _all_to_all(
     return _exchanged(allocator, x, shape, prod(x.shape) + joined)
 
 
-_STEPS = ByKind[Callable[[Allocator, View, Move, int, BackendSpec], View]](
+STEPS = ByKind[Callable[[Allocator, View, Move, int, BackendSpec], View]](
     "whose memory is known",
     {
         Collective.SLICE: _slice,
@@ -114,7 +114,7 @@ _STEPS = ByKind[Callable[[Allocator, View, Move, int, BackendSpec], View]](
         Collective.ALL_REDUCE: _all_reduce,
         Collective.ALL_GATHER: _all_gather,
     },
-    Collective,
+    COLLECTIVES,
 )
 
 # Bytes in flight from what a rank sends and receives, beside operands and results.

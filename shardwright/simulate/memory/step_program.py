@@ -13,7 +13,6 @@ from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
-from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Program, Shape
 from shardwright.program.step.channels import members
 from shardwright.program.step.instructions import (
@@ -42,7 +41,10 @@ from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import moved_locally
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.messages import receiving, sending
+from shardwright.simulate.memory.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
+
+Watch = Callable[[dict[str, View]], None]  # is given the values that are there, by name
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,16 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Callable[[], None] | None = None) -> None:
-        """Run everything. Before it and after each instruction `watch` is called."""
+    def play(self, watch: Watch | None = None) -> None:
+        """Run everything.
+
+        Before it and after each instruction `watch` is called with the values that are there.
+        """
         watch = watch or _unwatched
-        watch()
+        watch(self.values)
         for one in self.program.instructions:
             self.instruction(one)
-            watch()
+            watch(self.values)
         self.forget_results()
 
     def instruction(self, one: StepInstruction) -> None:
@@ -312,111 +317,18 @@ class StepMemory:
             block = self.heap.own(view.block)
         return moved_locally(self.heap, View(block, atoms, strides, dtype, view.grad), local)
 
-    def transfer(self, one: Transfer) -> Callable[[], list[View]]:
+    def transfer(self, one: Transfer) -> Results:
         """Start a transfer; what is returned gives the results, each with an owner."""
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
         ranks = len(members(one.channel, self.program.mesh))
-        match one.collective:
-            case Collective.ALL_REDUCE:
-                return self.all_reduce(one.parts, views, own=self.taken(one.parts[0], views[0]))
-            case Collective.ALL_GATHER:
-                return self.all_gather(one.parts, views, ranks)
-            case Collective.REDUCE_SCATTER:
-                own = self.taken(one.parts[0], views[0])
-                return self.reduce_scatter(one.parts, views, ranks, own=own)
-        return self.all_to_all(one.parts[0], views[0])
+        own = self.taken(one.parts[0], views[0])
+        return started(self.heap, one.collective, SentTensors(one.parts, views, ranks, own))
 
     def taken(self, part: Part, sent: View) -> bool:
         """Whether what is sent is the part's value, given away, or a copy."""
         value = self.values.get(part.value)
         return value is None or value.block is not sent.block or self.gives(part.value)
 
-    def all_reduce(
-        self, parts: Sequence[Part], views: Sequence[View], *, own: bool
-    ) -> Callable[[], list[View]]:
-        if len(views) == 1 and own and views[0].contiguous:
-            buffer = views[0].block
-        else:
-            size = sum(view.bytes for view in views)
-            like = views[0].block if len(views) == 1 else None
-            buffer = self.heap.new(size, Use.COMMUNICATION, like=like)
-            for view in views:
-                self.heap.drop(view.block)
-        return lambda: self.pieces(buffer, parts)
 
-    def all_gather(
-        self, parts: Sequence[Part], views: Sequence[View], ranks: int
-    ) -> Callable[[], list[View]]:
-        rooms = [_room(part.move, part.move.src, ranks) * ITEM_BYTES[part.dtype] for part in parts]
-        alone = views[0].block if len(views) == 1 else None
-        buffer = self.heap.new(sum(rooms) * ranks, Use.COMMUNICATION, like=alone)
-        owners = [view.block for view in views]
-        for view in views:
-            self.heap.drop(view.block)
-
-        def results() -> list[View]:
-            if len(parts) == 1 and parts[0].in_order(ranks):
-                self.heap.becomes(buffer, Use.WORKSPACE)
-                return [_whole(buffer, parts[0])]
-            found = []
-            for part, owner in zip(parts, owners, strict=True):
-                size = prod(part.shape) * ITEM_BYTES[part.dtype]
-                found.append(_whole(self.heap.new(size, like=owner), part))
-            self.heap.drop(buffer)
-            return found
-
-        return results
-
-    def reduce_scatter(
-        self, parts: Sequence[Part], views: Sequence[View], ranks: int, *, own: bool
-    ) -> Callable[[], list[View]]:
-        rooms = [_room(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
-        first = views[0]
-        ordered = parts[0].in_order(ranks) and first.contiguous
-        if len(views) == 1 and ordered and own:
-            buffer = first.block
-        else:
-            buffer = self.heap.new(sum(rooms) * ranks, Use.COMMUNICATION)
-            for view in views:
-                self.heap.drop(view.block)
-        own_part = self.heap.new(sum(rooms), Use.COMMUNICATION)
-
-        def results() -> list[View]:
-            self.heap.drop(buffer)
-            return self.pieces(own_part, parts)
-
-        return results
-
-    def all_to_all(self, part: Part, view: View) -> Callable[[], list[View]]:
-        message = self.heap.new(view.bytes, Use.COMMUNICATION, like=view.block)
-        found = self.heap.new(prod(part.shape) * ITEM_BYTES[part.dtype], like=view.block)
-        self.heap.drop(view.block)
-
-        def results() -> list[View]:
-            self.heap.drop(message)
-            if prod(part.move.whole[: part.move.src]) == 1:
-                return [_whole(found, part)]
-            joined = self.heap.new(found.bytes, like=found)
-            self.heap.drop(found)
-            return [_whole(joined, part)]
-
-        return results
-
-    def pieces(self, buffer: Block, parts: Sequence[Part]) -> list[View]:
-        """Results that share a buffer."""
-        found = [_whole(self.heap.own(buffer), part) for part in parts]
-        self.heap.drop(buffer)
-        return found
-
-
-def _unwatched() -> None:
+def _unwatched(_: dict[str, View]) -> None:
     """An observer of `StepMemory.play` that does nothing."""
-
-
-def _whole(block: Block, part: Part) -> View:
-    return View(block, part.shape, contiguous_strides(part.shape), part.dtype, grad=True)
-
-
-def _room(move: Move, dim: int, ranks: int) -> int:
-    """Elements of the largest tile along a dimension."""
-    return prod(move.whole) // max(1, move.whole[dim]) * -(-move.whole[dim] // ranks)

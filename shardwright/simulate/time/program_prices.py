@@ -18,7 +18,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
-from shardwright.ir.redistribution import Collective, Exchange
+from shardwright.ir.redistribution import LOCAL, Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
@@ -30,7 +30,7 @@ from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
 
-_LOCAL = frozenset(kind.value for kind in Collective if not kind.moves_data)
+_LOCAL = frozenset(kind.value for kind in LOCAL)
 
 
 def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
@@ -137,10 +137,10 @@ def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSec
     fill = sum(_local_seconds(part, mesh, machine) for part in one.parts)
     if len(one.parts) == 1:
         return TransferSeconds(seconds, fill)
-    if one.collective is Collective.ALL_GATHER:  # tiles are joined, and copies cut out
+    if one.collective.tiled == "src":  # tiles are joined, and copies cut out
         empty = sum(_packing(part, 2, machine) for part in one.parts)
         return TransferSeconds(seconds, fill, empty)
-    if one.collective is Collective.ALL_REDUCE:  # one kernel joins all of them
+    if not one.collective.tiled:  # one kernel joins all of them
         return TransferSeconds(seconds, fill + copy_seconds(float(2 * before), 1, machine.device))
     return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
 

@@ -115,7 +115,7 @@ def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(ke
     plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
     assert plain.seconds == simulated.seconds == plan.step_seconds
     assert simulated.gib == plan.memory.peak / 2**30
-    assert predict(replace(ROW, zero=1, dp_replicate=1, dp_shard=2)).unpriced
+    assert predict(replace(ROW, precision="fp8-rowwise")).unpriced
     assert predict(replace(ROW, gpu="P100")).unpriced == "no preset has the GPU P100"
 
 

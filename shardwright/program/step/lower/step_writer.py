@@ -36,6 +36,7 @@ from shardwright.program.step.lower.stretches import (
     dropped_copies,
     items,
     loads,
+    made_again,
     value_types,
 )
 
@@ -47,8 +48,9 @@ class LoweringInput:
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
     lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions. `alone_bytes` is the backend's. Names of
-    values begin with `prefix`: that of a pipeline stage, where a rank has several.
+    tiles start at different offsets are different regions. `alone_bytes` is the backend's, and
+    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
+    with `prefix`: that of a pipeline stage, where a rank has several.
     """
 
     mesh: Mesh
@@ -59,15 +61,8 @@ class LoweringInput:
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int | None = None
     prefix: str = ""
-
-
-def update_of(
-    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
-) -> tuple[Update, ...]:
-    """The update of the parameters among the leaves that have a gradient; none of none."""
-    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
-    return (Update(found),) if found else ()
 
 
 class StepWriter:
@@ -165,16 +160,17 @@ class _Parts:
         self.redistributed = {
             one.instruction.result: one for one in self.items if isinstance(one, RunRedistribution)
         }
-        # What each segment of recomputation has: places of items, and names of values made there.
-        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        # What each segment of recomputation has: indices of items, and names of values made there.
+        self.indices: defaultdict[int, list[int]] = defaultdict(list)
         self.made: defaultdict[int, set[str]] = defaultdict(set)
-        for place, item in enumerate(self.items):
-            self.places[item.segment].append(place)
+        for index, item in enumerate(self.items):
+            self.indices[item.segment].append(index)
             self.made[item.segment].update(_made(item))
         self.weights = set(self.loads)  # parameters and copies of them
         for one in self.redistributed.values():
             if one.instruction.value in self.weights:
                 self.weights.add(one.instruction.result)
+        self.made_again = made_again(program)
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 
 
@@ -201,3 +197,11 @@ def _shared(programs: Sequence[Program]) -> frozenset[str]:
         same = set(mine.items())
         found = same if found is None else found & same
     return frozenset(name for name, _ in found or ())
+
+
+def update_of(
+    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
+) -> tuple[Update, ...]:
+    """The update of the parameters among the leaves that have a gradient; none of none."""
+    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
+    return (Update(found),) if found else ()

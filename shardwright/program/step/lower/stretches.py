@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
     CALLS,
     Compute,
@@ -27,7 +28,7 @@ class Stretch:
     """Instructions without communication between them, all in one segment of recomputation or none.
 
     `copies` has those of its inputs, by name, of which nothing is to be saved: of each the copy of
-    a parameter whose memory it shares.
+    a parameter whose memory it shares, or what a recomputed segment makes again, which is itself.
     """
 
     instructions: tuple[Instruction, ...]
@@ -54,18 +55,19 @@ Rewrite = Callable[[Program, Graph], Program]
 def items(
     program: Program, graph: Graph, reduced: Collection[str], rewrite: Rewrite | None = None
 ) -> list[Item]:
-    """The program in pieces, in order; loads are left out. Stretches are as `rewrite` leaves them.
+    """The program's stretches and redistributions, in order, without loads; `rewrite` is applied.
 
     A stretch ends, too, before the first reader of each of the parameters `reduced`, so that their
     gradients are complete when its backward pass is, and of a number that is summed over devices,
     so that the sum is waited for no sooner.
     """
     cut = _cut(program, reduced)
+    again = made_again(program)
     returned = {*program.outputs, *(value for _, value in program.updates)}
     copy_of = _copies(program, graph)
     read_later: set[str] = set(returned)
     found: list[Item] = []
-    for run, segment in reversed(cut):
+    for run, segment, kept in reversed(cut):
         if isinstance(run, Redistribute):
             read_later.add(run.value)
             found.append(RunRedistribution(run, segment))
@@ -77,6 +79,8 @@ def items(
         read_later.update(inputs)
         dropped = {name for one in run if isinstance(one, Compute) for name in one.regathers}
         copies = {name: copy_of[name] for name in inputs if copy_of.get(name) in dropped}
+        if kept:
+            copies.update((name, name) for name in inputs if name in again)
         instructions = tuple(run)
         if rewrite is not None:
             part = Program(program.mesh, program.rank, tuple(inputs), instructions, outputs, ())
@@ -92,7 +96,7 @@ def loads(program: Program) -> dict[str, Load]:
 
 def dropped_copies(program: Program) -> set[str]:
     """Copies of parameters that are freed after the forward pass and gathered again."""
-    flat = (one for one, _ in _flat(program.instructions))
+    flat = (one for one, *_ in _flat(program.instructions))
     return {name for one in flat if isinstance(one, Compute) for name in one.regathers}
 
 
@@ -121,7 +125,7 @@ def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
         tensor = graph.tensor[name]
         dtype = MASTER if name in wide else tensor.dtype
         found[name] = ValueType(dtype, tensor.requires_grad)
-    for one, _ in _flat(program.instructions):
+    for one, *_ in _flat(program.instructions):
         if isinstance(one, Load):
             found[one.result] = found[one.leaf]
         elif isinstance(one, Redistribute):
@@ -139,31 +143,59 @@ def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
     return found
 
 
-def _flat(
-    instructions: Sequence[Instruction], segment: int = 0
-) -> Iterator[tuple[Instruction, int]]:
+def made_again(program: Program) -> dict[str, int]:
+    """Values that recomputed segments make again, each with the number of its segment."""
+    found: dict[str, int] = {}
+    for one, segment, _ in _flat(program.instructions):
+        moves = not isinstance(one, Redistribute) or one.forward
+        if segment and (moves or any(name in found for name in reads(one))):
+            found.update(dict.fromkeys(writes(one), segment))
+    return found
+
+
+def _flat(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int, bool]]:
+    """Every instruction, the segment with which it runs again, and whether one keeps it.
+
+    A sum of a kept operator's terms is kept with it, in place of the terms.
+    """
     for one in instructions:
-        if isinstance(one, RecomputedSegment):
-            yield from _flat(one.instructions, one.number)
-        else:
-            yield one, segment
+        if not isinstance(one, RecomputedSegment):
+            yield one, 0, False
+            continue
+        terms: set[str] = set()
+        for inner in one.instructions:
+            kept = one.keeps(inner)
+            if kept:
+                terms.update(writes(inner))
+            elif isinstance(inner, Redistribute) and inner.value in terms and _sums(inner):
+                kept = True
+            yield inner, 0 if kept else one.number, kept
+
+
+def _sums(one: Redistribute) -> bool:
+    """Whether a redistribution adds up terms of several devices."""
+    first = next((move.collective for move in one.forward if move.collective.moves_data), None)
+    return first in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
 def _cut(
     program: Program, reduced: Collection[str]
-) -> list[tuple[list[Instruction] | Redistribute, int]]:
-    """The program cut at redistributions that communicate, with the runs in between."""
+) -> list[tuple[list[Instruction] | Redistribute, int, bool]]:
+    """The program cut at redistributions that communicate, with the runs in between.
+
+    Of each the segment with which it runs again, and whether a segment keeps it.
+    """
     loaded = {name: load.leaf for name, load in loads(program).items()}
     unread = {name for name, leaf in loaded.items() if leaf in reduced}
     dropped = dropped_copies(program)
-    found: list[tuple[list[Instruction] | Redistribute, int]] = []
+    found: list[tuple[list[Instruction] | Redistribute, int, bool]] = []
     open_run: list[Instruction] | None = None
-    last_segment = 0
-    for one, segment in _flat(program.instructions):
+    last = 0, False
+    for one, segment, kept in _flat(program.instructions):
         if isinstance(one, Load):
             continue
         if isinstance(one, Redistribute) and (communicates(one) or one.result in dropped):
-            found.append((one, segment))
+            found.append((one, segment, kept))
             unread.discard(one.value)
             if one.after == () and one.forward:
                 unread.add(one.result)
@@ -172,11 +204,11 @@ def _cut(
         first_read = unread.intersection(reads(one))
         unread -= first_read
         alone = bool(inner_axes(one))
-        if open_run is None or first_read or alone or segment != last_segment:
+        if open_run is None or first_read or alone or (segment, kept) != last:
             open_run = []
-            found.append((open_run, segment))
+            found.append((open_run, segment, kept))
         open_run.append(one)
-        last_segment = segment
+        last = segment, kept
         if alone:
             open_run = None
     return found
@@ -186,7 +218,7 @@ def _copies(program: Program, graph: Graph) -> dict[str, str]:
     """Copies that are gathered again, and views of them, each with the copy."""
     found = {name: name for name in dropped_copies(program)}
     serial = {op.name: op for op in graph.ops}
-    for one, _ in _flat(program.instructions):
+    for one, *_ in _flat(program.instructions):
         if not isinstance(one, Compute) or one.op.name not in serial:
             continue
         given = dict(zip(serial[one.op.name].operands, one.op.operands, strict=True))

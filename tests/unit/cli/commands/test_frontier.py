@@ -40,7 +40,7 @@ def test_numbers_of_micro_batches_are_searched(api, target, as_json):
     assert {p["micro_batches"] for p in as_json(*arguments)["points"]} == {1}
     found = as_json(*arguments, "--micro-batches", "1,2")
     assert [p["micro_batches"] for p in found["points"]] == [1, 1, 1, 2]
-    assert "; 2 micro-batches; " in found["points"][-1]["summary"]
+    assert found["points"][-1]["headline"] == "DDP 2 · 2 micro-batches"
     assert api.micro_batches == [None, (1, 2)]
 
 

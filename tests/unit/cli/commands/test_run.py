@@ -47,7 +47,7 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     assert result.exit_code == 0, result.exception
     order = [
         "data parallel",
-        "chosen: dp=2 splits batch",
+        "chosen: DDP 2: dp=2 splits batch",
         "because it is the fastest",
         f"training {target} on 2 ranks",
         "loss 2.0000 at step 1, 0.4000 at step 5",

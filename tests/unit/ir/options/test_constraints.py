@@ -7,6 +7,7 @@ from shardwright.ir.options.constraints import (
     ConstraintError,
     Forbid,
     OnMesh,
+    OnShape,
     Pin,
     matches,
     parse_constraints,
@@ -33,6 +34,7 @@ def parsed(text):
             Pin("*.weight", (Along("dp", ("S(0)",)), Along("tp", ("R",)))),
         ),
         ("mesh dp=4,tp=2", OnMesh(Mesh.parse("dp=4 tp=2"))),
+        ("mesh 4x2", OnShape((4, 2))),
         ("cap tp=8", Cap("tp", 8)),
     ],
 )
@@ -82,6 +84,7 @@ def test_a_glob_means_a_module_and_all_in_it(glob, path, fits):
         ("pin w=tp:R|batch", "mixes how parameters are stored (R) with what operators split"),
         ("mesh dp=4 tp", "mesh 'dp=4 tp': 'tp' is not name=size"),
         ("mesh dp=2 dp=2", "must have different names"),
+        ("mesh 2x2x2x2x2", "has 5 axes; give at most 4"),
         ("cap tp=0", "is no cap; write it as 'cap tp=4'"),
         ("cap tp", "is no cap"),
     ],

@@ -1,5 +1,7 @@
 """A search starts from uniform strategies and is never worse than the best of them."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -24,11 +26,13 @@ class Mlp(nn.Module):
         return nn.functional.cross_entropy(x, y)
 
 
+@cache
 def mlp():
     with torch.device("meta"):
         return sw.capture(Mlp(), (torch.zeros(64, 64), torch.zeros(64, dtype=torch.long)))
 
 
+@cache
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -41,6 +45,12 @@ def llama():
     return sw.capture(model, (), {"input_ids": ids, "labels": ids})
 
 
+@cache
+def searched(model, machine):
+    """The frontier of a model on a machine, without a limit."""
+    return sw.search(model(), machine)
+
+
 def all_settled(graph, machine, settled):
     """Seconds and bytes of every strategy in one batch without stages, each simulated."""
     expansion = Expansion(graph, preset(machine), "adamw")
@@ -50,11 +60,11 @@ def all_settled(graph, machine, settled):
     return [(plan.step_seconds, plan.peak_bytes) for plan in plans]
 
 
-@pytest.mark.parametrize("model", [mlp, llama])
-@pytest.mark.parametrize("machine", ["2x2xH100", "2x4xA100"])
+@pytest.mark.parametrize(
+    "model, machine", [(mlp, "2x2xH100"), (mlp, "2x4xA100"), (llama, "2x2xH100")]
+)
 def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model, machine):
-    graph = model()
-    frontier = sw.search(graph, machine)
+    graph, frontier = model(), searched(model, machine)
     strategies = [b for b in frontier.baselines if is_strategy(b)]
     assert strategies
     largest = max(peak for _, peak in frontier.costs)
@@ -69,7 +79,7 @@ def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model
 
 
 def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
-    frontier = sw.search(llama(), "2x2xH100")
+    frontier = searched(llama, "2x2xH100")
     found = preferred(frontier)
     assert found.fastest == frontier.fastest()
     assert is_strategy(found.uniform) and found.gain == pytest.approx(
@@ -84,15 +94,25 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
 
 
 def test_limits_that_nothing_meets_are_refused_as_before():
-    frontier = sw.search(mlp(), "2x2xH100")
+    frontier = searched(mlp, "2x2xH100")
     with pytest.raises(InfeasibleError):
         preferred(frontier, "1KiB")
 
 
-def test_constraints_on_modules_and_given_meshes_have_no_strategies():
+def test_strategies_keep_constraints_on_modules_and_meshes():
     graph = mlp()
     pinned = sw.search(graph, "2x2xH100", constraints=["pin layers.*=dp:batch"])
-    assert not any(is_strategy(b) for b in pinned.baselines)
+    kept = [b for b in pinned.baselines if is_strategy(b)]
+    assert kept and not {b.name for b in kept} & set(pinned.broken)
+    for plan in kept:
+        inside = [op for op in plan.ops if op.source.module.startswith("layers")]
+        data = [i for i, name in enumerate(plan.mesh.names) if name.startswith("dp_")]
+        assert data and all(op.splits[i] == "batch" for op in inside for i in data)
+    stored = sw.search(graph, "2x2xH100", constraints=["pin layers.*=*:R"])
+    names = {b.name for b in stored.baselines if is_strategy(b)}
+    assert names and not any("dp_shard" in name for name in names)
+    whole = sw.search(graph, "2x2xH100", constraints=["forbid layers.*=*:batch"])
+    assert not any(is_strategy(b) for b in whole.baselines)
     shaped = sw.search(graph, "2x2xH100", constraints=["mesh dp=2 tp=2"])
     assert all(len(b.mesh.axes) == 2 for b in shaped.baselines if is_strategy(b))
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
-from shardwright.ir.redistribution import Collective, Exchange
+from shardwright.ir.redistribution import COLLECTIVES, Collective, Exchange
 from shardwright.machine.topology import links
 from shardwright.simulate.costs.collectives import (
     StepPrice,
@@ -62,7 +62,7 @@ def test_gathering_may_be_slower_than_reducing():
 
 def test_a_group_of_one_has_nothing_to_send():
     (link,) = links(NCCL, Mesh.parse("dp=1"))
-    assert all(collective_seconds(kind, link, 64, 64, NCCL) == 0 for kind in Collective)
+    assert all(collective_seconds(kind, link, 64, 64, NCCL) == 0 for kind in COLLECTIVES)
 
 
 def test_steps_are_priced_with_the_tiles_they_move():

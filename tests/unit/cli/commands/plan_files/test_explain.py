@@ -16,7 +16,11 @@ def test_explain_prints_the_plan_in_words(tmp_path, shardwright_command):
 def test_explain_json_holds_costs_and_text(plan_file, as_json):
     found = as_json("explain", plan_file)
     assert found["step_seconds"] == 0.1
-    assert found["summary"] == "dp=2 splits batch; parameters replicated"
+    assert found["summary"] == "DDP 2: dp=2 splits batch; parameters replicated"
+    assert found["headline"] == "DDP 2"
+    (axis,) = found["axes"]
+    assert (axis["axis"], axis["role"], axis["size"]) == ("dp", "data (replicas)", 2)
+    assert (axis["link"], axis["splits"]) == ("host", "batch") and axis["bytes"] > 0
     assert found["text"] == explain(load_plan(plan_file))
 
 

@@ -18,7 +18,8 @@ def test_an_edited_file_is_checked_costed_and_written(
 
     data = json.loads(file.read_text())
     (row,) = (row for row in data["parameters"] if row[0] == "hidden.weight")
-    row[1] = "dp:S(0)"
+    axis = data["mesh"].partition("=")[0]
+    row[1] = f"{axis}:S(0)"
     file.write_text(json.dumps(data))
     text = shardwright_command("recost", TARGET, file, *MACHINE, "-o", costed).stdout
     assert "costed: " in text and "the fastest plan that is found takes" in text
@@ -27,7 +28,7 @@ def test_an_edited_file_is_checked_costed_and_written(
     assert new["step_seconds"] != plan["step_seconds"]
     assert as_json("recost", TARGET, costed, *MACHINE)["step_seconds"] == new["step_seconds"]
 
-    row[1] = "dp:S(7)"
+    row[1] = f"{axis}:S(7)"
     file.write_text(json.dumps(data))
     assert "hidden.weight" in mistake("recost", TARGET, file, *MACHINE, "-o", costed)
     assert as_json("explain", costed) == new, "what was there is left alone"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan, PlannedOp
@@ -30,6 +30,7 @@ class AxisUse:
         sequence: the share that splits the sequence.
         experts: the share that routes rows to experts.
         features: the share that splits heads, inner features or the vocabulary.
+        heads: of `features`, the share of attention by heads.
         sharded: the share of parameter bytes, among those outside of experts and tensor
             parallelism, that are sharded along the axis.
     """
@@ -38,14 +39,16 @@ class AxisUse:
     sequence: float = 0.0
     experts: float = 0.0
     features: float = 0.0
+    heads: float = 0.0
     sharded: float = 0.0
 
     @property
     def role(self) -> str:
         """The role that nearly all operators give the axis; `MIXED` or `IDLE` where there is none.
 
-        Tensor parallelism may split the sequence between layers (sequence parallelism). Where
-        experts are split, the axis is one of experts, whatever dense layers do along it.
+        Tensor parallelism may split the sequence between layers (sequence parallelism), context
+        parallelism the heads in attention (Ulysses). Where experts are split, the axis is one of
+        experts, whatever dense layers do along it.
         """
         data = "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
         if not self.data + self.sequence + self.experts + self.features:
@@ -54,7 +57,10 @@ class AxisUse:
             return "ep"
         if self.data >= _SAME:
             return data
-        if self.sequence >= _SAME:
+        if (
+            self.sequence + self.heads >= _SAME
+            and self.features - self.heads <= _SOME < self.sequence
+        ):
             return "cp"
         if self.data <= 1 - _SAME and self.features > _SOME:
             return "tp"
@@ -78,31 +84,38 @@ def axis_uses(plan: Plan) -> tuple[AxisUse, ...]:
 
 def dimension_of(op: PlannedOp, axis: int) -> str:
     """The role of an operator along an axis: data, sequence, experts, features, or "" for none."""
-    word = op.splits[axis]
+    return _dimension(op.splits[axis])
+
+
+@cache
+def _dimension(word: str) -> str:
     if word in ("-", "partial sums"):
         return ""
     return _DIMENSIONS.get(word.split(" (")[0], "features")
 
 
 def _use(plan: Plan, axis: int) -> AxisUse:
-    shares = _shares((dimension_of(op, axis), op.seconds) for op in plan.ops)
+    seconds, heads = defaultdict[str, float](float), 0.0
+    for op in plan.ops:
+        what = dimension_of(op, axis)
+        seconds[what] += op.seconds
+        if what == "features" and "attention" in op.target:
+            heads += op.seconds
+    seconds.pop("", None)
+    total = sum(seconds.values())
+    shares = {what: spent / total for what, spent in seconds.items()} if total else {}
     sizes = Counter[bool]()
     for parameter in plan.parameters:
         placement = parameter.layout.placements[axis]
         sizes[isinstance(placement, Shard)] += _whole_bytes(parameter.bytes, placement, plan, axis)
-    total = sum(sizes.values())
-    return AxisUse(**shares, sharded=sizes[True] / total if total else 0.0)
+    stored = sum(sizes.values())
+    return AxisUse(
+        **shares,
+        heads=heads / total if total else 0.0,
+        sharded=sizes[True] / stored if stored else 0.0,
+    )
 
 
 def _whole_bytes(size: int, placement: object, plan: Plan, axis: int) -> int:
     """Bytes of a parameter along an axis, where `size` is what a rank holds."""
     return size * plan.layout_mesh.shape[axis] if isinstance(placement, Shard) else size
-
-
-def _shares(split: Iterable[tuple[str, float]]) -> dict[str, float]:
-    seconds = defaultdict[str, float](float)
-    for what, spent in split:
-        seconds[what] += spent
-    seconds.pop("", None)
-    total = sum(seconds.values())
-    return {what: spent / total for what, spent in seconds.items()} if total else {}

@@ -1,0 +1,183 @@
+"""What a word of `Recompute` may run again: segments of a graph, and operators that they keep.
+
+Layers are segments, except under `groups(n)`, where n layers are one, and under `children` and
+`modules`, where each run of operators of one module is. `ops` keeps operators inside of layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.ir.options.constraints import matches
+from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.planner.space.assembly import FREE, Skeleton
+from shardwright.planner.strategies.layers import (
+    child_module,
+    recomputable,
+    recomputed_layers,
+)
+
+BY_LAYER = ("none", "full", "every", "first")  # kinds that share the layers as segments
+# Names of operators that a list such as torchtitan's gives, where they are not the kind's own.
+_PRODUCTS = frozenset({"mm", "linear", "addmm", "matmul"})
+_COLLECTIVES = ("reduce_scatter", "all_to_all")  # sums of kept operators are kept with them
+# Megatron-LM's words for parts of a layer, where they are not the names of modules.
+_PARTS: Mapping[str, Callable[[Op], bool]] = {
+    "core_attn": lambda op: "attention" in op.kind,
+    "layernorm": lambda op: "norm" in op.source.module.rpartition(".")[2],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputable:
+    """The segments of a graph that a strategy may run again.
+
+    Attributes:
+        segments: ranges of operators.
+        skeleton: the operators inside of them that run once, and how segments end.
+        together: layers of each segment.
+    """
+
+    segments: tuple[range, ...]
+    skeleton: Skeleton = FREE
+    together: int = 1
+
+
+def recomputable_by(recompute: Recompute, graph: Graph, layers: Sequence[range]) -> Recomputable:
+    """The segments that a word needs; raises `StrategyError` where this model has none of them."""
+    kind = recompute.kind
+    if kind == "groups" and recompute.count > 1:
+        groups = tuple(_groups(layers, recompute.count))
+        return Recomputable(recomputable(graph, groups), FREE, recompute.count)
+    if kind in ("children", "modules"):
+        inside = _in_children if kind == "children" else _in_modules(recompute.names)
+        spans = recomputable(graph, tuple(_runs(graph, inside)))
+        if not spans:
+            raise StrategyError(
+                f"recompute={recompute} finds no such module in this model; use full, every(n) or"
+                " globs of module paths, such as modules(*.mlp)"
+            )
+        return Recomputable(spans, Skeleton(ends_again=True))
+    spans = recomputable(graph, layers)
+    if kind != "ops":
+        return Recomputable(spans)
+    kept = frozenset(_kept(recompute.names, graph, spans))
+    return Recomputable(spans, Skeleton(kept=kept, ends_again=True))
+
+
+def recomputed(
+    recompute: Recompute,
+    graph: Graph,
+    layers: Sequence[range],
+    possible: Recomputable,
+    cuts: Sequence[int] = (),
+) -> tuple[range, ...]:
+    """The segments that run again, with a pipeline's `cuts`."""
+    if recompute.kind == "budget":
+        return _within_budget(recompute, graph, possible.segments)
+    if recompute.kind in BY_LAYER:
+        return recomputed_layers(recompute, layers, cuts)
+    if not layers:
+        recomputed_layers(recompute, layers, cuts)  # which says that there are none
+    return possible.segments
+
+
+def _groups(layers: Sequence[range], count: int) -> Iterator[range]:
+    """Each `count` layers as one; layers that do not follow each other are not joined."""
+    for first in range(0, len(layers), count):
+        group = layers[first : first + count]
+        if all(one.stop == other.start for one, other in itertools.pairwise(group)):
+            yield range(group[0].start, group[-1].stop)
+        else:
+            yield from group
+
+
+def _in_children(op: Op) -> str:
+    return child_module(op.source.module)
+
+
+def _in_modules(names: Sequence[str]) -> Callable[[Op], str]:
+    def inside(op: Op) -> str:
+        """The layer that an operator of the modules is in; "" for another operator."""
+        path = op.source.module
+        for name in names:
+            part = _PARTS.get(name)
+            if part(op) if part else matches(name, path) or matches(f"*.{name}", path):
+                return f"{name} {child_module(path) or path}"
+        return ""
+
+    return inside
+
+
+def _runs(graph: Graph, inside: Callable[[Op], str]) -> Iterator[range]:
+    """Runs of operators for which `inside` gives one text, and not an empty one."""
+    numbered = ((i, inside(op)) for i, op in enumerate(graph.ops))
+    for text, run in itertools.groupby(numbered, key=lambda one: one[1]):
+        numbers = [i for i, _ in run]
+        if text:
+            yield range(numbers[0], numbers[-1] + 1)
+
+
+def _kept(names: Sequence[str], graph: Graph, layers: Sequence[range]) -> Iterator[str]:
+    """Of each layer the operators of these `names`: of `NAME/n` the first of every n."""
+    rules = [(name, int(every or 1)) for name, _, every in (n.partition("/") for n in names)]
+    found = False
+    for layer in layers:
+        seen = dict.fromkeys(names, 0)
+        for op in (graph.ops[i] for i in layer):
+            for word, (name, every) in zip(names, rules, strict=True):
+                if _is_named(op, name):
+                    seen[word] += 1
+                    if (seen[word] - 1) % every == 0:
+                        found = True
+                        yield op.name
+    if layers and not found and not all(name in _COLLECTIVES for name, _ in rules):
+        raise StrategyError(
+            f"recompute=ops({','.join(names)}) names no operator of this model's layers; use names"
+            " such as mm, attention or topk, or full"
+        )
+
+
+def _is_named(op: Op, name: str) -> bool:
+    if name == "mm":
+        return op.kind in _PRODUCTS
+    return op.kind == name or (name == "attention" and "attention" in op.kind)
+
+
+def _within_budget(
+    recompute: Recompute, graph: Graph, layers: Sequence[range]
+) -> tuple[range, ...]:
+    """The fewest layers, evenly spread, without whose activations no more than the part is kept."""
+    saved = [_saved(graph, layer) for layer in layers]
+    freed = [size - _taken(graph, layer) for size, layer in zip(saved, layers, strict=True)]
+    more = _saved(graph, range(len(graph.ops))) * (1 - recompute.fraction)
+    for count in range(len(layers) + 1):
+        chosen = [
+            i
+            for i in range(len(layers))
+            if (i + 1) * count // len(layers) > i * count // len(layers)
+        ]
+        if sum(freed[i] for i in chosen) >= more:
+            return tuple(layers[i] for i in chosen)
+    least = 1 - sum(freed) / max(1, _saved(graph, range(len(graph.ops))))
+    raise StrategyError(
+        f"recompute={recompute} is less than what recomputing every layer leaves, {least:.2f} of"
+        " the activations; use full, or a larger budget"
+    )
+
+
+def _saved(graph: Graph, span: range) -> int:
+    """Bytes that autograd saves for operators of a range, each result once."""
+    names = {n for i in span for n in graph.ops[i].saves if n in graph.producer}
+    extra = sum(graph.ops[i].extra_saved for i in span)
+    return extra + sum(graph.tensor[n].bytes for n in names if not graph.tensor[n].alias_of)
+
+
+def _taken(graph: Graph, span: range) -> int:
+    """Bytes of the activations that a range reads."""
+    made = {n for i in span for n in graph.ops[i].outputs}
+    taken = {n for i in span for n in graph.ops[i].operands if n in graph.producer} - made
+    return sum(graph.tensor[n].bytes for n in taken if graph.tensor[n].requires_grad)

@@ -1,0 +1,123 @@
+"""Names a plan in one line by its kinds of parallelism, in the words of the field.
+
+As "HSDP 2x8 · TP 8 · PP 2 (1F1B, 16 micro-batches) · recompute every 2nd layer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.axes.plan_roles import IDLE, MIXED, axis_uses
+from shardwright.planner.strategies.recognition import layers_of_plan
+
+_WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
+_WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
+
+
+def headline(plan: Plan) -> str:
+    """The kinds of parallelism with their sizes, the pipeline, and what is recomputed.
+
+    An axis along which modules do different things is called mixed, and one along which nothing
+    is split repeated.
+    """
+    found = [*_data(plan), *_others(plan), *_pipeline(plan)]
+    if plan.devices == 1:
+        found.insert(0, "one device")
+    return " · ".join([*found, *_recomputed(plan)])
+
+
+def _axes(plan: Plan) -> Iterator[tuple[str, int, str]]:
+    """Name, size and role of every axis of more than one device, without pipeline stages."""
+    mesh = plan.layout_mesh
+    for (name, size), use in zip(mesh.axes, axis_uses(plan), strict=True):
+        if size > 1:
+            yield name, size, use.role
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    """DDP, ZeRO-1, ZeRO-2, FSDP or HSDP, with its degrees."""
+    axes = list(_axes(plan))
+    replicas = prod(size for _, size, role in axes if role == "dp_replicate")
+    shards = prod(size for _, size, role in axes if role == "dp_shard")
+    if shards == 1:
+        if replicas > 1:
+            yield f"DDP {replicas}"
+        return
+    word = {1: "ZeRO-1", 2: "ZeRO-2"}.get(_zero(plan), "FSDP")
+    if replicas > 1:
+        word = "HSDP" if word == "FSDP" else word
+        yield f"{word} {replicas}x{shards}"
+    else:
+        yield f"{word} {shards}"
+
+
+def _zero(plan: Plan) -> int:
+    """The stage of ZeRO that a strategy names; 3 of a plan that is none."""
+    try:
+        return Strategy.parse(plan.name).zero
+    except StrategyError:
+        return 3
+
+
+def _others(plan: Plan) -> Iterator[str]:
+    """Expert, context and tensor parallelism, then axes without one role."""
+    axes = list(_axes(plan))
+    for role, word in _WORDS.items():
+        size = prod(size for _, size, its in axes if its == role)
+        if size > 1:
+            yield f"{word} {size}"
+    yield from (f"mixed {size} ({name})" for name, size, role in axes if role == MIXED)
+    yield from (f"repeated {size}" for _, size, role in axes if role == IDLE)
+
+
+def _pipeline(plan: Plan) -> Iterator[str]:
+    count = plan.micro_batches
+    batches = f"{count} micro-batch{'es' * (count > 1)}"
+    if plan.pipeline is not None:
+        groups = plan.pipeline.groups
+        each = plan.stages // groups
+        virtual = f"{each} stages each, " if each > 1 else ""
+        yield f"PP {groups} ({plan.schedule}, {virtual}{batches})"
+    elif count > 1:
+        yield batches
+
+
+def _recomputed(plan: Plan) -> Iterator[str]:
+    """Whole layers that are recomputed, or how many operators where no layer is whole."""
+    again = sum(op.segment > 0 for op in plan.ops)
+    if not again:
+        return
+    parts = [_part(plan, numbers) for numbers in layers_of_plan(plan).values()]
+    whole = [part >= _WHOLE for part in parts]
+    if any(0 < part < _WHOLE for part in parts) or not any(whole):
+        yield f"recompute {again} of {len(plan.ops)} operators"
+        return
+    places = [number for number, is_again in enumerate(whole, 1) if is_again]
+    step = places[0]
+    if len(places) >= len(whole) - 1 and step == 1:  # a layer that ends the model never is
+        yield "recompute every layer"
+    elif step > 1 and places == list(range(step, len(whole) + 1, step)):
+        yield f"recompute every {_ordinal(step)} layer"
+    else:
+        yield f"recompute {len(places)} of {len(whole)} layers"
+
+
+def _part(plan: Plan, numbers: list[int]) -> float:
+    """The part of a layer's compute time that is in recomputed segments."""
+    total = sum(plan.ops[i].seconds for i in numbers)
+    again = sum(plan.ops[i].seconds for i in numbers if plan.ops[i].segment)
+    return again / total if total else 0.0
+
+
+def _ordinal(number: int) -> str:
+    """The word of a place in a row.
+
+    >>> [_ordinal(n) for n in (2, 3, 4, 11, 22)]
+    ['2nd', '3rd', '4th', '11th', '22nd']
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"

@@ -1,0 +1,150 @@
+"""Kernels that `torch.compile` fuses inside of a layer.
+
+Elementwise operators and reductions that follow each other without a product, a collective or a
+module's own code between them become one kernel: what they hand to each other is neither written
+nor read, and one launch serves all of them, forward and backward. Layers are compiled one by one,
+as torchtitan does, so nothing is fused across their borders or outside of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.ir.graph import Graph, Op
+from shardwright.rules.rule import FactorKind, Rule
+
+_LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
+# Operators over whole rows that the compiler writes itself.
+_ROWS = frozenset(
+    {"softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm",
+     "rms_norm", "group_norm"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What of an operator's traffic stays inside of the kernel that it is a part of.
+
+    Attributes:
+        operands: those that are not read from memory.
+        results: those that are not written.
+        joins: whether the kernel is launched for another operator.
+        added: of each result, gradients that come back from other kernels beyond the first.
+    """
+
+    operands: tuple[bool, ...]
+    results: tuple[bool, ...]
+    joins: bool
+    added: tuple[int, ...]
+
+
+def fusions(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, Fusion]:
+    """The operators that are a part of a kernel of several, with what is saved."""
+    kernels = _kernels(graph, rules)
+    readers = _readers(graph)
+    ends = {*graph.outputs, *(value for _, value in graph.updates)}
+    found: dict[str, Fusion] = {}
+    for members in kernels:
+        inside = {op.name for op in members}
+        known: set[str] = set()
+        for number, op in enumerate(members):
+            operands = []
+            for name in op.operands:
+                operands.append(name in known)
+                known.add(name)
+            results, added = [], []
+            for name in op.outputs:
+                reading = [one.name for one in readers[name]]
+                stays = bool(reading) and inside.issuperset(reading) and name not in ends
+                results.append(stays)
+                others = {one for one in reading if one not in inside}
+                added.append(max(0, len(others) + (len(others) < len(reading)) - 1))
+                known.update(_views(name, graph))
+            found[op.name] = Fusion(
+                tuple(operands), tuple(results), joins=number > 0, added=tuple(added)
+            )
+    return found
+
+
+def _kernels(graph: Graph, rules: Mapping[str, Rule]) -> Iterator[Sequence[Op]]:
+    """The operators of each kernel of several, in order.
+
+    The level of a value is the number of other operators on the longest way to it: between
+    operators of one level there are none.
+    """
+    level: dict[str, int] = {}
+    source: dict[str, Op] = {}  # the fused operator that made a value, or what it is a view of
+    level_of: dict[str, int] = {}
+    kernel: dict[str, str] = {}  # operator -> another of its kernel, or itself
+
+    def first(name: str) -> str:
+        while kernel[name] != name:
+            name = kernel[name]
+        return name
+
+    for op in graph.ops:
+        before = max((level.get(name, 0) for name in op.operands), default=0)
+        if is_view(op, graph):
+            level.update(dict.fromkeys(op.outputs, before))
+            made = [source[name] for name in op.operands if name in source]
+            source.update((name, made[0]) for name in op.outputs if made)
+            continue
+        fused = _is_fused(op, rules[op.name])
+        level.update(dict.fromkeys(op.outputs, before + (not fused)))
+        if not fused:
+            continue
+        level_of[op.name], kernel[op.name] = before, op.name
+        source.update(dict.fromkeys(op.outputs, op))
+        for name in op.operands:
+            maker = source.get(name)
+            near = maker is not None and level_of[maker.name] == before
+            if maker is not None and near and _layer(maker) == _layer(op):
+                kernel[first(op.name)] = first(maker.name)
+    members: defaultdict[str, list[Op]] = defaultdict(list)
+    for op in graph.ops:
+        if op.name in kernel:
+            members[first(op.name)].append(op)
+    yield from (found for found in members.values() if len(found) > 1)
+
+
+def is_view(op: Op, graph: Graph) -> bool:
+    """Whether all results of an operator are views of its operands."""
+    return bool(op.outputs) and all(graph.tensor[name].alias_of for name in op.outputs)
+
+
+def _is_fused(op: Op, rule: Rule) -> bool:
+    """Whether the compiler writes an operator's code, and its layer is compiled."""
+    if rule.work or not op.target.startswith("aten.") or not _layer(op):
+        return False
+    whole = any(factor.kind is FactorKind.WHOLE for factor in rule.factors)
+    return op.kind in _ROWS or not whole
+
+
+def _layer(op: Op) -> str:
+    """The layer of an operator; "" outside."""
+    match = _LAYER.match(op.source.module)
+    return "" if match is None else match[0]
+
+
+def _readers(graph: Graph) -> Mapping[str, Sequence[Op]]:
+    """The operators that read a value, or a view of it."""
+    found: defaultdict[str, list[Op]] = defaultdict(list)
+    for op in reversed(graph.ops):
+        for name in op.operands:
+            if is_view(op, graph):
+                found[name] += [one for made in op.outputs for one in found[made]]
+            else:
+                found[name].append(op)
+    return found
+
+
+def _views(name: str, graph: Graph) -> Iterator[str]:
+    """A value and all views of it."""
+    yield name
+    for op in graph.consumers[name]:
+        if is_view(op, graph):
+            for made in op.outputs:
+                yield from _views(made, graph)

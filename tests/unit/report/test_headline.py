@@ -1,0 +1,73 @@
+from dataclasses import replace
+
+import pytest
+
+from shardwright.report.headline import headline
+from shardwright.report.summary import summary
+from tests.harness import plans
+
+SHARDED = plans.parameter("weight", "dp:S(0) tp:R")
+
+
+@pytest.mark.parametrize(
+    "axes, splits, parameters, text",
+    [
+        ("dp=4 tp=2", ("batch", "features (sum)"), (), "DDP 4 · TP 2"),
+        ("dp=2 tp=4", ("heads", "batch"), (), "DDP 4 · TP 2"),
+        ("dp=2 tp=4", ("batch", "batch"), (), "DDP 8"),
+        ("dp=2 tp=2", ("batch", "-"), (), "DDP 2 · repeated 2"),
+        ("dp=2 tp=2", ("sequence (ring)", "batch to experts"), (), "EP 2 · CP 2"),
+        ("dp=2 tp=2", ("batch", "heads"), (SHARDED,), "FSDP 2 · TP 2"),
+        ("dp=2 tp=4", ("batch", "batch"), (SHARDED,), "HSDP 4x2"),
+        ("dp=1 tp=1", ("-", "-"), (), "one device"),
+    ],
+)
+def test_a_plan_is_named_by_what_its_axes_do(axes, splits, parameters, text):
+    op = replace(plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"), splits=splits)
+    plan = replace(plans.simple(), mesh=plans.Mesh.parse(axes), ops=(op,), parameters=parameters)
+    assert headline(plan) == text
+    assert summary(plan).startswith(text)
+
+
+def test_an_axis_of_several_roles_is_mixed():
+    ops = (plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"),
+           plans.op("b", "linear", "b", 1, "n n", "dp:S(1) tp:S(1)"))  # fmt: skip
+    plan = replace(plans.simple(), mesh=plans.MESH, ops=ops, parameters=())
+    assert headline(plan) == "TP 2 · mixed 2 (dp)"
+
+
+@pytest.mark.parametrize("name, word", [("dp_shard=2 zero=1", "ZeRO-1"), ("dp_shard=2", "FSDP")])
+def test_a_strategy_says_what_data_parallelism_shards(name, word):
+    plan = replace(plans.simple(weight="S(0)"), name=name)
+    assert headline(plan) == f"{word} 2"
+
+
+@pytest.mark.parametrize(
+    "again, text",
+    [
+        ([], ""),
+        ([1, 3], " · recompute every 2nd layer"),
+        ([0, 1, 2], " · recompute every layer"),
+        ([0, 1, 2, 3], " · recompute every layer"),
+        ([0, 3], " · recompute 2 of 4 layers"),
+    ],
+)
+def test_recomputed_layers_are_counted(again, text):
+    ops = [
+        replace(plans.op(f"a{i}{j}", "linear", f"layers.{i}.up", 1, "m -", "dp:S(0) tp:R"),
+                segment=int(i in again))
+        for i in range(4) for j in range(3)
+    ]  # fmt: skip
+    plan = replace(plans.simple(), mesh=plans.MESH, ops=tuple(ops), parameters=())
+    assert headline(plan) == f"DDP 2 · repeated 2{text}"
+    part = replace(ops[0], segment=1), *ops[1:]
+    if not again:
+        assert headline(replace(plan, ops=part)).endswith("recompute 1 of 12 operators")
+
+
+def test_stages_have_their_schedule():
+    plan = replace(
+        plans.simple(), mesh=plans.Mesh.parse("pp=2 dp=2"), stages=4, schedule="Interleaved1F1B",
+        cuts=("a", "b", "c"), micro_batches=16,
+    )  # fmt: skip
+    assert headline(plan) == "DDP 2 · PP 2 (Interleaved1F1B, 2 stages each, 16 micro-batches)"
