@@ -111,12 +111,12 @@ class StartingStrategies:
         wanted, axes = self.options.constraints, role_axes(strategy)
         if wanted and not permits_mesh(wanted, mesh_of(axes), strategy.pp):
             return False
-        return not self.factory.marks.of or self._keeps(strategy)
+        return not (axes and self.factory.marks.of) or self._keeps(strategy)
 
     def _keeps(self, strategy: Strategy) -> bool:
         """Whether operators keep pins and prohibitions, before the strategy is priced."""
         axes, analysis = role_axes(strategy), self._expansion.sources.analysis
-        tilings = Tilings(strategy, axes)
+        tilings = Tilings(strategy, axes, self._expansion.known_dimensions)
         marks, seen = self.factory.marks, set[object]()
         for op in self.factory.graph.ops:
             numbers, rule = marks.of.get(op.name, ()), analysis.rules[op.name]

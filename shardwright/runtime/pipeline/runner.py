@@ -80,7 +80,7 @@ class PipelineModule(TrainModule):
         )
         groups = {name: group for name, group in self._sw_channels.items() if group is not None}
         self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
-        self._sw_program = PipelineStep(staged, program, place, groups, make, device)
+        self._sw_program: PipelineStep = PipelineStep(staged, program, place, groups, make, device)
         fast = captured.graph.numerics.rng == "fast"
         state = random_state(options.seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
