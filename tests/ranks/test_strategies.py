@@ -13,6 +13,7 @@ from tests.ranks.test_random_tilings import error
 pytestmark = [pytest.mark.ranks, pytest.mark.hf]
 
 TOLERANCE = 1e-12
+ROUTED = 1e-8  # of a mixture, whose router computes in float32 whatever the model's dtype
 CASES = {
     2: [
         "dp_replicate=2 zero=0",
@@ -46,6 +47,34 @@ CASES = {
 }
 
 
+EXPERTS = {
+    2: ["dp_shard=2 ep=2", "tp=2 ep=2", "tp=2 etp=1 sp=off", "dp_shard=2 ep=2 mb=2 ac=full"],
+    4: [
+        "dp_shard=4 ep=2",
+        "dp_shard=2 tp=2 ep=4",
+        "dp_shard=2 tp=2 ep=2 etp=2",
+        "tp=4 ep=2",
+        "pp=2 dp_shard=2 ep=2 mb=2",
+    ],
+}
+
+
+def mixture():
+    """A Mixtral whose router sends most tokens to few experts."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=40, max_position_embeddings=32, num_hidden_layers=2, hidden_size=32,
+        intermediate_size=24, num_attention_heads=4, num_key_value_heads=4,
+        num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = MixtralForCausalLM(config)
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate.weight[3] *= 8
+    return models.double(models.OwnLoss(model), subject()[1])
+
+
 def subject():
     return models.small_llama(layers=5, hidden=32, heads=4, rows=8, length=8)
 
@@ -55,17 +84,34 @@ def test_strategies_equal_one_device(world):
     model, batch = subject()
     graph = sw.capture(model, (), batch)
     plans = {text: sw.price(graph, f"{world}xcpu", text, "sgd") for text in CASES[world]}
-    for errors in run_ranks(world, trained, plans):
+    check(run_ranks(world, trained, plans), plans)
+
+
+@pytest.mark.parametrize("world", EXPERTS)
+def test_experts_split_by_strategies_equal_one_device(world):
+    model, batch = mixture()
+    graph = sw.capture(model, (), batch)
+    plans = {text: sw.price(graph, f"{world}xcpu", text, "sgd") for text in EXPERTS[world]}
+    for text, plan in plans.items():
+        sent = {one for t in plan.transfers for one in t.collectives if "all_to_all" in one}
+        assert bool(sent) == ("ep=" in text), text
+    check(run_ranks(world, trained, plans, mixture), plans, ROUTED)
+
+
+def check(ranks, plans, tolerance=TOLERANCE):
+    for errors in ranks:
         assert errors.keys() == plans.keys()
         for text, found in errors.items():
             worst = max(found, key=found.get)
-            assert len(found) > 10 and found[worst] <= TOLERANCE, f"{text}: {worst} {found[worst]}"
+            assert len(found) > 5 and found[worst] <= tolerance, f"{text}: {worst} {found[worst]}"
 
 
-def trained(plans):
+def trained(plans, make=None):
     """Relative errors of one step, by strategy and parameter."""
-    model, batch = subject()
+    model, batch = (make or subject)()
     serial = copy.deepcopy(model)
+    if make is not None:
+        serial.model.set_experts_implementation("eager")  # the default has no float64
     loss = serial(**batch)
     loss.backward()
     torch.optim.SGD(serial.parameters(), lr=0.1).step()

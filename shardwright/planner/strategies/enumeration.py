@@ -3,8 +3,9 @@
 Degrees divide the devices, and what they split; tensor parallelism stays on the innermost links.
 What is left out: GPipe, which 1F1B beats in memory; ZeRO-2, which is the same as ZeRO-3 that keeps
 gathered parameters; context parallelism of short sequences, unless data parallelism has more ranks
-than the batch has samples; more pipeline groups than micro-batches. Pipelines run 1F1B here; other
-schedules are tried on the best of them (`rescheduled`).
+than the batch has samples; tensor parallelism inside of experts that are split; more pipeline
+groups than micro-batches. Pipelines run 1F1B here; other schedules are tried on the best of them
+(`rescheduled`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy, divisors
 from shardwright.machine.model import Machine
+from shardwright.planner.strategies.roles import nests
 
 LEVELS = (NONE, Recompute("every", 2), FULL)
 _LONG = 32_768  # tokens of a sequence from which on `cp` is tried
@@ -68,7 +70,18 @@ def _degrees(machine: Machine, limited: Limited) -> Iterator[Strategy]:
                     found = Strategy(
                         dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, zero=0
                     )
-                    yield found if pp == 1 else replace(found, pp=pp, schedule="GPipe")
+                    found = found if pp == 1 else replace(found, pp=pp, schedule="GPipe")
+                    yield from _experts(found, model)
+
+
+def _experts(dense: Strategy, model: ModelLimits) -> Iterator[Strategy]:
+    """Experts whole, or each on one rank of the innermost ones; their features are not split."""
+    yield dense
+    ranks = dense.dp_shard * dense.cp * dense.tp
+    for ep in divisors(model.experts or 1)[1:]:
+        one = replace(dense, ep=ep, etp=1) if ranks % ep == 0 else None
+        if one is not None and nests(one):
+            yield one
 
 
 def _splits_sequence(cp: int, model: ModelLimits) -> bool:

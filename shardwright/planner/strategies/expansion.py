@@ -70,6 +70,10 @@ class Expansion:
         strategy.require(self.machine.devices, self.limits)
         require_priced(strategy, self.graph)
         role_axes(strategy)
+        if strategy.ep > 1 and not self.dimensions.experts:
+            raise StrategyError(
+                f"ep={strategy.ep} splits experts, and this model has none; use ep=1"
+            )
         if strategy.cp > 1 and not self.dimensions.sequence:
             raise StrategyError(
                 f"cp={strategy.cp} splits a sequence, and no input of this model has tokens; use"

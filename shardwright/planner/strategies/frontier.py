@@ -186,7 +186,8 @@ def _key(strategy: Strategy) -> _Key:
     word = str(strategy.recompute)
     by_layer = strategy.recompute.kind in BY_LAYER
     shared = strategy.micro_batches, sync_of(strategy), strategy.compile
-    return (*degrees, *shared, None if by_layer else word)
+    experts = strategy.ep, strategy.expert_tensor
+    return (*degrees, *experts, *shared, None if by_layer else word)
 
 
 def _frontier(

@@ -14,12 +14,21 @@ SHARDING = ("dp_shard", "cp")  # axes over which parameters are sharded
 
 @dataclass(frozen=True, slots=True)
 class RoleAxis:
-    """One mesh axis: its name, its role in dense layers, and whether experts are split along it."""
+    """One mesh axis: its name and size, and its role in dense layers.
+
+    Attributes:
+        name: its name.
+        size: devices along it.
+        role: its role in dense layers.
+        experts: whether experts are split along it.
+        whole_experts: whether it splits features everywhere but in experts.
+    """
 
     name: str
     size: int
     role: str
     experts: bool = False
+    whole_experts: bool = False
 
 
 def role_axes(strategy: Strategy) -> tuple[RoleAxis, ...]:
@@ -30,30 +39,35 @@ def role_axes(strategy: Strategy) -> tuple[RoleAxis, ...]:
     `StrategyError` where the degrees do not nest.
     """
     dense = [(name, degree) for name, degree in strategy.axes if name != "pp"]
-    if strategy.ep == 1:
-        if strategy.expert_tensor not in (1, strategy.tp):
-            raise _refused(strategy)
-        return tuple(RoleAxis(name, degree, name) for name, degree in dense)
+    if strategy.expert_tensor not in (1, strategy.tp):
+        raise _refused(strategy)
+    split = strategy.expert_tensor == strategy.tp  # experts by features, as dense layers are
     left, found = strategy.ep, list[RoleAxis]()
     for name, degree in reversed(dense):
-        if (
-            (name == "tp" and strategy.expert_tensor == strategy.tp)
-            or left == 1
-            or name == "dp_replicate"
-        ):
-            found.append(RoleAxis(name, degree, name))
+        whole = name == "tp" and not split
+        if left == 1 or name == "dp_replicate" or (name == "tp" and split):
+            found.append(RoleAxis(name, degree, name, whole_experts=whole))
         elif left % degree == 0:
             found.append(RoleAxis(name, degree, name, experts=True))
             left //= degree
         elif degree % left == 0:
             found.append(RoleAxis(EXPERTS, left, name, experts=True))
-            found.append(RoleAxis(name, degree // left, name))
+            found.append(RoleAxis(name, degree // left, name, whole_experts=whole))
             left = 1
         else:
             raise _refused(strategy)
-    if left > 1 or strategy.expert_tensor not in (1, strategy.tp):
+    if left > 1:
         raise _refused(strategy)
     return tuple(reversed(found))
+
+
+def nests(strategy: Strategy) -> bool:
+    """Whether the degrees of experts nest in those of the other axes."""
+    try:
+        role_axes(strategy)
+    except StrategyError:
+        return False
+    return True
 
 
 def mesh_of(axes: tuple[RoleAxis, ...]) -> Mesh:

@@ -111,7 +111,7 @@ class StartingStrategies:
         wanted, axes = self.options.constraints, role_axes(strategy)
         if wanted and not permits_mesh(wanted, mesh_of(axes), strategy.pp):
             return False
-        return not self.factory.marks.of or self._keeps(strategy)
+        return not (axes and self.factory.marks.of) or self._keeps(strategy)
 
     def _keeps(self, strategy: Strategy) -> bool:
         """Whether operators keep pins and prohibitions, before the strategy is priced."""

@@ -105,11 +105,14 @@ class Tilings:
         known = self._dimensions_of(model)
         inner = known.splits(self.strategy.tp)
         layout = Layout.replicated(model.mesh)
+        owned = _place(dims, known.experts) is not None
         split: set[int] = set()  # dimensions
         for place, axis in enumerate(self.axes):
             shards: list[Shard] = []
             if axis.experts and (at := _place(dims, known.experts)) is not None:
                 shards = [at]
+            elif axis.whole_experts and owned:
+                continue
             elif axis.role == "tp" and (at := _place(dims, inner)) is not None:
                 # Else, as a fused projection that is split by heads, along its other dimension.
                 shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
@@ -122,7 +125,6 @@ class Tilings:
             for dim, sizes in enumerate(atoms)
             for atom, size in enumerate(sizes)
         )
-        owned = _place(dims, known.experts) is not None
         for place, axis in enumerate(self.axes):
             if axis.role in SHARDING and not (axis.experts and owned):
                 shards = [Shard(dim, atom) for _, _, dim, atom in free]
@@ -153,7 +155,8 @@ class Tilings:
             return _split(rule, dims.batch)
         if axis.role == "cp":
             return self._across_sequence(rule, dims) if attention else _split(rule, dims.sequence)
-        split = _split(rule, dims.splits(self.strategy.tp))
+        inner = dims.splits(self.strategy.tp)
+        split = _NONE if axis.whole_experts and rule.routes else _split(rule, inner)
         if split == _NONE and self.strategy.sequence_parallel:
             return _split(rule, dims.sequence)
         return split

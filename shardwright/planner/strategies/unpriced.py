@@ -27,10 +27,6 @@ def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
     """Names of fields without a price, with what to give instead."""
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "ranks of a stage are neighbours here, so put pp first"
-    if strategy.ep > 1:
-        yield "ep", "use ep=1"
-    if strategy.expert_tensor != strategy.tp:
-        yield "etp", "leave it out"
     if strategy.offload:
         yield "offload", "machines describe no link to the host, so leave it out"
     if strategy.fp8 is not None:

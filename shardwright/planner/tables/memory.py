@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.ir.buckets import gather_limit, gradient_bucket_bytes
+from shardwright.ir.buckets import gather_limit, sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.mixed_precision import stored_bytes
@@ -154,7 +154,7 @@ def bucket_sizes(graph: Graph) -> BucketSizes:
     gradients = sum(stored_bytes(graph, name) for name in graph.trained)
     copies = [graph.tensor[name].bytes for name in graph.trained]
     limit = gather_limit(max(copies, default=0))
-    sums = min(gradient_bucket_bytes(gradients), gradients)
+    sums = min(sum_bucket_bytes(graph), gradients)
     return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
 
 

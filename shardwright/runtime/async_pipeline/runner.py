@@ -208,7 +208,7 @@ class AsyncPipeline(StageModule):
         return loss.to(self._sw_loss_dtype)
 
     def _sw_guard(self, work: Callable[[], T]) -> T:
-        """Run `work`; what goes wrong in it is told to the neighbours before it is raised."""
+        """Run `work`; report an error in it to the neighbours before it is raised."""
         if self._sw_failure:
             raise StageFailed(self._sw_failure)
         try:
@@ -226,7 +226,7 @@ class AsyncPipeline(StageModule):
             raise
 
     def _sw_fail(self, text: str) -> None:
-        """Tell the others; what is told is what the first to fail has said."""
+        """Report an error to the other ranks; all of them report the first one."""
         self._sw_failure = self._sw_board.write(text)
         self._sw_link.fail(self._sw_failure)
 

@@ -48,7 +48,7 @@ class Mailbox:
 
 
 class _Boundary:
-    """Messages under way between two stages."""
+    """Messages in flight between two stages."""
 
     def __init__(self) -> None:
         self.values: deque[Tensors] = deque()
@@ -114,7 +114,7 @@ class AsyncSimulation:
         return loss
 
     def drain(self) -> None:
-        """Finish the mini-batches that are under way; all stages then have made equally many."""
+        """Finish the mini-batches in flight; then all stages have made equally many updates."""
         for k in reversed(range(len(self.stages))):
             self.stages[k].drain(self.updates[k], self.links[k])
 

@@ -213,7 +213,7 @@ class AsyncStage:
         return [v.grad if v.grad is not None else torch.zeros_like(v) for v in taken]
 
     def evaluate(self, received: Tensors, batch: Mapping[str, torch.Tensor]) -> Tensors:
-        """A forward pass with the weights as they are, without dropout; nothing is remembered."""
+        """A forward pass with the current weights, without dropout; nothing is saved."""
         was = self.module.training
         self.module.eval()
         try:

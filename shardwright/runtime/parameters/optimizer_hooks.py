@@ -3,7 +3,7 @@
 * `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
   2.13; parameters of FSDP meet the same). While it steps, norms are summed as soon as they are
   made.
-* `Optimizer.load_state_dict` takes tiles that `torch.load` brought from another rank's file as this
+* `Optimizer.load_state_dict` accepts tiles that `torch.load` read from another rank's file as this
   rank's own. It is wrapped for the whole process, as there is no hook that sees every optimizer
   before it loads: such a tile is refused, and a whole tensor is cut.
 """

@@ -61,7 +61,7 @@ _FLOAT64 = {
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The tensor that differs most, the operator that reads it, and where that stands."""
+    """The tensor with the largest error, the operator that reads it, and its source line."""
 
     tensor: str
     op: str

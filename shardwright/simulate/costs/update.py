@@ -15,9 +15,9 @@ from shardwright.simulate.costs.workload import Floats, Ints
 def update_seconds(local_bytes: Ints, optimizer: str, device: Device, ranks: int) -> Floats:
     """Seconds to update parameter tiles of `local_bytes` bytes, with their transfers, as (K,).
 
-    Where nobody measured what an operator on a stored parameter costs (`Device.dispatch_seconds`),
-    the update is taken for one kernel that reads weight, gradient and state once, and writes weight
-    and state. Parameters of a single rank are plain tensors, whose operators only are launched.
+    Where the cost of an operator on a stored parameter is not measured (`Device.dispatch_seconds`),
+    the update is priced as one kernel that reads weight, gradient and state once, and writes weight
+    and state. Parameters of a single rank are plain tensors, whose operators cost a launch each.
     """
     spec = optimizer_spec(optimizer)
     if device.dispatch_seconds is None:

@@ -20,7 +20,7 @@ from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.pipeline import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.step_program import Host, StepMemory
+from shardwright.simulate.memory.step_program import Host, StepMemory, Watch
 from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
@@ -188,12 +188,10 @@ class StepSimulation:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def played(
-        self, program: StepProgram, watch: Callable[[], None] | None = None
-    ) -> dict[str, int]:
+    def played(self, program: StepProgram, watch: Watch | None = None) -> dict[str, int]:
         """Run the program; the bytes of the tiles to be updated, by parameter.
 
-        Before it and after each instruction `watch` is called.
+        Before it and after each instruction `watch` is called with the values that are there.
         """
         given = self.leaves(program.leaves)
         batch, parts = self.inputs(program)

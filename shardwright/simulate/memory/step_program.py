@@ -44,6 +44,8 @@ from shardwright.simulate.memory.messages import receiving, sending
 from shardwright.simulate.memory.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
 
+Watch = Callable[[dict[str, View]], None]  # is given the values that are there, by name
+
 
 @dataclass(frozen=True)
 class Host:
@@ -89,13 +91,16 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Callable[[], None] | None = None) -> None:
-        """Run everything. Before it and after each instruction `watch` is called."""
+    def play(self, watch: Watch | None = None) -> None:
+        """Run everything.
+
+        Before it and after each instruction `watch` is called with the values that are there.
+        """
         watch = watch or _unwatched
-        watch()
+        watch(self.values)
         for one in self.program.instructions:
             self.instruction(one)
-            watch()
+            watch(self.values)
         self.forget_results()
 
     def instruction(self, one: StepInstruction) -> None:
@@ -325,5 +330,5 @@ class StepMemory:
         return value is None or value.block is not sent.block or self.gives(part.value)
 
 
-def _unwatched() -> None:
+def _unwatched(_: dict[str, View]) -> None:
     """An observer of `StepMemory.play` that does nothing."""

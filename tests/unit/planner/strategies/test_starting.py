@@ -99,10 +99,20 @@ def test_limits_that_nothing_meets_are_refused_as_before():
         preferred(frontier, "1KiB")
 
 
-def test_constraints_on_modules_and_given_meshes_have_no_strategies():
+def test_strategies_keep_constraints_on_modules_and_meshes():
     graph = mlp()
     pinned = sw.search(graph, "2x2xH100", constraints=["pin layers.*=dp:batch"])
-    assert not any(is_strategy(b) for b in pinned.baselines)
+    kept = [b for b in pinned.baselines if is_strategy(b)]
+    assert kept and not {b.name for b in kept} & set(pinned.broken)
+    for plan in kept:
+        inside = [op for op in plan.ops if op.source.module.startswith("layers")]
+        data = [i for i, name in enumerate(plan.mesh.names) if name.startswith("dp_")]
+        assert data and all(op.splits[i] == "batch" for op in inside for i in data)
+    stored = sw.search(graph, "2x2xH100", constraints=["pin layers.*=*:R"])
+    names = {b.name for b in stored.baselines if is_strategy(b)}
+    assert names and not any("dp_shard" in name for name in names)
+    whole = sw.search(graph, "2x2xH100", constraints=["forbid layers.*=*:batch"])
+    assert not any(is_strategy(b) for b in whole.baselines)
     shaped = sw.search(graph, "2x2xH100", constraints=["mesh dp=2 tp=2"])
     assert all(len(b.mesh.axes) == 2 for b in shaped.baselines if is_strategy(b))
 

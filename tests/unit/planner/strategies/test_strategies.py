@@ -66,12 +66,28 @@ def expansion(graph):
     return Expansion(graph, preset("2x2xH100"), "adamw")
 
 
+@pytest.fixture(scope="module")
+def mixture():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=64, max_position_embeddings=32, num_hidden_layers=3, hidden_size=32,
+        intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
+        num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = MixtralForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
+    graph = sw.capture(model, (), {"input_ids": ids, "labels": ids})
+    return Expansion(graph, preset("2x2xH100"), "adamw")
+
+
 def cost(expansion, strategy):
     return expansion.expanded(strategy).cost
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Strategy)])
-def test_every_field_changes_the_price_or_is_refused_by_name(expansion, name):
+def test_every_field_changes_the_price_or_is_refused_by_name(expansion, mixture, name):
+    expansion = mixture if name in ("ep", "etp") else expansion
     text, change = CHANGES[name]
     plain = Strategy.parse(text)
     changed = plain.but(**change)
@@ -91,6 +107,8 @@ def test_every_field_changes_the_price_or_is_refused_by_name(expansion, name):
         ("tp=4", "does not fit 2 key and value heads; use tp=2"),
         ("dp_shard=4 mb=8", "use dp_shard=2"),
         ("pp=2 dp_shard=2 mb=4 cut=1,3", "4 layers and the model has 5"),
+        ("dp_shard=4 ep=2", "ep=2 splits experts, and this model has none; use ep=1"),
+        ("dp_replicate=4 zero=0 ep=4", "ep=4 with etp=1 takes no whole inner part of"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused_with_those_that_do(expansion, text, said):
@@ -121,6 +139,37 @@ def test_enumeration_finds_what_brute_force_finds_and_bounds_hold(expansion):
     found = priced(expansion, every)
     assert len(found) < len(every)
     assert min(c.point.time for c in found) <= min(costs) * (1 + RESOLUTION)
+
+
+def test_experts_are_enumerated_and_their_bounds_hold(mixture):
+    limits = limited(mixture, tp_across_hosts=False)
+    every = [s for s in strategies_on(mixture.machine, limits) if s.pp == s.micro_batches == 1]
+    split = [s for s in every if s.ep > 1]
+    assert {s.ep for s in split} == {2, 4} and {s.etp for s in split} == {1}
+    bounds = Bounds(mixture)
+    for strategy in split:
+        seconds, peak = cost(mixture, strategy)
+        assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+
+
+@pytest.mark.parametrize(
+    "text, splits, layout",
+    [
+        ("dp_shard=4 ep=2", ("batch", "batch to experts"), "dp_shard:S(2) ep:S(0)"),
+        ("dp_shard=2 tp=2 ep=4", ("batch to experts",) * 2, "dp_shard:S(0) tp:S(0)"),
+        ("dp_shard=2 tp=2 etp=1", ("batch", "sequence"), "dp_shard:S(2) tp:R"),
+        (
+            "dp_shard=2 tp=2 ep=2 etp=2",
+            ("batch to experts", "features (sum)"),
+            "dp_shard:S(0) tp:S(2)",
+        ),
+    ],
+)
+def test_experts_are_split_over_the_ranks_that_a_strategy_says(mixture, text, splits, layout):
+    plan = mixture.expanded(Strategy.parse(text)).plan(0.0, ())
+    assert {op.splits for op in plan.ops if "experts" in op.target} == {splits}
+    found = {str(p.layout) for p in plan.parameters if p.name.endswith("experts.down_proj")}
+    assert found == {layout}
 
 
 def test_strategies_are_a_frontier_of_plans_named_by_their_text(graph):
