@@ -4,7 +4,8 @@
 
 Rows are sampled from all sources with times, of which those in `NOT_FITTED` only say something of
 hosts; each source counts as much as any other. A figure stays near the guess that documents give,
-unless rows of several sources say otherwise. Features of rows are kept in `features.rows`, so a second fit takes seconds.
+unless rows of several sources say otherwise. Features of rows are kept in `features.rows`, so a
+second fit takes seconds.
 """
 
 from __future__ import annotations
