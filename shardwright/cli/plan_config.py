@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.cli import planning
@@ -59,15 +59,15 @@ def config_for(
 
     Raises `UsageError` where the framework's configs can say nothing that fits.
     """
-    if framework not in WRITERS:
-        try:
-            return OfferedConfig(FORMS[framework](plan), None, plan.step_seconds, 0.0, True)
-        except NotExpressibleError as e:
-            raise UsageError(f"--for {framework}: {e}") from e
     from shardwright.tracing.op_memory.footprints import Footprints
 
     tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
     auditor = Auditor(captured.graph, machine, captured.optimizer, tracer, limit)
+    if framework not in WRITERS:
+        try:
+            return OfferedConfig(FORMS[framework](plan), None, plan.step_seconds, 0.0, True)
+        except NotExpressibleError as e:
+            return _nearest_of_modules(plan, auditor, framework, str(e))
     facts = ConfigFacts(batch=_batch(plan))
     dtypes = {n: d for n, d in zip(DTYPE_FIELDS, dtypes_of(captured.graph), strict=True) if d}
     files: dict[Strategy, Written] = {}
@@ -91,6 +91,39 @@ def config_for(
     written, seconds = files[best.strategy], best.plan.step_seconds
     more = seconds / plan.step_seconds - 1
     return OfferedConfig(written.text, written.strategy, seconds, more, itself is not None)
+
+
+def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: str) -> OfferedConfig:
+    """The fastest strategy near a plan that a format of modules can say.
+
+    Raises `UsageError` with the `reason` why it cannot say the plan where it can say none.
+    """
+    files: dict[Strategy, str] = {}
+
+    def allowed(strategy: Strategy) -> Strategy | None:
+        for one in _cut_at_layers(strategy, auditor.limits.layers or 0):
+            try:
+                files[one] = FORMS[framework](auditor.unsettled(one))
+            except (NotExpressibleError, StrategyError):
+                continue
+            return one
+        return None
+
+    with working(f"looking for a plan that {framework} can say"):
+        best = auditor.best_among(_starts(plan, auditor), allowed)
+    if best is None:
+        raise UsageError(f"--for {framework}: {reason}")
+    seconds = best.plan.step_seconds
+    more = seconds / plan.step_seconds - 1
+    return OfferedConfig(files[best.strategy], best.strategy, seconds, more, False)
+
+
+def _cut_at_layers(strategy: Strategy, layers: int) -> Iterator[Strategy]:
+    """A strategy, and, of a pipeline that is cut evenly in time, the one of equal layers."""
+    yield strategy
+    if strategy.pp > 1 and strategy.stage_cut is None and layers >= strategy.stages:
+        least, more = divmod(layers, strategy.stages)
+        yield strategy.but(stage_cut=tuple(least + (n < more) for n in range(strategy.stages)))
 
 
 def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:

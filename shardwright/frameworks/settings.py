@@ -75,7 +75,7 @@ class Settings:
         return entry.value if name in self else None
 
     def _one(self, name: str, *sets: str) -> Any:
-        """The value of a key that has one; on a command line other words may stand behind it."""
+        """The value of a key that has one; on a command line other words may stand after it."""
         value = self.raw(name, *sets)
         several = isinstance(value, list) and self.document.form == "flags"
         return value[0] if several else value

@@ -79,6 +79,18 @@ class Symbol:
 Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
 
 
+def whole_number(arg: Arg) -> int:
+    """An argument that is a whole number in every call of its operator."""
+    assert isinstance(arg, int), arg
+    return arg
+
+
+def whole_numbers(arg: Arg) -> list[int]:
+    """An argument that is a tuple of whole numbers in every call of its operator."""
+    assert isinstance(arg, tuple), arg
+    return [whole_number(one) for one in arg]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The place in the user's code that an operator comes from.

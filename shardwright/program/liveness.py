@@ -89,7 +89,7 @@ class Liveness:
         return next((b for b, (first, made) in self.updated.items() if first < cut <= made), "")
 
     def crossing(self, cut: int) -> tuple[str, ...]:
-        """Values born before the cut and read behind it, in the graph's order."""
+        """Values born before the cut and read after it, in the graph's order."""
         names, born, last = self._columns
         return tuple(names[i] for i in np.flatnonzero((born < cut) & (cut <= last)).tolist())
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import fits, is_natural
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatchError
+from shardwright.rules.micro_batches import MicroBatchError, MicroBatches
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.rules.placements import parse_tiling
+from shardwright.rules.rule import Tiling
+
+Split = Callable[[int], MicroBatches]
 
 
-def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
-    """The decisions of a plan for `graph`; raises `PlanError` if the plan is of another graph."""
+def read_plan(
+    plan: Plan, graph: Graph, analysis: Analysis, split: Split | None = None
+) -> Decisions:
+    """The decisions of a plan for `graph`; raises `PlanError` if the plan is of another graph.
+
+    `split` cuts the batch, which takes a while; None computes it.
+    """
     if plan.fingerprint != graph.fingerprint:
         raise PlanError(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
             f" one is {graph.fingerprint}); plan this model with this batch again"
         )
-    tilings = {}
+    tilings: dict[str, Tiling] = {}
+    parsed: dict[tuple[int, tuple[str, ...]], Tiling] = {}  # by the identity of the rule
     for op in plan.ops:
         if op.name not in analysis.rules:
             raise PlanError(f"the plan has the operator {op.name}, the model does not; plan again")
         try:
-            tilings[op.name] = parse_tiling(analysis.rules[op.name], op.tiling)
+            rule = analysis.rules[op.name]
+            key = id(rule), op.tiling
+            if key not in parsed:
+                parsed[key] = parse_tiling(rule, op.tiling)
+            tilings[op.name] = parsed[key]
         except ValueError as e:
             raise PlanError(f"operator {op.name} ({op.source}): {e}") from e
     storage = {p.name: p.layout for p in plan.parameters}
@@ -35,8 +50,12 @@ def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
     if parameters != set(storage):
         odd = min(parameters ^ set(storage))
         raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
+    checked: set[object] = set()
     for name, layout in storage.items():
         atoms = analysis.atoms[name]
+        if (atoms, layout) in checked:
+            continue
+        checked.add((atoms, layout))
         if fits(atoms, layout) and not is_natural(atoms, layout):
             raise PlanError(
                 f"the plan stores the parameter {name} of shape {list(graph.tensor[name].shape)} as"
@@ -47,7 +66,9 @@ def read_plan(plan: Plan, graph: Graph, analysis: Analysis) -> Decisions:
         if plan.pipeline is not None:
             plan.pipeline.check(plan.micro_batches)
         if plan.micro_batches > 1:
-            micro_batched(graph, analysis, plan.micro_batches)
+            split(plan.micro_batches) if split else micro_batched(
+                graph, analysis, plan.micro_batches
+            )
     except PipelineError as e:
         raise PlanError(f"the plan cannot run: {e}") from e
     except MicroBatchError as e:

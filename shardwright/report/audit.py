@@ -106,7 +106,7 @@ def _key(key: Key) -> dict[str, Any]:
 
 
 def _axes(config: TrainingConfig) -> str:
-    """The degrees of all axes with more than one device, experts behind them."""
+    """The degrees of all axes with more than one device, experts after them."""
     axes = config.strategy.axes or (("dp_shard", 1),)
     text = " x ".join(f"{name} {degree}" for name, degree in axes)
     if config.strategy.ep == 1 or config.framework not in ("torchtitan", "megatron"):

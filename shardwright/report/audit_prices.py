@@ -22,6 +22,7 @@ _SHOWN = 4  # single changes that fit, and then those that do not fit
 _UNFIT = 1
 _CAUSES = 4  # parts of the peak
 _LABEL = 14
+_WORD = 24  # characters of a value in the table of changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
         "memory": memory_content(plan.memory),
         "devices": plan.devices,
+        "compiled": plan.compiled,
         "mesh": str(plan.mesh),
         "micro_batches": plan.micro_batches,
         "stages": plan.stages,
@@ -234,7 +236,7 @@ def _changes(prices: ConfigPrices, *, whole: bool) -> Iterator[str]:
     more = f"  ({left} more that cost time or do not fit: --all)" if left else ""
     yield f"{'single change':<{width}}     step        memory{more}"
     for name, one in zip(names, shown, strict=True):
-        memory = f"{'-' if one.bytes < 0 else '+'}{size(abs(one.bytes))}"
+        memory = f"{'-' if one.bytes < 0 else '+'}{size(abs(one.bytes))}" if one.bytes else "same"
         unfit = "  does not fit" * (not one.fits)
         yield f"{name:<{width}}  {-one.gain:>+7.1%}  {memory:>12}{unfit}"
 
@@ -250,7 +252,9 @@ def _shown(value: object) -> str:
         return "on" if value else "off"
     if value is None:
         return "default"
-    return str(_word(value)) if value != () else "none"
+    text = str(_word(value)) if value != () else "none"
+    head = text.partition(",")[0]
+    return text if len(text) <= _WORD else f"{head},...{')' * ('(' in head)}"
 
 
 def _best(prices: ConfigPrices) -> Iterator[str]:
@@ -267,6 +271,8 @@ def _best(prices: ConfigPrices) -> Iterator[str]:
     if prices.beyond is not None:
         yield f"{'best plan':<{_LABEL}}{headline(prices.beyond)}"
         yield f"{'':<{_LABEL}}{_against(prices, prices.beyond)}"
+        if prices.base is not None and prices.base.plan.compiled and not prices.beyond.compiled:
+            yield f"{'':<{_LABEL}}of eager steps: a search does not price compiled layers yet"
 
 
 def _against(prices: ConfigPrices, plan: Plan) -> str:

@@ -86,7 +86,7 @@ def _folded(lines: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
 
 
 def _repeated(ids: NDArray[np.int64], period: int) -> int:
-    """The number of entries behind the first `period` that are these once more, or several times.
+    """The number of entries after the first `period` that are these once more, or several times.
 
     >>> _repeated(np.array([1, 2, 1, 2, 1, 2, 1]), 2)
     4

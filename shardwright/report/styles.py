@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from shardwright.ir.layout import Shard
+from shardwright.ir.layout import Layout, Shard
 from shardwright.ir.plan import Phase, Plan, PlannedOp
 from shardwright.report.text.module_rows import kind
 
@@ -171,8 +171,8 @@ class _StyledLayouts:
                 " from them, to make positions or masks, must be given those"
             )
 
-    def _placed(self, layout: object) -> str:
-        return str(layout.placements[self.place])  # type: ignore[attr-defined]
+    def _placed(self, layout: Layout) -> str:
+        return str(layout.placements[self.place])
 
     def _planned(self, value: str) -> str:
         return self._placed(self.op[value].layout) if value in self.op else "R"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardwright.ir.graph import Arg, Op
+from shardwright.ir.graph import Arg, Op, whole_number
 
 Shape = tuple[int, ...]
 
@@ -49,12 +49,12 @@ def _slice(
 ) -> Op:
     """A slice that is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
     rank = len(results[0])
-    dim = int(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank  # type: ignore[arg-type]
+    dim = whole_number(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank
     length, local_length = results[0][dim], local[0][dim]
     if length == local_length:
         return op
     start = op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("start")
-    first = int(start or 0)  # type: ignore[arg-type]
+    first = whole_number(start or 0)
     if first < 0:  # counts from the end, clamped to zero
         chunks = operands[0][dim] // local_length
         first = max(0, first + chunks * length)
@@ -63,7 +63,7 @@ def _slice(
 
 
 def _split(op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]) -> Op:
-    dim = int(op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("dim", 0))  # type: ignore[arg-type]
+    dim = whole_number(op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("dim", 0))
     dim %= len(results[0])
     sizes = tuple(shape[dim] for shape in local)
     return replace(

@@ -73,7 +73,7 @@ class Modes:
         return tuple(module.training for module in self.modules)
 
     def attach(self, owner: nn.Module) -> None:
-        """Let sub-modules of `owner` that hold parameters be switched, too."""
+        """Make `train()` and `eval()` of `owner`'s sub-modules with parameters switch modes."""
         theirs = dict(self.structure.named_modules())
         named = owner.named_modules()
         self.pairs = [(ours, theirs[name]) for name, ours in named if name and name in theirs]
@@ -206,7 +206,7 @@ def _undropped(graph: Graph) -> Graph:
 
 
 def _is_same(planned: Captured, other: Captured) -> bool:
-    """Whether the graphs are one; of constants and modules kept whole nobody can tell."""
+    """Whether the graphs are equal; constants and modules kept whole cannot be compared."""
     if planned.constants or other.constants or _has_whole(planned.graph) or _has_whole(other.graph):
         return False
     same = planned.graph.fingerprint == other.graph.fingerprint

@@ -2,7 +2,7 @@
 
 Such a graph has an operator for most of the planned ones. These are split as the
 plan says, and where that would leave a device without work they are computed
-by all of them. Operators that only the other graph has are split as what they read lies.
+by all of them. Operators that only the other graph has follow the layouts of their operands.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plan_for_shapes(
 ) -> Plan:
     """`plan` for a call of `model` with other shapes; raises `PlanError` if that is another graph.
 
-    What it says of costs is still what was said of the shapes it was made for.
+    Its costs remain those of the shapes that it was made for.
     """
     graph = capture_with_rules(model, args, kwargs, plan.numerics).graph
     if {op.name for op in graph.ops} != {op.name for op in plan.ops}:
@@ -99,7 +99,7 @@ def plan_for_graph(
 
 
 def with_last(graph: Graph, outputs: Iterable[str]) -> Graph:
-    """`graph` with what these outputs and buffers do not need behind all that they do."""
+    """`graph` with what these outputs and buffers do not need after all that they do."""
     needed = {*outputs, *(value for _, value in graph.updates)}
     first: list[Op] = []
     for op in reversed(graph.ops):
@@ -213,7 +213,7 @@ def _matched(ops: Iterable[Op], planned: Iterable[PlannedOp]) -> dict[str, Plann
 
 
 def _agreeing(op: Op, rule: Rule, stored: Mapping[str, Layout], mesh: Mesh) -> tuple[str, ...]:
-    """On each axis the tiling for which most elements of what `op` reads need not move."""
+    """On each axis the tiling under which most elements of the operands of `op` need not move."""
     sizes = {}
     for name, dims in zip(op.operands, rule.operands, strict=True):
         count = 1
@@ -250,7 +250,7 @@ def _planned(op: Op, tiling: tuple[str, ...], mesh: Mesh) -> PlannedOp:
 
 
 def _cuts(plan: Plan, known: Mapping[str, PlannedOp]) -> tuple[str, ...]:
-    """The operators that stages begin with: those planned, or the next ones that are there."""
+    """The first operators of the stages: the planned ones, or the next ones in this graph."""
     if not plan.cuts:
         return ()
     here = {one.name: name for name, one in known.items()}

@@ -14,6 +14,7 @@ from shardwright.tracing.checkpointing import checkpointing_disabled
 from shardwright.tracing.export.export import FlatCall, export
 from shardwright.tracing.export.opaque import OpaqueModules
 from shardwright.tracing.export.precision import computation_dtype
+from shardwright.tracing.export.unvalidated import unvalidated
 from shardwright.tracing.gradients.autograd_functions import Functions, calls_runnable
 from shardwright.tracing.gradients.gradient_probe import probe, suspicions
 from shardwright.tracing.gradients.hooks import refuse_backward_hooks, refuse_hooks
@@ -42,7 +43,12 @@ def capture_call(
     """
     tensors, constants = split_call(args, kwargs or {})
     refuse_hooks(model)
-    with torch.inference_mode(False), torch.enable_grad(), computation_dtype(model, numerics):
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        computation_dtype(model, numerics),
+        unvalidated(),
+    ):
         return _captured(model, tensors, constants, numerics, outputs)
 
 
@@ -85,6 +91,8 @@ def _captured(
 
 
 def _both_errors(first: CaptureError, last: CaptureError) -> CaptureError:
+    if str(first) == str(last):
+        return first
     return CaptureError(f"{first} (with modules kept whole it fails too: {last})")
 
 

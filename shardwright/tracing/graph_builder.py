@@ -163,7 +163,7 @@ class _Builder:
 
     def add_node(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
-            results, index = self.names[node.args[0]], node.args[1]  # type: ignore[index]
+            results, index = self.names[node.all_input_nodes[0]], node.args[1]
             assert isinstance(results, tuple) and isinstance(index, int)
             self.names[node] = results[index]
             return
@@ -176,7 +176,7 @@ class _Builder:
         if target in ("aten.alias.default", "aten.detach.default") and not self._blocks_gradient(
             node
         ):
-            self.names[node] = self.names[node.args[0]]  # type: ignore[index]
+            self.names[node] = self.names[node.all_input_nodes[0]]
             return
         if target == "aten.native_dropout.default":
             self._add_dropout(node)
@@ -260,16 +260,16 @@ class _Builder:
 
     def _add_dropout(self, node: fx.Node) -> None:
         """Dropout as an operator of ours: its mask is a function of seed, step and global index."""
-        x, probability, train = node.args
-        name = self.names[x]  # type: ignore[index]
-        assert isinstance(name, str)
+        _, probability, train = node.args
+        name = self.names[node.all_input_nodes[0]]
+        assert isinstance(name, str) and isinstance(probability, float | int)
         if train is False or probability == 0:
             self.names[node] = (name, "")
             return
         op = Op(
             node.name,
             DROPOUT,
-            (Ref(name), float(probability), self.draws),  # type: ignore[arg-type]
+            (Ref(name), float(probability), self.draws),
             (),
             (node.name,),
             source_of(node),
@@ -310,7 +310,7 @@ class _Builder:
 
     def _blocks_gradient(self, node: fx.Node) -> bool:
         """Whether removing this `detach` would let a gradient pass."""
-        name = self.names[node.args[0]]  # type: ignore[index]
+        name = self.names[node.all_input_nodes[0]]
         assert isinstance(name, str)
         return str(node.target) == "aten.detach.default" and self.tensors[name].requires_grad
 

@@ -45,15 +45,22 @@ class Writer:
         return graph
 
 
-def residual_layers(count, *, inner=lambda layer: INNER, tied=False):
-    """`count` layers x + down(tanh(relu(left(x) * right(x)))) between two linear layers; a sum."""
+def residual_layers(count, *, inner=lambda layer: INNER, tied=False, scaled=False):
+    """`count` layers x + down(tanh(relu(left(x) * right(x)))) between two linear layers; a sum.
+
+    With `scaled` each layer multiplies x by a parameter of its own first; if `tied` by one of all.
+    """
     w = Writer()
     x = w.leaf("x", LeafKind.INPUT, BATCH, WIDTH)
     x = w.linear("first", x, BATCH, WIDTH)
     shared = w.weight("scale", WIDTH) if tied else None
     for i in range(count):
         at, size = f"layers.{i}", inner(i)
-        y = w.call(f"{at}.scaled", "mul.Tensor", (BATCH, WIDTH), x, shared) if tied else x
+        scale = w.weight(f"{at}.scale", WIDTH) if scaled else shared
+        y = x
+        if scale is not None:
+            saves = (x, scale) if scaled else ()
+            y = w.call(f"{at}.scaled", "mul.Tensor", (BATCH, WIDTH), x, scale, saves=saves)
         left = w.linear(f"{at}.left", y, BATCH, size)
         right = w.linear(f"{at}.right", y, BATCH, size)
         both = w.call(f"{at}.both", "mul.Tensor", (BATCH, size), left, right, saves=(left, right))

@@ -39,7 +39,7 @@ class _Token:
     text: str
     start: int
     end: int
-    inner: int  # where the text begins, behind a quote
+    inner: int  # where the text begins, after a quote
 
     @property
     def ends(self) -> bool:
@@ -112,7 +112,7 @@ def _entries(text: str, tokens: list[_Token]) -> Iterator[Entry]:
 
 
 def _joined(value: str, tokens: list[_Token], place: int) -> tuple[str, int]:
-    """The value behind `=`, in quotes or not, and where it ends."""
+    """The value after `=`, in quotes or not, and where it ends."""
     token = tokens[place]
     behind = tokens[place + 1] if place + 1 < len(tokens) else token
     if not value and behind.start == token.end and behind.inner == behind.start + 1:
@@ -123,7 +123,7 @@ def _joined(value: str, tokens: list[_Token], place: int) -> tuple[str, int]:
 def _separate(
     name: str, tokens: list[_Token], place: int, line: int, known: dict[str, str]
 ) -> Entry:
-    """A flag whose values, if it has any, are the words behind it."""
+    """A flag whose values, if it has any, are the words after it."""
     values = []
     for token in tokens[place + 1 :]:
         if token.ends or token.text == "\n" or _array_end(token.text):

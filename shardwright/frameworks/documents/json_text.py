@@ -71,7 +71,7 @@ def _members(name: str, text: str, start: int, path: tuple[str, ...]) -> Iterato
 
 
 def _whole(text: str, start: int, end: int) -> tuple[int, int]:
-    """A member with the comma behind it, or else before it."""
+    """A member with the comma after it, or else before it."""
     behind = _skip(text, end)
     if text[behind] == ",":
         return start, _skip(text, behind + 1)

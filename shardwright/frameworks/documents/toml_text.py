@@ -140,7 +140,7 @@ def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
 
 
 def _end_of(text: str, section: str) -> int | None:
-    """The position behind the last key of a section, or behind its header; None without it."""
+    """The position after the last key of a section, or after its header; None without it."""
     position, inside, found = 0, not section, 0 if not section else None
     while position < len(text):
         end = line_end(text, position)

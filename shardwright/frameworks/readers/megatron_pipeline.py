@@ -87,7 +87,7 @@ def layout_cut(settings: Settings, layout: str) -> tuple[int, ...]:
 
 
 def layout_text(cut: tuple[int, ...]) -> str:
-    """The layout whose stages have these layers, the embedding in front and the loss behind.
+    """The layout whose stages have these layers, the embedding first and the loss last.
 
     >>> layout_text((2, 3))
     'Ett|tttL'

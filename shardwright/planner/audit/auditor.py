@@ -94,6 +94,10 @@ class Auditor:
             self._priced[strategy] = Priced(strategy, self._refinement.settled(plan))
         return self._priced[strategy]
 
+    def unsettled(self, strategy: Strategy) -> Plan:
+        """The plan of a strategy by the tables; raises `StrategyError` as `price` does."""
+        return self._expansion.expanded(strategy).plan(0.0, ())
+
     @cached_property
     def flop(self) -> int:
         """Operations of a step without recomputation."""
@@ -155,19 +159,22 @@ class Auditor:
         """The fastest strategy that fits, reached by single changes from `starts`.
 
         Args:
-            starts: where to start; those that are not allowed are left out.
+            starts: where to start; of those that are not allowed, single changes.
             allowed: of a strategy the one to take for it, which may be itself; None: none.
 
         Returns:
             The best that was found; None where none fits.
         """
+        host = self.machine.levels[0].size
         found = [one for start in starts if (one := allowed(start)) is not None]
+        if not found:
+            near = (c.strategy for s in starts for c in single_changes(s, self.limits, host))
+            found = [one for change in near if (one := allowed(change)) is not None]
         for _ in range(_ROUNDS):
             known = len(found)
             best = self._fastest(found)
             if best is None:
                 break
-            host = self.machine.levels[0].size
             for change in single_changes(best, self.limits, host):
                 one = allowed(change.strategy)
                 if one is not None and one not in found:

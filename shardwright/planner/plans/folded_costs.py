@@ -6,26 +6,24 @@ ones beside them, where those are run alike (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, final
 
-from shardwright.ir.buckets import BUCKET_BYTES, gradient_bucket_bytes
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
-from shardwright.ir.redistribution import Collective
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.memory_refinement import ranks_that_differ
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
-from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
 from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.folded_step import FoldedStep
 from shardwright.simulate.memory.step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
@@ -43,6 +41,7 @@ class FoldedCosts:
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
         self.graph, self.analysis, self.machine = graph, analysis, machine
         self._layers = RepeatedLayers(graph)
+        self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
         # The last plan, and by the width of a layer its program with few of them.
         self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
 
@@ -108,7 +107,21 @@ class FoldedCosts:
             },
         )
         alone_bytes = self.machine.backend_spec.alone_bytes
-        return _FoldedPlan(folded, PlanLowering(folded.graph, self.analysis, few, alone_bytes))
+        sum_bytes = sum_bucket_bytes(self.graph)
+        given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
+        return _FoldedPlan(folded, PlanLowering(*given))
+
+    def _split(self, folded: FoldedGraph) -> Split:
+        """Cuts the batch of a graph of few layers; plans in as many micro-batches share the cut."""
+        graph = folded.graph
+
+        def split(count: int) -> MicroBatches:
+            key = id(folded), count
+            if key not in self._splits:
+                self._splits[key] = folded, micro_batches(graph, self.analysis, count)
+            return self._splits[key][1]
+
+        return split
 
 
 @final
@@ -124,7 +137,6 @@ class _FoldedPlan:
         if rank not in self._sections:
             program = self.lowering.program(rank)
             try:
-                _require_full_buckets(program, len(self.lowering.numbers))
                 self._sections[rank] = sections_of(program, self.folded)
             except NotPeriodicError as e:
                 self._sections[rank] = e
@@ -132,23 +144,3 @@ class _FoldedPlan:
         if isinstance(found, NotPeriodicError):
             raise found
         return found
-
-
-def _require_full_buckets(program: StepProgram, batches: int) -> None:
-    """Raise `NotPeriodicError` if buckets of gradients would be larger with more layers.
-
-    Of small models they are a part of all gradients (`gradient_bucket_bytes`).
-    """
-    known = purposes(program)
-    sums: Counter[tuple[str, str]] = Counter()
-    reduced: set[str] = set()
-    for one in program.transfers():
-        if known[one.handle] is not Purpose.GRADIENT:
-            continue
-        if one.collective is Collective.ALL_REDUCE:
-            first = (part for part in one.parts if part.value not in reduced)
-            for part in first:
-                sums[one.channel, part.dtype] += part.bytes
-        reduced.update(part.result for part in one.parts)
-    if any(gradient_bucket_bytes(size // batches) < BUCKET_BYTES for size in sums.values() if size):
-        raise NotPeriodicError("buckets of gradients depend on the number of layers")

@@ -18,7 +18,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
 
-_TRIES = 8  # plans that are simulated, which takes up to a second each
+_TRIES = 8  # plans that are simulated
 _GAIN = 1e-2  # plans that are faster by less are not tried
 
 

@@ -113,7 +113,7 @@ class Refinement:
     def _decisions(self, plan: Plan) -> Decisions:
         """The decisions of a plan; those of the last one are kept."""
         if self._read is None or self._read[0] is not plan:
-            self._read = plan, read_plan(plan, self.graph, self._analysis)
+            self._read = plan, read_plan(plan, self.graph, self._analysis, self._counts.split)
         return self._read[1]
 
     def _lowering(self, plan: Plan) -> PlanLowering:

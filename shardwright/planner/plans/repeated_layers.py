@@ -82,7 +82,7 @@ class RepeatedLayers:
                 inner.get((name, False)), inner.get((name, True)),
                 local.get((name, False)), local.get((name, True)),
             )  # fmt: skip
-            key = op.tiling, seconds, str(beside) if any(beside) else ""
+            key = op.tiling, op.kept, seconds, str(beside) if any(beside) else ""
             by_op[name] = numbers.setdefault(key, len(numbers))
         stored = {
             p.name: numbers.setdefault((p.layout, p.regathered), len(numbers))

@@ -108,7 +108,7 @@ class SearchedFrontier(Frontier):
         return best
 
     def _shown(self, plan: Plan | None) -> Plan | None:
-        """What was compared, settled."""
+        """The compared plan, settled."""
         return plan if plan is None or self.compare is None else self.settled(plan)
 
     def _best_of_baselines(

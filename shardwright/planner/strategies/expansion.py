@@ -48,6 +48,7 @@ class Expansion:
         self.sources = sources or SpaceFactory(graph, recompute=False)
         self.layers = layers_of(graph, self.sources.short.whole)
         self._factories: dict[int, SpaceFactory] = {}
+        self.known_dimensions: dict[int, ModelDimensions] = {}  # by the number of operators
 
     @cached_property
     def dimensions(self) -> ModelDimensions:
@@ -133,7 +134,7 @@ class SpaceOfStrategy:
     ) -> None:
         self.expansion = expansion
         axes = role_axes(strategy)
-        self.tilings = Tilings(strategy, axes)
+        self.tilings = Tilings(strategy, axes, expansion.known_dimensions)
         mesh, staged = mesh_of(axes), strategy.pp > 1
         machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
         word = strategy.recompute

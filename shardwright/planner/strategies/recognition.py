@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan
@@ -35,7 +36,7 @@ def strategy_of(plan: Plan) -> Strategy | None:
     degrees = Counter(dict.fromkeys(AXES, 1))
     for role, size in roles:
         degrees[role] *= size
-    fields: dict[str, object] = {**degrees, "order": _order([role for role, _ in roles])}
+    fields: dict[str, Any] = {**degrees, "order": _order([role for role, _ in roles])}
     experts = [size for use, size in zip(uses, plan.layout_mesh.shape, strict=True) if use.experts]
     fields["ep"] = _product(experts)
     fields |= _storage(plan, [role for role, _ in roles if role != "pp"])
@@ -48,7 +49,7 @@ def strategy_of(plan: Plan) -> Strategy | None:
         fields["virtual_stages"] = plan.stages // degrees["pp"]
         fields["stage_cut"] = _stage_cut(plan)
     try:
-        return Strategy(**fields)  # type: ignore[arg-type]
+        return Strategy(**fields)
     except StrategyError:
         return None
 

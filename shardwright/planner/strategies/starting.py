@@ -116,7 +116,7 @@ class StartingStrategies:
     def _keeps(self, strategy: Strategy) -> bool:
         """Whether operators keep pins and prohibitions, before the strategy is priced."""
         axes, analysis = role_axes(strategy), self._expansion.sources.analysis
-        tilings = Tilings(strategy, axes)
+        tilings = Tilings(strategy, axes, self._expansion.known_dimensions)
         marks, seen = self.factory.marks, set[object]()
         for op in self.factory.graph.ops:
             numbers, rule = marks.of.get(op.name, ()), analysis.rules[op.name]

@@ -49,10 +49,16 @@ class StorageKind:
 class Tilings:
     """Decides operators and parameters of graphs on the mesh of `axes`."""
 
-    def __init__(self, strategy: Strategy, axes: tuple[RoleAxis, ...]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        axes: tuple[RoleAxis, ...],
+        known: dict[int, ModelDimensions],
+    ) -> None:
+        """`known` dimensions, by the number of operators of a graph, are added to."""
         self.strategy = strategy
         self.axes = axes
-        self._dimensions: dict[int, ModelDimensions] = {}  # by the number of operators
+        self._dimensions = known
 
     def allowed(self, model: CostModel, kinds: Sequence[StorageKind]) -> Allowed:
         """The choices that a strategy leaves: one tiling per operator, one layout per parameter.

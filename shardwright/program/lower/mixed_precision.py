@@ -1,8 +1,8 @@
-"""Casts of parameters that are stored wider than operators take them.
+"""Inserts casts of parameters that are stored in fp32 and computed with in bf16.
 
 A copy that is gathered from other ranks is cast before, so that half the bytes
 are sent; what comes back as its gradient is widened before it is summed. A
-tile that is used as it is stored is cast where it is used, behind everything
+tile that is used as it is stored is cast where it is used, after everything
 that sums its gradient.
 """
 
@@ -27,7 +27,7 @@ from shardwright.program.lower.rank_program import with_operands
 
 
 def with_casts(program: Program, graph: Graph) -> Program:
-    """`program` for parameters that come as they are stored."""
+    """`program` for parameters in the dtype in which they are stored."""
     stored = master_weights(graph)
     if not stored:
         return program

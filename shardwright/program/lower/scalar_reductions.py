@@ -1,10 +1,10 @@
 """Defers all-reduces of scalars so that no rank waits for them.
 
-A loss that is a mean over what all devices have is divided by a sum too, that of its weights, and
-both stand between the forward and the backward pass, where every rank would wait for the
-slowest one. What depends on nothing but the batch is summed first of all, when ranks have
-just been together; the loss is summed last of all, behind what it is scaled by, and
-a step waits for it after the backward pass (`program/step/passes/late_results.py`).
+A mean over all samples is a sum divided by a sum of weights. Both are all-reduced between the
+forward and the backward pass, where every rank would wait for the slowest one. Sums that depend
+on the batch alone are moved to the beginning, where the ranks are still synchronous. The loss is
+summed last, after the numbers by which it is scaled, and a step waits for it after the backward
+pass (`program/step/passes/late_results.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def early_sums(program: Program, graph: Graph) -> Program:
 
 
 def late_sums(program: Program, graph: Graph) -> Program:
-    """`program` that sums what it returns behind the numbers that this is scaled with."""
+    """`program` that sums its results after the numbers by which they are scaled."""
     for output in program.outputs:
         scalings = _scalings(program, graph, output)
         if scalings:

@@ -1,11 +1,10 @@
 """Cuts a graph, in operator order, into pipeline stages.
 
-Stage k hands values to stage k+1 and to no other: what a later stage reads is
-relayed. A parameter lives on the stage of its first reader; a later reader (a
-tied embedding) gets its value handed on like an activation, so that its whole
-gradient comes back to where it lives, or a copy of its own. What depends on neither parameters nor
-state (masks, positions) is computed anew wherever it is read, as every stage is
-given the batch.
+Stage k sends values to stage k+1 alone: a value that a later stage reads is relayed. A parameter is
+stored on the stage of its first reader. A later reader (a tied embedding) gets its value relayed
+like an activation, so that its whole gradient returns to the stage that stores it, or has a copy of
+its own. Values that depend on neither parameters nor state (masks, positions) are recomputed on
+every stage that reads them, as every stage is given the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class StageError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its graph, what it takes from the stage before and what it hands on.
+    """One stage: its graph, the values that it receives from the stage before and those it sends.
 
     `sent` are the first of the graph's outputs; the last stage sends nothing and
     returns what the whole graph returns.
@@ -37,7 +36,7 @@ class Stage:
     sent: tuple[str, ...]
 
     def returning_gradient(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that a gradient comes back for."""
+        """Those of `names` whose gradient is received."""
         return tuple(name for name in names if self.graph.tensor[name].requires_grad)
 
 

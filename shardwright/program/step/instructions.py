@@ -329,7 +329,8 @@ class StepProgram:
     are `seeds`: (value, gradient); a `Seed` takes those of a whole batch. It returns `outputs`,
     `gradients`: (leaf or input, its gradient), and `updates`: (buffer, its new content). With
     `fixed_offsets` no region has several variants. Of `alone_bytes` a copy or a gradient that is
-    scattered has a transfer of its own. `passes` names what rewrote it.
+    scattered has a transfer of its own; gradients share a sum until it has `sum_bytes`. `passes`
+    names what rewrote it.
     """
 
     mesh: Mesh
@@ -345,6 +346,7 @@ class StepProgram:
     updates: tuple[tuple[str, str], ...]
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int = 0
     passes: tuple[str, ...] = ()
 
     @property

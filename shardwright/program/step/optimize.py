@@ -30,9 +30,9 @@ STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)
 
 
 def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
-    """`program` after all passes; raises `VerifyError` naming a pass that broke it.
+    """`program` after all passes; raises `VerifyError` that names a pass with a wrong result.
 
-    No pass sees the update: it stays behind everything.
+    No pass sees the update: it stays after everything.
     """
     verify(program)
     start = without_update(program)

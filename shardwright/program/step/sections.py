@@ -3,8 +3,9 @@
 A step is lowered from a graph with few of many equal layers. Where its program does the same for
 the layers on both sides of the gap, the program of the whole graph does the same for those that
 were left out: passes decide by what lies a layer or two away, and two sections are equal only if
-everything that they read, write, start and wait for is mentioned at equal places, relative to the
-layer. Where that does not hold, `NotPeriodicError` says so, and the whole graph has to be lowered.
+everything that they read, write, start and wait for is mentioned at equal positions relative to
+the layer. Where that does not hold, `NotPeriodicError` says so, and the whole graph has to be
+lowered.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from shardwright.program.step.instructions import (
     writes,
 )
 from shardwright.program.step.region import Region
+from shardwright.program.step.spanning import Span, homes_of, spans_of
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
 
@@ -100,13 +102,15 @@ class Seam(NamedTuple):
 class Sections:
     """A program in sections, one after the other.
 
-    At `seams` sections of layers were left out: as many as `skipped` says, by gap.
+    At `seams` sections of layers were left out: as many as `skipped` says, by gap. `spans` has, by
+    index, what instructions name of all layers at once.
     """
 
     program: StepProgram
     sections: tuple[Section, ...]
     seams: tuple[Seam, ...]
     skipped: tuple[int, ...]
+    spans: Mapping[int, tuple[Span, ...]]
 
     @cached_property
     def at(self) -> list[Section]:
@@ -137,14 +141,38 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     missing = set(range(len(folded.skipped))) - {track.gap for track in tracks}
     if missing:
         raise NotPeriodicError("no region begins at the same operator of every layer")
-    sections = Sections(program, tuple(found), tuple(seams), folded.skipped)
+    at = [one for one in found for _ in range(one.start, one.stop)]
+    spans = _spans(program, at, seams, folded.layer_of)
+    sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections
 
 
+def _spans(
+    program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
+) -> dict[int, tuple[Span, ...]]:
+    """Names that instructions outside of seams use of all layers at once, by their index."""
+    homes = homes_of(
+        program,
+        {
+            leaf: (layers[leaf].gap, layers[leaf].number)
+            for leaf in program.leaves
+            if leaf in layers
+        },
+        [None if one.gap == NOWHERE else (one.gap, one.layer) for one in at],
+    )
+    beside = {section for seam in seams for section in seam}
+    found = {
+        index: spans_of(one, homes)
+        for index, one in enumerate(program.instructions)
+        if at[index] not in beside
+    }
+    return {index: spans for index, spans in found.items() if spans}
+
+
 @dataclass
 class _Track:
-    """The places where a pass over the layers of a gap begins to run each of them."""
+    """The instructions where a pass over the layers of a gap begins to run each of them."""
 
     gap: int
     at: dict[int, int]  # by the layer's number
@@ -196,13 +224,13 @@ def _batch(call: str) -> str:
 
 
 def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
-    """The places of one instruction of each layer, by its number; None if there is none."""
-    places: defaultdict[Hashable, defaultdict[int, list[int]]] = defaultdict(
+    """The indices of one instruction of each layer, by its number; None if there is none."""
+    indices: defaultdict[Hashable, defaultdict[int, list[int]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for layer, at in given:
-        places[layer.position][layer.number].append(at)
-    for by_layer in places.values():
+        indices[layer.position][layer.number].append(at)
+    for by_layer in indices.values():
         found = {number: found[0] for number, found in by_layer.items() if len(found) == 1}
         if not {-1, 0} <= found.keys():
             continue
@@ -224,7 +252,7 @@ def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
     return found
 
 
-# A name that an instruction mentions, and its place among those.
+# A name that an instruction mentions, and its index among those.
 _Mention = tuple[int, int]
 
 
@@ -254,27 +282,28 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
     returned = set(program.returned)
 
     def signature(name: str, section: Section) -> tuple[object, ...]:
-        """The places of a name, relative to the layer of a section."""
+        """The positions of a name, relative to the layer of a section."""
         if name in layer_of:
             layer = layer_of[name]
             return layer.gap, layer.number - section.layer, layer.position
-        places: list[object] = [name in returned]
+        positions: list[object] = [name in returned]
+        mention: tuple[object, ...]
         for at, slot in mentions[name]:
             where = sections.at[at]
-            if where.gap == section.gap:
-                place = where.track, where.layer - section.layer, at - where.start, slot
+            if (span := _place_in_span(sections, at, slot, section)) is not None:
+                mention = span
+            elif where.gap == section.gap:
+                mention = where.track, where.layer - section.layer, at - where.start, slot
             else:
-                place = NOWHERE, 0, at, slot
-            places.append(place)
-        return tuple(places)
+                mention = NOWHERE, 0, at, slot
+            positions.append(mention)
+        return tuple(positions)
 
     for before, behind in sections.seams:
         if before.stop - before.start != behind.stop - behind.start:
             raise NotPeriodicError("a layer runs more instructions than the one before it")
-        places = zip(
-            range(before.start, before.stop), range(behind.start, behind.stop), strict=True
-        )
-        for first, second in places:
+        pairs = zip(range(before.start, before.stop), range(behind.start, behind.stop), strict=True)
+        for first, second in pairs:
             if not _same(program, program.instructions[first], program.instructions[second]):
                 raise NotPeriodicError(f"{program.instructions[second]}: not as a layer before")
             if len(named[first]) != len(named[second]):
@@ -282,6 +311,17 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
             for one, other in zip(named[first], named[second], strict=True):
                 if one != other and signature(one, before) != signature(other, behind):
                     raise NotPeriodicError(f"%{other}: not read or written as %{one}")
+
+
+def _place_in_span(
+    sections: Sections, at: int, slot: int, section: Section
+) -> tuple[object, ...] | None:
+    """The position of a name, relative to the layer of a section, where all layers are named."""
+    for span in sections.spans.get(at, ()):
+        if span.gap == section.gap:
+            layer, index = span.find(slot)
+            return span.gap, layer - section.layer, at, index
+    return None
 
 
 def _same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardwright.program.step.instructions import StepInstruction, StepProgram, Transfer, Wait
 from shardwright.program.step.sections import NOWHERE, NotPeriodicError, Section, Sections
+from shardwright.program.step.spanning import extended
 
 
 class Played(NamedTuple):
@@ -67,6 +68,8 @@ class _Writer:
         """A section, for a layer of the whole graph."""
         for at in range(section.start, section.stop):
             one = self.sections.program.instructions[at]
+            if at in self.sections.spans:
+                one = extended(one, self.sections.spans[at], self.sections.skipped)
             if isinstance(one, Transfer):
                 name = self._name(section, at, layer)
                 self._started.add(name)

@@ -13,6 +13,7 @@ from shardwright.program.step.instructions import (
     Gradients,
     Recv,
     Send,
+    StepInstruction,
     StepProgram,
     Transfer,
     Update,
@@ -37,7 +38,7 @@ def verify(program: StepProgram) -> None:
     updated = False
     for one in program.instructions:
         if updated:
-            raise VerifyError(f"{one}: comes behind the update")
+            raise VerifyError(f"{one}: comes after the update")
         for name in reads(one):
             if name not in there:
                 why = "after it was freed" if name in freed else "before it is defined"
@@ -71,23 +72,9 @@ def verify(program: StepProgram) -> None:
                 there.difference_update(one.names)
                 freed.update(one.names)
             case Update():
-                leaves = [leaf for leaf, _ in one.parameters]
-                if missing := set(leaves) - set(program.leaves):
-                    raise VerifyError(f"{one}: %{min(missing)} is no leaf")
-                if not set(one.parameters) <= set(program.gradients):
-                    raise VerifyError(f"{one}: takes other gradients than the step returns")
+                _check_update(one, program)
                 updated = True
-        totals: set[str] = set()
-        if isinstance(one, Accumulate):
-            totals = {one.total}
-        elif isinstance(one, Backward):
-            totals = {total for _, total in one.totals}
-        for name, times in Counter(writes(one)).items():
-            again = name in there and name not in totals
-            if name in totals and name in read:
-                raise VerifyError(f"{one}: adds to %{name} after it was read")
-            if times > 1 or again or name in freed:
-                raise VerifyError(f"{one}: defines %{name} twice")
+        _check_definitions(one, there, freed, read)
         there.update(writes(one))
     if in_flight:
         raise VerifyError(f"{min(in_flight)} is never waited for")
@@ -98,6 +85,31 @@ def verify(program: StepProgram) -> None:
     lost = [name for name in program.returned if name not in there]
     if lost:
         raise VerifyError(f"%{lost[0]} is returned but never defined")
+
+
+def _check_update(one: Update, program: StepProgram) -> None:
+    """Raise `VerifyError` unless it updates leaves by the gradients that the step returns."""
+    if missing := {leaf for leaf, _ in one.parameters} - set(program.leaves):
+        raise VerifyError(f"{one}: %{min(missing)} is no leaf")
+    if not set(one.parameters) <= set(program.gradients):
+        raise VerifyError(f"{one}: takes other gradients than the step returns")
+
+
+def _check_definitions(
+    one: StepInstruction, there: set[str], freed: set[str], read: set[str]
+) -> None:
+    """Raise `VerifyError` if a result is defined already, unless it is a total that is added to."""
+    totals: set[str] = set()
+    if isinstance(one, Accumulate):
+        totals = {one.total}
+    elif isinstance(one, Backward):
+        totals = {total for _, total in one.totals}
+    for name, times in Counter(writes(one)).items():
+        again = name in there and name not in totals
+        if name in totals and name in read:
+            raise VerifyError(f"{one}: adds to %{name} after it was read")
+        if times > 1 or again or name in freed:
+            raise VerifyError(f"{one}: defines %{name} twice")
 
 
 def _arriving(one: Transfer | Send | Recv) -> tuple[str, ...]:

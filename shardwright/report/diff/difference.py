@@ -6,7 +6,7 @@ left out, repeats are folded.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -133,9 +133,9 @@ def _big(*modules: Module) -> dict[str, None]:
     found: dict[str, None] = {}
     for module in modules:
         total = sum(op.seconds for op in module.ops)
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for op in module.ops:
-            seconds[kind(op)] += op.seconds  # type: ignore[assignment]
+            seconds[kind(op)] += op.seconds
         found.update((name, None) for name in seconds if seconds[name] >= SMALL_SHARE * total)
     return found
 
@@ -160,11 +160,11 @@ def _moved(
     path: str, one: Module, other: Module, was: TransferReader, now: TransferReader
 ) -> Iterator[str]:
     """Collectives that only one of the plans runs here, with their time."""
-    seconds: list[Counter[str]] = []
+    seconds: list[defaultdict[str, float]] = []
     for module, moves in ((one, was), (other, now)):
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for move in moves.of(module.transfers, path):
-            found[move.kind] += move.seconds  # type: ignore[assignment]
+            found[move.kind] += move.seconds
         seconds.append(found)
     before, after = seconds
     for text in before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.ir.graph import Op
+from shardwright.ir.graph import Op, whole_numbers
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, elementwise, parse
 
@@ -34,7 +34,7 @@ def reduced_dims(op: Op, rank: int) -> set[int]:
     """The dimensions of its operand that a reduction reduces, from its argument `dim`."""
     given = op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim")
     dims = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
-    chosen = {int(d) % rank for d in dims} if isinstance(dims, tuple) and dims else set()  # type: ignore[arg-type]
+    chosen = {d % rank for d in whole_numbers(dims)} if isinstance(dims, tuple) else set()
     return chosen or set(range(rank))
 
 
@@ -62,7 +62,7 @@ def along_dim(call: Call) -> Notation:
         given = call.arg(2, "dims") or None
     rank = len(call.operands[0])
     if isinstance(given, tuple):
-        chosen = [int(d) % max(rank, 1) for d in given]  # type: ignore[arg-type]
+        chosen = [d % max(rank, 1) for d in whole_numbers(given)]
     elif isinstance(given, int) and not isinstance(given, bool):
         chosen = [given % max(rank, 1)]
     else:

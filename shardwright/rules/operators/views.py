@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
+from shardwright.ir.graph import whole_number, whole_numbers
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, Shape, elementwise, parse, reshape
 
@@ -22,9 +23,7 @@ def squeeze(call: Call) -> Notation:
 
 def permute(call: Call) -> Notation:
     """Dimensions in another order."""
-    dims = call.op.args[1]
-    assert isinstance(dims, tuple)
-    return _moved(call, [int(d) for d in dims])  # type: ignore[arg-type]
+    return _moved(call, whole_numbers(call.op.args[1]))
 
 
 def transpose(call: Call) -> Notation:
@@ -32,7 +31,7 @@ def transpose(call: Call) -> Notation:
     rank = len(call.operands[0])
     order = list(range(rank))
     if rank >= 2:
-        a, b = (int(call.arg(i, "", i - 1)) % rank for i in (1, 2))  # type: ignore[arg-type]
+        a, b = (whole_number(call.arg(i, "", i - 1)) % rank for i in (1, 2))
         order[a], order[b] = order[b], order[a]
     return _moved(call, order)
 
@@ -63,7 +62,7 @@ def slice_(call: Call) -> Notation:
     """A slice that is one of equal chunks keeps the index inside the chunk; else it is whole."""
     dim = call.dim(1)
     size, length = call.operands[0][dim], call.results[0][dim]
-    start = int(call.arg(2, "start") or 0)  # type: ignore[arg-type]
+    start = whole_number(call.arg(2, "start") or 0)
     start = max(0, start + size if start < 0 else start)
     step = call.arg(4, "step", 1)
     if length == size:
@@ -151,7 +150,7 @@ def cat(call: Call) -> Notation:
 def stack(call: Call) -> Notation:
     """A new dimension, one part each."""
     rank = len(call.operands[0]) + 1
-    dim = int(call.arg(1, "dim", 0)) % rank  # type: ignore[arg-type]
+    dim = whole_number(call.arg(1, "dim", 0)) % rank
     one = elementwise(call.operands, call.operands[0])
     result = list(one.operands[0])
     sizes = dict(one.sizes)

@@ -24,7 +24,7 @@ from shardwright.runtime.parameters.dtensor_spec import local
 
 
 class PredictionError(ValueError):
-    """An optimizer whose next updates cannot be told from its state."""
+    """An optimizer whose next updates cannot be computed from its state."""
 
 
 @dataclass(frozen=True, slots=True)

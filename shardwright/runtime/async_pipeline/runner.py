@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
 from shardwright.runtime.device import default_device
@@ -139,7 +139,7 @@ class AsyncPipeline(StageModule):
                 1
             calls ago, NaN while the pipeline fills.
         """
-        update = Update(optimizer, scheduler, clip_norm, discount_steps, check)
+        update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps, check)
 
         def work() -> torch.Tensor:
             self._sw_link.open()
@@ -167,7 +167,7 @@ class AsyncPipeline(StageModule):
         Returns:
             The losses that `train_step` has not returned.
         """
-        update = Update(optimizer, scheduler, clip_norm, discount_steps)
+        update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps)
 
         def work() -> list[torch.Tensor]:
             losses = self._sw_async.drain(update, self._sw_link)
@@ -208,7 +208,7 @@ class AsyncPipeline(StageModule):
         return loss.to(self._sw_loss_dtype)
 
     def _sw_guard(self, work: Callable[[], T]) -> T:
-        """Run `work`; what goes wrong in it is told to the neighbours before it is raised."""
+        """Run `work`; report an error in it to the neighbours before it is raised."""
         if self._sw_failure:
             raise StageFailed(self._sw_failure)
         try:
@@ -226,7 +226,7 @@ class AsyncPipeline(StageModule):
             raise
 
     def _sw_fail(self, text: str) -> None:
-        """Tell the others; what is told is what the first to fail has said."""
+        """Report an error to the other ranks; all of them report the first one."""
         self._sw_failure = self._sw_board.write(text)
         self._sw_link.fail(self._sw_failure)
 

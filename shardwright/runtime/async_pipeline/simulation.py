@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Tensors, Update
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate, Tensors
 from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weight_versions import weights_named
@@ -48,7 +48,7 @@ class Mailbox:
 
 
 class _Boundary:
-    """Messages under way between two stages."""
+    """Messages in flight between two stages."""
 
     def __init__(self) -> None:
         self.values: deque[Tensors] = deque()
@@ -102,7 +102,7 @@ class AsyncSimulation:
         for module in modules:
             steps = optimizer(module.parameters())
             schedule = scheduler(steps) if scheduler is not None else None
-            self.updates.append(Update(steps, schedule, clip_norm, discount_steps))
+            self.updates.append(StageUpdate(steps, schedule, clip_norm, discount_steps))
         between = [None, *(_Boundary() for _ in range(count - 1)), None]
         self.links = [Mailbox(between[k], between[k + 1]) for k in range(count)]
 
@@ -114,7 +114,7 @@ class AsyncSimulation:
         return loss
 
     def drain(self) -> None:
-        """Finish the mini-batches that are under way; all stages then have made equally many."""
+        """Finish the mini-batches in flight; then all stages have made equally many updates."""
         for k in reversed(range(len(self.stages))):
             self.stages[k].drain(self.updates[k], self.links[k])
 

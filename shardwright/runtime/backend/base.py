@@ -74,7 +74,7 @@ class Backend:
         received: Sequence[int],
         sent: Sequence[int],
     ) -> None:
-        """All-to-all of rows of `given` into `found`; so many rows from and to each rank."""
+        """All-to-all of rows of `given` into `found`; the numbers of rows are by rank."""
         dist.all_to_all_single(found, given, list(received), list(sent), group=group)
 
     def begin_exchange(
@@ -109,7 +109,7 @@ class Backend:
         return [begun(work) for work in dist.batch_isend_irecv(operations)] if operations else []
 
     def begin_gather(self, group: dist.ProcessGroup, buffer: torch.Tensor, rank: int) -> Waited:
-        """Begin an all-gather of parts of `buffer`, in place; part `rank` is there already."""
+        """Begin an all-gather of parts of `buffer`, in place; part `rank` is this rank's own."""
         own = buffer.view(-1).chunk(group.size())[rank]
         return begun(all_gather_single(buffer.view(-1), own, group=group, async_op=True))
 

@@ -73,7 +73,7 @@ class Channel:
     lost: bool = False  # the peer failed or is gone: it reads nothing any more
 
     def send(self, tensors: Sequence[torch.Tensor], loss: float = 0.0, *, keep: int) -> None:
-        """Begin to send data; the last `keep` messages may still be under way afterwards."""
+        """Begin to send data; the last `keep` messages may still be in flight when it returns."""
         message = self._message(_DATA, loss)
         for view, tensor in zip(self.form.views(message), tensors, strict=True):
             view.copy_(tensor)
@@ -88,7 +88,7 @@ class Channel:
             self._wait(self.under_way.popleft()[1])
 
     def send_failure(self, text: str) -> bool:
-        """Say that a stage failed; False if the peer cannot be told, being gone itself."""
+        """Report that a stage failed; False if the peer cannot be reached, as it has ended."""
         message = self._message(_FAILED)
         raw = text.encode()[: _HEADER - _TEXT.start - 1]
         message[_TEXT.start : _TEXT.start + len(raw)] = torch.frombuffer(

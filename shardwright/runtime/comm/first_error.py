@@ -31,7 +31,7 @@ class FirstErrorRecord:
         self.key = f"shardwright/boards/{numbers[0]}"
 
     def write(self, text: str) -> str:
-        """Say why this rank fails; what the first to fail has said."""
+        """Record why this rank fails, unless another one has recorded its reason first."""
         try:
             return str(self.store.compare_set(self.key, "", text).decode())
         except RuntimeError:  # the process that has the store is gone

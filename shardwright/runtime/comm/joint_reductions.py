@@ -1,8 +1,8 @@
 """Largest and smallest elements, products and logarithms of sums of exponentials, over devices.
 
-The devices that have tiles of what is reduced tell each other a few numbers per result, and the
-whole result is the term of the first of them; that of the others is zero. Gradients are those of
-torch: of a maximum they are shared by the elements that reach it, wherever these are.
+The devices with tiles of the operand exchange a few numbers per result. As a partial sum, the
+whole result is the term of the first device, and the terms of the others are zero. Gradients are
+torch's: that of a maximum is shared by the elements that attain it, on whichever device.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from shardwright.runtime.backend.registry import backend_of
 
 
 def reduce_over(group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> None:
-    """`x`, in place, becomes the sum of all ranks' of `group`, or what else `op` makes of them."""
+    """All-reduces `x` in place over the ranks of `group`; `op` is a sum by default."""
     backend_of(group).reduce(group, x, op)
 
 
@@ -36,7 +36,7 @@ def exchange_over(
 
 
 def gather_into(buffer: torch.Tensor, group: dist.ProcessGroup, rank: int) -> Waited:
-    """All-gather of all ranks' equal parts of `buffer` into it; this one's is there already.
+    """Begins an all-gather of equal parts of `buffer`; this rank's part is filled in already.
 
     The buffer is contiguous, and its elements a multiple of the ranks.
     """

@@ -55,7 +55,7 @@ class Redistribution(nn.Module):
         return self.run_forward(x)
 
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, unseen by autograd."""
+        """The same, without autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
@@ -76,7 +76,7 @@ class Redistribution(nn.Module):
         return result
 
     def run_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """The same, unseen by autograd."""
+        """The same, without autograd."""
         grad = grad if self.wide is None else grad.to(self.wide)
         return _run(grad, self.backward_moves, self.atoms_grad, self.before)
 
@@ -96,10 +96,10 @@ class _Function(torch.autograd.Function):
 
 
 class _Back(torch.autograd.Function):
-    """The gradient's way back. The gradient of that comes and lies as the value itself does.
+    """The redistribution of a gradient, which can be differentiated itself.
 
-    Operators are linear in the gradients of their results. So what comes of a gradient's gradient
-    where a value is made lies as the value does, and is wanted where that is read as it is read.
+    Operators are linear in the gradients of their results. So the gradient of a gradient has the
+    layouts of the value: at the producer that of the value, at a reader that in which it is read.
     """
 
     @staticmethod
@@ -130,9 +130,9 @@ def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], to
 
 
 def direct(x: torch.Tensor) -> bool:
-    """Whether `x` may be given to the process group itself: no compiler and no autograd looks on.
+    """Whether `x` may be given to the process group itself: no compiler and no autograd traces it.
 
-    Autograd does in a backward pass that is differentiated.
+    Autograd does where a backward pass is differentiated.
     """
     return not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad))
 

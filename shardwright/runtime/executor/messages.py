@@ -18,7 +18,7 @@ _ALIGN = 64  # bytes: each value starts where vector instructions want it to
 
 
 class Messages:
-    """Sends or receives one message, as often as it is asked to; `group` has both ranks."""
+    """Sends or receives messages of one form; `group` contains both ranks."""
 
     def __init__(self, message: Send | Recv, group: dist.ProcessGroup) -> None:
         self.message, self.text, self.group = message, str(message), group
@@ -66,7 +66,7 @@ class Messages:
 
 
 class _Started:
-    """A message under way, whose `buffer` is written or read until it was waited for."""
+    """A message in flight; its `buffer` is in use until it was waited for."""
 
     def __init__(
         self, work: Waited, text: str, buffer: torch.Tensor, values: list[torch.Tensor]

@@ -1,12 +1,12 @@
-"""Runs a region whose backward pass comes in two parts: for its inputs, and later for its weights.
+"""Runs a region whose backward pass has two parts: for its inputs, and later for its weights.
 
-Zero-bubble schedules need it (arXiv 2401.10241). The first part runs the nodes of the autograd
-graph that lead to an input, and keeps the gradients that arrive at those of them that lead to a
-weight as well: the *cuts*. The second part starts at the cuts and runs what leads to weights alone.
-So nothing is computed twice but what an operator shares between the gradients of its input and of
-its weight, as the statistics of a layer norm. A weight that can be reached from a cut through
-inputs, too, would be counted twice: its gradient is computed from the region's outputs, which
-repeats the way there. A compiled region is one node and computes everything in both parts.
+Zero-bubble schedules need it (arXiv 2401.10241). The first part runs the autograd nodes on paths to
+an input. Those that also lead to a weight are the *cuts*: the gradients that arrive there are kept.
+The second part starts at the cuts and runs the nodes that lead to weights alone. Only what an
+operator shares between the gradients of its input and its weight, such as the statistics of a layer
+norm, is computed twice. A weight that a cut also reaches through inputs would be counted twice;
+its gradient is computed from the region's outputs, which repeats the path to it. A compiled region
+is one node and computes everything in both parts.
 """
 
 from __future__ import annotations

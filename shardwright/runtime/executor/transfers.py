@@ -123,7 +123,7 @@ def gather_buffer(
 
 
 def gathered(tiles: Sequence[TileSplit], buffer: torch.Tensor) -> list[torch.Tensor]:
-    """The whole tensors of a buffer that all ranks' tiles have arrived in."""
+    """The whole tensors, from a buffer in which the tiles of all ranks have arrived."""
     rows = buffer.view(tiles[0].ranks, -1).split([tile.room for tile in tiles], dim=1)
     return [tile.joined(row) for tile, row in zip(tiles, rows, strict=True)]
 
@@ -143,7 +143,7 @@ def scatter_buffer(tiles: Sequence[TileSplit], given: Sequence[torch.Tensor]) ->
 
 
 class Collectives:
-    """Starts one transfer on the devices along its channel's axis, as often as it is asked to."""
+    """Starts one transfer on the devices along its channel's axis, once per step or more often."""
 
     def __init__(self, transfer: Transfer, group: dist.ProcessGroup, rank: int) -> None:
         self.transfer, self.text = transfer, str(transfer)
@@ -163,12 +163,12 @@ class Collectives:
 
     @property
     def writes_into(self) -> bool:
-        """Whether it writes into the memory of what it is given where nobody else reads that."""
+        """Whether the result may overwrite the operand, if nothing else reads that."""
         alone = len(self.transfer.parts) == 1 and all(tile.in_order for tile in self.tiles)
         return alone and self.transfer.collective.overwrites
 
     def start(self, values: Sequence[torch.Tensor], owned: Sequence[bool]) -> InFlight:
-        """The transfer of `values`, of which those `owned` are nobody else's; without autograd."""
+        """Begin the transfer of `values`, without autograd; nothing else reads those `owned`."""
         given, mine = [], []
         for part, x, dtype, wire, own in zip(
             self.transfer.parts, values, self.dtypes, self.wires, owned, strict=True

@@ -77,7 +77,7 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _out_of_place(program: fx.GraphModule) -> None:
-    """Each operator `f_` becomes `f`, so that it does not matter when it runs.
+    """Each operator `f_` becomes `f`, so that the order in which it runs does not matter.
 
     Nothing takes what it wrote over but from its result, and a compiler makes pieces functional.
     """

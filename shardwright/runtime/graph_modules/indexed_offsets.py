@@ -1,7 +1,7 @@
 """Shares one module between instructions that differ only in the offset of their tile.
 
-Which of the programs runs is told by a tensor that all their modules share, so
-that one compiled program serves them all.
+A tensor that all their modules share selects the program that runs, so that one
+compiled program serves them all.
 """
 
 from __future__ import annotations

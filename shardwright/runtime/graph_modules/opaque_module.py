@@ -1,4 +1,4 @@
-"""Runs a sub-module that capture kept whole, on every rank alike."""
+"""Runs a sub-module that capture kept whole, in the same way on every rank."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class OwnFunction(nn.Module):
 class OpaqueModule(nn.Module):
     """One `RunModule` instruction: gradients flow through the module's own code.
 
-    Its random numbers are seeded by seed, step and place in the graph, so that
-    all ranks draw alike. `training` is the mode in which the model was captured.
+    Its random numbers are seeded by seed, step and position in the graph, so that
+    all ranks draw the same. `training` is the mode in which the model was captured.
     """
 
     def __init__(

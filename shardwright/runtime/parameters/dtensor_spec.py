@@ -58,7 +58,7 @@ class DTensorSpec:
         )
 
     def whole(self, tile: torch.Tensor) -> DTensor:
-        """The tensor of which `tile` is what this rank has.
+        """The DTensor of which this rank has the local `tile`.
 
         Where nothing is differentiated it shares the specification of `like`; `from_local` makes a
         node of the autograd graph first and a new specification, and takes five times as long.

@@ -1,6 +1,6 @@
 """Counts the peak memory of tensors during a step.
 
-On a GPU torch's allocator counts. On the CPU nobody does, so one step runs
+On a GPU torch's allocator counts. On the CPU it does not, so one step runs
 under `torch.profiler`, which reports every allocation and release of tensor
 memory, also those of the backward pass.
 """
@@ -56,8 +56,8 @@ def metered(
 def most_alive(changes: Iterable[tuple[int, int]]) -> int:
     """The most bytes alive, after pairs (address, bytes taken or, if negative, given back).
 
-    What a thread of the backend gives back nobody reports; that it is gone shows when its address
-    is taken again.
+    Releases by the backend's threads are not reported: memory counts as released when its address
+    is allocated again.
 
     >>> most_alive([(8, 100), (8, 100), (9, 50), (8, -100), (9, -50)])
     150
@@ -76,7 +76,7 @@ def most_alive(changes: Iterable[tuple[int, int]]) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what the profiler itself writes to the standard error; the rest comes afterwards."""
+    """Drop what the profiler writes to the standard error; other output is written afterwards."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as said:

@@ -1,7 +1,7 @@
 """Loads state dicts: whole tensors are cut, tiles of another rank are refused.
 
-A tile that `torch.load` brings from a file comes with the device mesh of the rank that wrote it,
-and that mesh still tells the rank's coordinate.
+A tile that `torch.load` reads from a file has the device mesh of the rank that wrote it, with that
+rank's coordinate.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class StageModule(LastingModule):
         return self._sw_tiles
 
     def collect_gradients(self) -> None:
-        """Give each parameter, in `grad`, what its tiles got on all devices of the stage."""
+        """Set `grad` of each parameter to the sum over all devices of the stage."""
         for name, parameter, tile in zip(
             self._sw_trained, self.trained(), self._sw_tiles, strict=True
         ):

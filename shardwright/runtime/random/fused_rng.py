@@ -33,7 +33,7 @@ def seed_of(state: torch.Tensor, *what: object) -> int:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within, torch draws on `device` from `seed`; afterwards it goes on as if nothing had been."""
+    """Inside, torch draws on `device` from `seed`; afterwards its generator is as it was before."""
     if device.type == "cpu":
         generator = torch.default_generator
         before = generator.get_state()

@@ -2,8 +2,8 @@
 
 With x the logits, m their maximum and s = Σ exp(x − m), both over all classes,
 the loss of a sample is Σ q (m + log s − x) for a target distribution q times the
-class weights: every term belongs to one class, and so to one device. What the devices have to
-tell each other is m and s, one number a sample each (Shoeybi et al., "Megatron-LM", 2019,
+class weights: every term belongs to one class, and so to one device. The devices
+exchange m and s, one number a sample each (Shoeybi et al., "Megatron-LM", 2019,
 section 3); the terms are added up like any other partial sum.
 """
 

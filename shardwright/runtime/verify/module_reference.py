@@ -184,7 +184,7 @@ class _Reference(TorchDispatchMode):
 
     @contextmanager
     def opaque_modules(self, model: nn.Module) -> Iterator[None]:
-        """Within, sub-modules that the program keeps whole draw what they draw there."""
+        """Inside, sub-modules that are kept whole draw the same numbers as in the program."""
         with ExitStack() as stack:
             for path, calls in self.opaque.items():
                 stack.enter_context(self._seeded(model.get_submodule(path), iter(calls)))

@@ -4,8 +4,6 @@ Elementwise operators and reductions that follow each other without a product, a
 module's own code between them become one kernel: what they hand to each other is neither written
 nor read, and one launch serves all of them, forward and backward. Layers are compiled one by one,
 as torchtitan does, so nothing is fused across their borders or outside of them.
-
-Oracle: kernels that inductor makes of a layer (`tests/unit/simulate/costs/test_fusion.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _ROWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """What of an operator's traffic stays inside of the kernel that it is a part of.
+    """The part of an operator's traffic that stays inside of the kernel that it is a part of.
 
     Attributes:
         operands: those that are not read from memory.

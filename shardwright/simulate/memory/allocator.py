@@ -1,8 +1,8 @@
 """Simulated allocator: blocks with owners, and the moment of peak memory.
 
-A block is the storage behind tensors that share memory. It dies when nobody
-owns it any more, as in torch. It belongs to the module whose operator made it, or to
-none. The heap knows neither programs nor torch.
+A block is the storage behind tensors that share memory. It is freed when it
+has no owner left, as in torch. It belongs to the module whose operator made it, or to
+none.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Allocator:
             self._change(block, -1)
 
     def save(self, block: Block) -> Block:
-        """Autograd owns the block, too."""
+        """Add autograd to the owners of the block."""
         block.owners += 1
         block.savers += 1
         if block.savers == 1 and block.use is Use.WORKSPACE:

@@ -8,7 +8,8 @@ gap's ends: what the few layers say, moved by the sections before, is the peak o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
@@ -22,8 +23,11 @@ from shardwright.program.step.sections import (
     Section,
     Sections,
 )
-from shardwright.simulate.memory.allocator import AllocatedBytes
+from shardwright.simulate.costs.update import UpdatedTile
+from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
+from shardwright.simulate.memory.spanned_program import SpannedProgram, spanned
 from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
+from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)
 
@@ -49,46 +53,44 @@ class FoldedStep:
         Raises `NotPeriodicError` if layers on both sides of a gap need different memory.
         """
         step, heap = self.step, self.step.heap
-        levels: list[AllocatedBytes] = []  # before the program, and after each of its instructions
-        highest: list[AllocatedBytes] = []  # the same, since the last
-
-        def watch() -> None:
-            levels.append(heap.level)
-            highest.append(heap.highest())
-
-        tiles = step.played(sections.program, watch)
+        whole = spanned(sections)
+        heights = _Heights(whole, heap)
+        tiles = step.played(whole.program, heights.watch)
+        heights.check()
         for name, like in self.folded.stands_for.items():
             if like in tiles:
                 tiles[name] = tiles[like]
         skipped = _NOTHING
-        peak = highest[0]
+        peak = heights.highest[0]
         for section, seam in sections.with_seams():
-            if seam is not None:
-                first, second = (_changes(one, levels, highest) for one in seam)
+            if seam is not None and section.start not in whole.written:
+                first, second = (heights.changes(one) for one in seam)
                 if first != second:
                     raise NotPeriodicError("layers on both sides of a gap need different memory")
                 skipped = skipped.plus(first[-1][1], sections.skipped[section.gap])
-            for at in range(section.start, section.stop):
-                peak = max(peak, highest[at + 1].plus(skipped), key=lambda level: level.total)
-        update, granularity = self.trainer.update(list(tiles.values())), heap.granularity
+                skipped = skipped.plus(heights.copied(section.start), -1)
+            for at in whole.places(section.start, section.stop):
+                peak = max(peak, heights.highest[at].plus(skipped), key=lambda level: level.total)
+        update, granularity = self.trainer.update(tiles.values()), heap.granularity
         last = heap.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
 
-    def _lasting(self, tiles: dict[str, int], sections: Sections) -> int:
+    def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Parameters, state of the optimizer, inputs, buffers: what is there before the step."""
-        step, states = self.step, self.trainer.states
+        step, spec = self.step, self.trainer.optimizer
         stored = {
             leaf.name: step.stored(leaf.name).bytes
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
         }
         stored.update((name, stored[like]) for name, like in self.folded.stands_for.items())
         granularity = step.heap.granularity
-        odd = sum(-size % granularity for size in tiles.values()) * (1 + states)
+        odd = self.trainer.rounding(tiles.values(), granularity)
+        state = sum(tile.state_bytes(spec) for tile in tiles.values())
         kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
         given = sum(self.whole.tensor[leaf.name].bytes for leaf in self.whole.leaves_of(*kinds))
         keys = step.keys + self._keys_left_out(sections)
-        return sum(stored.values()) + sum(tiles.values()) * states + odd + given + keys
+        return sum(stored.values()) + state + odd + given + keys
 
     def _keys_left_out(self, sections: Sections) -> int:
         """Bytes of the positions of random numbers of layers that were left out."""
@@ -112,9 +114,58 @@ class FoldedStep:
         return sum(times * sizes[gap, 0] for gap, times in enumerate(sections.skipped))
 
 
-def _changes(
-    section: Section, levels: Sequence[AllocatedBytes], highest: Sequence[AllocatedBytes]
-) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
-    """Beyond what is there before a section: the most during each instruction, and what is left."""
-    before, positions = levels[section.start], range(section.start + 1, section.stop + 1)
-    return [(highest[at].plus(before, -1), levels[at].plus(before, -1)) for at in positions]
+class _Heights:
+    """The bytes that are alive before a program, and after each of its instructions."""
+
+    def __init__(self, whole: SpannedProgram, heap: Allocator) -> None:
+        self.whole, self.heap = whole, heap
+        self.levels: list[AllocatedBytes] = []
+        self.highest: list[AllocatedBytes] = []  # since the last
+        self._shared: list[Block] = []
+        self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
+
+    def watch(self, values: dict[str, View]) -> None:
+        """Note the bytes, and copy what was left out at a gap."""
+        at = len(self.levels)
+        self.levels.append(self.heap.level)
+        self.highest.append(self.heap.highest())
+        copies = self.whole.copies.get(at, ())
+        for names in copies:
+            self._copy(values, names)
+        if copies:
+            self._behind[at] = self.heap.level
+            self.heap.highest()
+
+    def check(self) -> None:
+        """Raise `NotPeriodicError` if memory was given back that copies had in common."""
+        if any(block.owners == 0 for block in self._shared):
+            raise NotPeriodicError("values of all layers share memory that is given back")
+
+    def copied(self, start: int) -> AllocatedBytes:
+        """The bytes that were copied before the section that starts there."""
+        at = self.whole.place(start)
+        return self._behind.get(at, self.levels[at]).plus(self.levels[at], -1)
+
+    def changes(self, section: Section) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
+        """Beyond what is there before a section: the most in each instruction, and what is left."""
+        at = self.whole.place(section.start)
+        before = self._behind.get(at, self.levels[at])
+        return [
+            (self.highest[at].plus(before, -1), self.levels[at].plus(before, -1))
+            for at in self.whole.places(section.start, section.stop)
+        ]
+
+    def _copy(self, values: dict[str, View], names: Mapping[str, str]) -> None:
+        """Each value that is named, in memory of its own, under another name."""
+        for name, other in names.items():
+            view = values.get(name)
+            if view is None:
+                raise NotPeriodicError(f"%{name} is not there at the end of its layer")
+            if view.block.use is Use.HELD:
+                values[other] = view
+            elif view.block.owners > 1:  # a part of what stays until the end
+                self._shared.append(view.block)
+                values[other] = replace(view, block=self.heap.own(view.block))
+            else:
+                new = self.heap.new(view.block.bytes, view.block.use, like=view.block)
+                values[other] = replace(view, block=new)

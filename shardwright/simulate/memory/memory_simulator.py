@@ -2,9 +2,9 @@
 
 Forward, a value lives until its last reader has run or, where autograd saves
 it, until that operator's backward pass. The backward pass goes through the
-operators in reverse, which is autograd's order: a node runs when all that read
-its results have. What single operators do is `Footprints`' matter, what
-redistributions need `moving`'s, and what kernels take inside `kernels`'.
+operators in reverse, which is autograd's order: a node runs when all readers of
+its results have run. The memory of single operator calls comes from an `OpTracer`, that of
+redistributions from `collectives.py`, and the workspace of kernels from `workspaces.py`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class MemorySimulator(Tape):
     ) -> None:
         """The node of an operator, whose operands and results are `blocks`, some of them `saved`.
 
-        `inside` is what its kernel takes for a while.
+        `inside` is the workspace of its kernel, in bytes.
         """
         names = tuple(dict.fromkeys(op.operands))
         aside = tuple(name in self.from_weights for name in names)

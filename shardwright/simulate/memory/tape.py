@@ -199,7 +199,7 @@ class Tape(ABC):
             )
 
     def redistribute(self, one: Redistribute) -> None:
-        """A value in another layout; its gradient takes its own way back."""
+        """A value in another layout; its gradient is redistributed in the backward pass."""
         source = self.views[one.value]
         found = self.redistributed(one, source)
         found.grad = one.differentiable and source.grad

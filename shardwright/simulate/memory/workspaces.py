@@ -37,7 +37,7 @@ def inside(op: Op, given: Sequence[Seen], seen: ForwardMemory, rank: RankModel) 
 
 
 def _convolution(x: Seen, weight: Seen, result: int, block: int) -> Inside:
-    """Operands, results and their gradients are brought into blocks of channels, and back."""
+    """Copies of operands, results and their gradients in blocks of channels."""
     into, out = (
         -(-channels // block) * block / channels for channels in (x.shape[1], weight.shape[0])
     )

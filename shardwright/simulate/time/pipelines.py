@@ -29,9 +29,9 @@ _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice a
 class StageTime:
     """Seconds of one stage: of both passes of one micro-batch, and of what is done once a step.
 
-    `receives` is the way of one micro-batch's values from the stage before,
-    and that of their gradients back. A stage that `splits` computes gradients of weights apart
-    from those of what it received, where the schedule makes passes for each.
+    `receives` are the seconds in which one micro-batch's values arrive from the stage before, and
+    in which their gradients arrive there. A stage that `splits` computes gradients of weights apart
+    from those of the values that it received, where the schedule has passes for each.
     """
 
     micro_batch: float

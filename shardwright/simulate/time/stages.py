@@ -64,9 +64,9 @@ class Links:
         self, channel: str, size: int, part: _Part
     ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
         """Take part; the key of what is done, and all parts if nobody is missing."""
-        place = self._counts[channel, part.group]
+        count = self._counts[channel, part.group]
         self._counts[channel, part.group] += 1
-        key = channel, place
+        key = channel, count
         self._parts[key].append(part)
         return key, self._parts.pop(key) if len(self._parts[key]) == size else None
 

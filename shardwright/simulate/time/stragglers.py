@@ -57,7 +57,7 @@ def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
 def skewed(
     machine: Machine, between: Callable[[], Seconds], parts: int, *, whole: bool = False
 ) -> Machine:
-    """`machine`, every launch of which has its part of waiting for ranks that computed for a while.
+    """`machine`, with a part of the straggler time added to every launch.
 
     That is a part of `between`, which is asked for only where ranks are apart at all. n waits in
     time t cost n (t / n)^power, so that one more costs 1 - power of what each does; or the `whole`

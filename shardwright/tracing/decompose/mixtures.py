@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol
+from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol, whole_numbers
 from shardwright.tracing.decompose.experts import EXPERTS
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import AutogradFacts, observe
@@ -151,7 +151,7 @@ class _Mixture:
         op = self.graph.producer.get(name)
         if op is None or op.kind != "transpose":
             return name, False
-        _require({int(d) % 3 for d in op.args[1:3]} == {1, 2})  # type: ignore[arg-type]
+        _require({d % 3 for d in whole_numbers(op.args[1:3])} == {1, 2})
         return op.operands[0], True
 
     def _scored(self, order: str, shape: tuple[int, int]) -> tuple[str, Op]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.tracing.call import CaptureError, select_outputs, unflatten
@@ -22,6 +23,7 @@ from shardwright.tracing.decompose import decompose
 from shardwright.tracing.decompose.buffers import (
     buffer_guard,
     dtypes_and_shapes,
+    is_users,
     update_in_place,
     users_frame,
 )
@@ -37,7 +39,7 @@ from shardwright.tracing.dedup.copies import inline_calls
 from shardwright.tracing.dedup.repeats import Repeats
 from shardwright.tracing.export.formulas import Rewritten
 from shardwright.tracing.export.precision import cast_input
-from shardwright.tracing.export.source_location import source_of
+from shardwright.tracing.export.source_location import FRAME, source_of
 from shardwright.tracing.gradients.gradient_guard import GradientGuard
 from shardwright.tracing.outputs import OutputTree, split_outputs
 from shardwright.tracing.python_state import Snapshot, StateLocation
@@ -243,12 +245,35 @@ def _module_of(model: nn.Module, error: Exception) -> str:
     return found
 
 
+def _packs(error: Exception) -> bool:
+    """Whether code that packs sequences, or has packed ones, was running."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        frame.f_code is pack_padded_sequence.__code__
+        or any(isinstance(value, PackedSequence) for value in frame.f_locals.values())
+        for frame in frames
+    )
+
+
+def _line(frame: traceback.FrameSummary | None, error: Exception) -> str:
+    """File and line of `frame`; without one, those that torch names in the message of `error`."""
+    if frame is not None:
+        return f"{frame.filename}:{frame.lineno}"
+    named = [found for found in FRAME.findall(str(error)) if is_users(found[0])]
+    return ":".join(named[-1]) if named else "an unknown line"
+
+
 def _explain(model: nn.Module, error: Exception) -> str:
     """A one-line message: what failed, at which line of the user's code, what to do."""
     reason = str(error).strip().splitlines() or [type(error).__name__]
-    frame = users_frame(traceback.extract_tb(error.__traceback__))
-    where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
+    where = _line(users_frame(traceback.extract_tb(error.__traceback__)), error)
     kind = type(error).__name__
+    if _packs(error):
+        return (
+            f"{type(model).__name__} cannot be captured: {where}: the sizes of packed sequences"
+            " depend on their lengths, which are data; give the recurrent layer the padded batch,"
+            " and mask what is beyond each length"
+        )
     if "DynamicOutputShape" in kind:
         return (
             f"{type(model).__name__} cannot be captured: {where}: the sizes of what {reason[0]}"

@@ -15,7 +15,7 @@ from shardwright.ir.graph import Source
 from shardwright.tracing.call import CaptureError
 
 _ATTENTION = "scaled_dot_product_attention"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])  # the package `tracing`
 PREFIX = "model."  # FlatCall holds the user's model under this name
@@ -61,7 +61,7 @@ def source_of(node: fx.Node) -> Source:
     module = ""
     for path, _ in (node.meta.get("nn_module_stack") or {}).values():
         module = path
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
     users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, _OURS, "<"))]
     file, line = users[-1] if users else ("", 0)
     file = _importable(file)

@@ -7,6 +7,7 @@ and foreign leaves that require a gradient.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ _OF_BUFFERS = (
     "batch_norm",
     "instance_norm",
 )  # functions that write to no operand
+_TRANSFORMS = inspect.getfile(torch.func.vjp)  # the derivatives, and not vmap
 _DATA: Any = Tensor.data
 _REQUIRES_GRAD: Any = Tensor.requires_grad
 _TRANSPOSED = (Tensor.T, Tensor.mT, Tensor.H, Tensor.mH)
@@ -80,7 +82,8 @@ class GradientGuard(TorchFunctionMode):
         if name == "__get__":
             return self._read(func, args)
         if func is torch.autograd.grad or func is Tensor.backward:
-            self._refuse_derivative(func)
+            grad = func is torch.autograd.grad
+            self._refuse_derivative("torch.autograd.grad" if grad else "backward()")
         first = args[0] if args else None
         if isinstance(first, Tensor):
             self._check(func, name, first, args, kwargs)
@@ -159,9 +162,8 @@ class GradientGuard(TorchFunctionMode):
         elif writes(name, kwargs) and name not in _OF_BUFFERS:
             self._refuse_unrecorded(first, kwargs.get("out"))
 
-    def _refuse_derivative(self, func: Any) -> None:
+    def _refuse_derivative(self, name: str) -> None:
         """Raise for a backward pass inside of the forward pass."""
-        name = "torch.autograd.grad" if func is torch.autograd.grad else "backward()"
         raise self._error(
             f"the model calls {name} while it runs, and a graph has no operator for that; take the"
             " derivative outside, of what the parallel module returns, with create_graph=True"
@@ -200,6 +202,8 @@ class GradientGuard(TorchFunctionMode):
             else:
                 outside = value.requires_grad and value.is_leaf and id(value) not in self._outside
             if outside:
+                if any(f.filename == _TRANSFORMS for f in traceback.extract_stack()):
+                    self._refuse_derivative("a transform of torch.func")
                 raise self._error(
                     f"the model reads a tensor of shape {tuple(value.shape)} that wants a gradient"
                     " and is not registered on it, so no plan would train it; register it as an"

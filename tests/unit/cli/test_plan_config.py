@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.cli.errors import UsageError
 from shardwright.cli.plan_config import config_for
 from shardwright.cli.planning import CapturedTarget
 from shardwright.frameworks.reading import read_text
@@ -53,9 +52,11 @@ def test_what_a_framework_cannot_say_is_offered_with_its_price(captured):
     assert read_text(found.text, devices=8).strategy == found.strategy
 
 
-def test_formats_of_modules_say_the_plan_or_refuse(captured):
-    with pytest.raises(UsageError, match="split-spec: not expressible, because"):
-        offered(captured, "dp_shard=8", "split-spec")
+def test_formats_of_modules_say_the_plan_or_the_nearest_that_they_can(captured):
+    """A style of modules has one axis, which `split-spec` has for stages alone."""
+    plan, found = offered(captured, "dp_shard=8", "split-spec")
+    assert not found.is_plan and found.strategy.pp > 1 and "SplitPoint" in found.text
+    assert found.more == pytest.approx(found.seconds / plan.step_seconds - 1)
 
 
 def test_plan_writes_a_config_into_the_file_that_is_named(tmp_path, shardwright_command, mistake):

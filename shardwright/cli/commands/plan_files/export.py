@@ -26,13 +26,16 @@ def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
     """Write PLAN in a format of torch, Hugging Face or torchtitan.
 
     Where the format cannot express the plan, the reason is printed and nothing
-    is written.
+    is written. `plan --for` offers the nearest plan that it can express.
     """
     loaded = load_plan(plan)
     try:
         text = FORMS[form](loaded)
     except NotExpressibleError as e:
-        raise UsageError(f"{plan} as {form}: {e}") from e
+        raise UsageError(
+            f"{plan} as {form}: {e}; plan the model with --for {form} to get the nearest plan that"
+            " this format can say, with its price"
+        ) from e
     if output:
         write_text(output, text)
     if as_json:

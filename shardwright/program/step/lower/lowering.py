@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.program.step.dead_code import without_dead
 from shardwright.program.step.instructions import Seed, StepProgram
@@ -91,5 +92,6 @@ def _program(
         updates=updates,
         fixed_offsets=step.fixed_offsets,
         alone_bytes=step.alone_bytes,
+        sum_bytes=sum_bucket_bytes(step.graph) if step.sum_bytes is None else step.sum_bytes,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))

@@ -92,7 +92,7 @@ class _Play:
         return len(found) > before
 
     def play(self, group: int, one: Pass) -> bool:
-        """Play a pass, if what it needs is there."""
+        """Play a pass, if everything that it reads has arrived."""
         at, known = len(self.found[group]) + 1, self.known[group]
         needed = self.needed(one)
         posts: tuple[Message, ...] = ()

@@ -42,10 +42,10 @@ class MicroBatchWriter:
 
     def forward(self) -> None:
         """The forward pass."""
-        for place, item in enumerate(self.items):
+        for index, item in enumerate(self.items):
             if isinstance(item, Stretch):
                 saves = not item.segment
-                self.writer.instructions.append(self.run(place, item, saves=saves, again=False))
+                self.writer.instructions.append(self.run(index, item, saves=saves, again=False))
             elif item.instruction.result in self.writer.shared:
                 if item.instruction.result not in self.writer.gathered:
                     self.writer.gathered.add(item.instruction.result)
@@ -55,16 +55,16 @@ class MicroBatchWriter:
 
     def backward(self, part: Gradients = Gradients.ALL) -> None:
         """The backward pass, or a part of it, from the gradients that were given."""
-        for place, item in reversed(list(enumerate(self.items))):
+        for index, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in self.rerun:
                 if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
                     self.recompute(item.segment)
                 self.rerun.add(item.segment)
             if isinstance(item, Stretch):
                 if part is Gradients.WEIGHTS:
-                    self.run_backward_of_weights(place, item)
+                    self.run_backward_of_weights(index, item)
                 else:
-                    self.run_backward(place, item, part)
+                    self.run_backward(index, item, part)
             else:
                 self.redistribute_gradient(item.instruction)
 
@@ -72,17 +72,17 @@ class MicroBatchWriter:
         """Run a segment again."""
         self.rerun.add(segment)
         self.again.update(self.parts.made[segment])
-        for place in self.parts.places[segment]:
-            item = self.items[place]
+        for index in self.parts.indices[segment]:
+            item = self.items[index]
             if isinstance(item, Stretch):
-                self.writer.instructions.append(self.run(place, item, saves=True, again=True))
+                self.writer.instructions.append(self.run(index, item, saves=True, again=True))
             else:
                 self.redistribute(item)
 
-    def run(self, place: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
+    def run(self, index: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
         """One stretch forward."""
-        if place not in self.used:
-            self.used[place] = self.writer.table.add(
+        if index not in self.used:
+            self.used[index] = self.writer.table.add(
                 item.instructions,
                 item.inputs,
                 item.outputs,
@@ -90,13 +90,13 @@ class MicroBatchWriter:
                 map(self.is_trained, item.outputs),
                 (name in item.copies for name in item.inputs),
             )
-        region, variant = self.used[place]
+        region, variant = self.used[index]
         ops = tuple(op_name(one) for one in item.instructions)
         inputs = tuple(self.value(name) for name in item.inputs)
         outputs = tuple(self.value(name) for name in item.outputs)
-        return Forward(region, variant, self.calls[place], inputs, outputs, saves, again, ops)
+        return Forward(region, variant, self.calls[index], inputs, outputs, saves, again, ops)
 
-    def run_backward(self, place: int, item: Stretch, part: Gradients) -> None:
+    def run_backward(self, index: int, item: Stretch, part: Gradients) -> None:
         """One stretch backward, if a gradient of its results is known."""
         given = tuple(tuple(self.grads.pop(name, ())) for name in item.outputs)
         if not any(given):
@@ -113,17 +113,17 @@ class MicroBatchWriter:
                 self.redistribute(self.redistributed[copy])
             copies.append((position, self.value(copy)))
         if part is Gradients.INPUTS:
-            self.weights_left[place] = copies
-        self.add_backward(place, item, part, given, copies)
+            self.weights_left[index] = copies
+        self.add_backward(index, item, part, given, copies)
 
-    def run_backward_of_weights(self, place: int, item: Stretch) -> None:
+    def run_backward_of_weights(self, index: int, item: Stretch) -> None:
         """The remaining part of a stretch's backward pass."""
-        if (copies := self.weights_left.pop(place, None)) is not None:
-            self.add_backward(place, item, Gradients.WEIGHTS, (), copies)
+        if (copies := self.weights_left.pop(index, None)) is not None:
+            self.add_backward(index, item, Gradients.WEIGHTS, (), copies)
 
     def add_backward(
         self,
-        place: int,
+        index: int,
         item: Stretch,
         part: Gradients,
         given: tuple[tuple[str, ...], ...],
@@ -136,9 +136,9 @@ class MicroBatchWriter:
             other = Gradients.INPUTS if is_weight else Gradients.WEIGHTS
             wanted = self.is_trained(name) and part is not other
             made.append(self.contribution(name) if wanted else "")
-        region, _ = self.used[place]
+        region, _ = self.used[index]
         self.writer.instructions.append(
-            Backward(region, self.calls[place], given, tuple(made), tuple(copies), part=part)
+            Backward(region, self.calls[index], given, tuple(made), tuple(copies), part=part)
         )
         for name, gradient in zip(item.inputs, made, strict=True):
             if gradient:

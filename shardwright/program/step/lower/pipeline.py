@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, local_atoms
 from shardwright.ir.pipeline import AXIS
@@ -105,12 +106,14 @@ class _GroupWriter:
         self, staged: StagedGraph, rank: int, rewrite: Rewrite | None, like: Sequence[int]
     ) -> None:
         self.staged, self.rank = staged, rank
-        self.group, self.place = divmod(rank, staged.decisions.mesh.size)
+        self.group, self.position = divmod(rank, staged.decisions.mesh.size)
         self.instructions: list[StepInstruction] = []
         table = RegionTable(staged.graph.numerics.rng == "fast")
         homes = staged.pipeline.homes
         self.stages = {
-            stage: _StageWriter(staged, stage, self.place, rewrite, table, like, self.instructions)
+            stage: _StageWriter(
+                staged, stage, self.position, rewrite, table, like, self.instructions
+            )
             for stage, home in enumerate(homes)
             if home == self.group
         }
@@ -147,6 +150,7 @@ class _GroupWriter:
             gradients=tuple(gradients.items()),
             updates=tuple(one for stage in stages for one in stage.updates()),
             fixed_offsets=self.table.fixed_offsets,
+            sum_bytes=sum_bucket_bytes(self.staged.graph),
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 
@@ -273,7 +277,7 @@ class _GroupWriter:
     def tile(self, leaf: str) -> tuple[Shape, str]:
         """The shape and dtype of this rank's tile of a parameter, and so of its gradient."""
         staged = self.staged
-        at = staged.decisions.mesh.coordinate(self.place)
+        at = staged.decisions.mesh.coordinate(self.position)
         tile = local_atoms(staged.analysis.atoms[leaf], staged.decisions.storage[leaf], at)
         stage = next(stage for stage in self.stages.values() if leaf in stage.names)
         return flat(tile), stage.writer.dtype(leaf)
@@ -313,18 +317,18 @@ class _StageWriter:
         self,
         staged: StagedGraph,
         stage: int,
-        place: int,
+        position: int,
         rewrite: Rewrite | None,
         table: RegionTable,
         like: Sequence[int],
         instructions: list[StepInstruction],
     ) -> None:
-        self.staged, self.stage, self.place = staged, stage, place
+        self.staged, self.stage, self.position = staged, stage, position
         self.part = staged.parts[stage]
         graph = self.part.graph
         self.splits = splits_backward(self.part)
         firsts = sorted(set(like))
-        lowered = staged.programs(stage, place, firsts)
+        lowered = staged.programs(stage, position, firsts)
         distinct = [with_casts(program, graph) for program in lowered.programs]
         for program in distinct:
             verify(program)
@@ -334,7 +338,7 @@ class _StageWriter:
         mesh = staged.decisions.mesh
         step = LoweringInput(
             mesh,
-            place,
+            position,
             graph,
             self.programs,
             lowered.reductions,
@@ -352,11 +356,11 @@ class _StageWriter:
 
     def before(self, number: int) -> tuple[Crossing, ...]:
         """The values that come from the stage before in a micro-batch."""
-        return self.staged.crossing(self.stage - 1, number, self.place)
+        return self.staged.crossing(self.stage - 1, number, self.position)
 
     def behind(self, number: int) -> tuple[Crossing, ...]:
         """The values that go to the stage behind."""
-        return self.staged.crossing(self.stage, number, self.place)
+        return self.staged.crossing(self.stage, number, self.position)
 
     def returned(self, batch: MicroBatchWriter) -> list[str]:
         """Names, in the program of a micro-batch, of values whose gradients come back."""

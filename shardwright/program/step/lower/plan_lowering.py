@@ -30,7 +30,8 @@ class PlanLowering:
 
     Micro-batches that do the same are lowered once. Without stages only some of those stand for all
     (`numbers`). `alone_bytes` is the backend's. `split` cuts the batch, which takes a while for
-    every number of micro-batches.
+    every number of micro-batches. `sum_bytes` is the size of a bucket of gradients, None that of
+    `graph`.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class PlanLowering:
         decisions: Decisions,
         alone_bytes: int | None,
         split: Split | None = None,
+        sum_bytes: int | None = None,
     ) -> None:
         self.graph, self.analysis, self.decisions = graph, analysis, decisions
-        self._alone_bytes = alone_bytes
+        self._alone_bytes, self._sum_bytes = alone_bytes, sum_bytes
         self._split = split or (lambda count: micro_batches(graph, analysis, count))
         self._programs: dict[int, StepProgram] = {}
 
@@ -90,7 +92,7 @@ class PlanLowering:
             return optimized(lower_pipeline(self.staged, rank, in_place, like=self.first_equal))
         if self.decisions.micro_batches == 1:
             step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
-            step = replace(step, alone_bytes=self._alone_bytes)
+            step = replace(step, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes)
             return optimized(lower_step(step), STEP_PASSES)
         return self.of_micro_batches(rank, self.numbers)
 
@@ -101,5 +103,7 @@ class PlanLowering:
         step = micro_batched_step(graph, analysis, self.micro, decisions, rank, in_place, firsts)
         known = dict(zip(firsts, step.programs, strict=True))
         programs = [known[self.first_equal[number]] for number in numbers]
-        step = replace(step, programs=programs, alone_bytes=self._alone_bytes)
+        step = replace(
+            step, programs=programs, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes
+        )
         return optimized(lower_step(step), PASSES)

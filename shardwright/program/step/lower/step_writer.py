@@ -48,8 +48,9 @@ class LoweringInput:
     `programs` are those of its micro-batches, one after the other, without operators in place, for
     `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
     lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different places are different regions. `alone_bytes` is the backend's. Names of
-    values begin with `prefix`: that of a pipeline stage, where a rank has several.
+    tiles start at different offsets are different regions. `alone_bytes` is the backend's, and
+    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
+    with `prefix`: that of a pipeline stage, where a rank has several.
     """
 
     mesh: Mesh
@@ -60,6 +61,7 @@ class LoweringInput:
     rewrite: Callable[[Program, Graph], Program] | None = None
     fixed_offsets: bool = False
     alone_bytes: int | None = None
+    sum_bytes: int | None = None
     prefix: str = ""
 
 
@@ -158,11 +160,11 @@ class _Parts:
         self.redistributed = {
             one.instruction.result: one for one in self.items if isinstance(one, RunRedistribution)
         }
-        # What each segment of recomputation has: places of items, and names of values made there.
-        self.places: defaultdict[int, list[int]] = defaultdict(list)
+        # What each segment of recomputation has: indices of items, and names of values made there.
+        self.indices: defaultdict[int, list[int]] = defaultdict(list)
         self.made: defaultdict[int, set[str]] = defaultdict(set)
-        for place, item in enumerate(self.items):
-            self.places[item.segment].append(place)
+        for index, item in enumerate(self.items):
+            self.indices[item.segment].append(index)
             self.made[item.segment].update(_made(item))
         self.weights = set(self.loads)  # parameters and copies of them
         for one in self.redistributed.values():

@@ -55,7 +55,7 @@ Rewrite = Callable[[Program, Graph], Program]
 def items(
     program: Program, graph: Graph, reduced: Collection[str], rewrite: Rewrite | None = None
 ) -> list[Item]:
-    """The program in pieces, in order; loads are left out. Stretches are as `rewrite` leaves them.
+    """The program's stretches and redistributions, in order, without loads; `rewrite` is applied.
 
     A stretch ends, too, before the first reader of each of the parameters `reduced`, so that their
     gradients are complete when its backward pass is, and of a number that is summed over devices,

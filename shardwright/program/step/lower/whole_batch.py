@@ -18,7 +18,7 @@ def whole_step(
     rank: int,
     rewrite: Rewrite | None = None,
 ) -> LoweringInput:
-    """The step of `rank` that takes its batch as a whole; regions are as `rewrite` leaves them."""
+    """The input of lowering for a step of `rank` with a whole batch; `rewrite` is for regions."""
     return LoweringInput(
         decisions.mesh,
         rank,

@@ -1,6 +1,6 @@
-"""Lets backward passes add gradients of parameters to those that are there.
+"""Lets backward passes add gradients of parameters to their totals.
 
-Else a region's gradients would all be there at once, beside their sums so far.
+Otherwise all gradients of a region would be alive at once, beside the totals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.program.step.lower.purposes import readers_of
 
 
 def accumulate(program: StepProgram) -> StepProgram:
-    """`program` without `Accumulate`s of what a backward pass makes."""
+    """`program` without an `Accumulate` for gradients that a backward pass makes."""
     readers = readers_of(program.instructions)
     added = {one.value: one for one in program.instructions if isinstance(one, Accumulate)}
     gone: set[int] = set()

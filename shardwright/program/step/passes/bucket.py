@@ -95,7 +95,7 @@ def _groups(
             run = 0 if purpose is Purpose.RESULT else part_of_step
             runs[run, kind].append(one)
     for found in runs.values():
-        yield from _filled(found, purpose, level)
+        yield from _filled(found, purpose, level, program.sum_bytes)
 
 
 def _is_alone(one: Transfer, program: StepProgram) -> bool:
@@ -104,7 +104,9 @@ def _is_alone(one: Transfer, program: StepProgram) -> bool:
     return least is not None and one.bytes >= least and one.parts[0].in_order(ranks)
 
 
-def _filled(run: Sequence[Transfer], purpose: Purpose, level: int) -> Iterator[list[str]]:
+def _filled(
+    run: Sequence[Transfer], purpose: Purpose, level: int, sum_bytes: int
+) -> Iterator[list[str]]:
     """Buckets of transfers of one kind, given in the order of the program."""
     if purpose is Purpose.RESULT:
         yield [one.handle for one in run]
@@ -113,9 +115,11 @@ def _filled(run: Sequence[Transfer], purpose: Purpose, level: int) -> Iterator[l
     ordered = run if purpose is Purpose.COPY else run[::-1]
     sizes = [one.bytes for one in ordered]
     if run[0].collective is Collective.ALL_REDUCE and purpose is Purpose.GRADIENT and not level:
-        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes)
+        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes, sum_bytes)
     else:
-        numbers = gather_buckets((size, None) for size in sizes)
+        # What is summed along one axis already is the small part of the gradients.
+        least = sum_bytes if purpose is Purpose.GRADIENT and level else 0
+        numbers = gather_buckets(((size, None) for size in sizes), least)
     for group in numbers:
         yield [ordered[i].handle for i in group]
 

@@ -74,7 +74,7 @@ class _Delayed:
         return found
 
     def needs(self, one: StepInstruction) -> bool:
-        """Whether an instruction has to come behind these."""
+        """Whether an instruction has to come after these."""
         if isinstance(one, Wait):
             return one.handle in self.handles
         return not self.names.isdisjoint(reads(one))

@@ -8,7 +8,7 @@ from shardwright.program.step.instructions import Free, StepInstruction, StepPro
 
 
 def free(program: StepProgram) -> StepProgram:
-    """`program` with a `Free` behind the last reader of each value; what is returned stays."""
+    """`program` with a `Free` after the last reader of each value that is not returned."""
     returned, seen = set(program.returned), set[str]()
     kept = set(program.leaves)
     found: list[StepInstruction] = []

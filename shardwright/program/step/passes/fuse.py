@@ -182,8 +182,8 @@ class _Fusion:
         """A call that stays as it is, of a region with another number."""
         region = self.program.regions[one.region]
         variant = (region.variants[one.variant],)
-        number, place = self.table.use(replace(region, variants=variant))
-        return replace(one, region=number, variant=place)
+        number, variant_number = self.table.use(replace(region, variants=variant))
+        return replace(one, region=number, variant=variant_number)
 
     def whole(self, one: Forward | Backward, calls: Sequence[str]) -> StepInstruction:
         """The call, or the backward pass, of a whole chain."""

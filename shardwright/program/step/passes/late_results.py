@@ -1,6 +1,6 @@
-"""Makes outputs known at the end of the step, where nobody reads them before.
+"""Returns outputs at the end of the step, unless something reads them earlier.
 
-The loss is then summed in the buffer of a bucket of gradients, and is no message of its own.
+The loss is then summed in the buffer of a bucket of gradients, without a message of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.program.step.lower.purposes import Purpose, purposes
 
 
 def late_results(program: StepProgram) -> StepProgram:
-    """`program` whose outputs are wanted at its end, and not before its backward part."""
+    """`program` whose outputs are returned at its end, not before its backward part."""
     updates = {value for _, value in program.updates}
     program = replace(
         program,

@@ -1,6 +1,6 @@
 """Waits for sums of single numbers right before their first reader.
 
-What a step begins with, as the number of labels that count, is summed while layers compute.
+A number that the batch alone determines, such as that of valid labels, is summed while layers run.
 """
 
 from __future__ import annotations

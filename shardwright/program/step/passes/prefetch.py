@@ -1,8 +1,8 @@
 """Starts gathers of parameters ahead of their first reader.
 
 The next bucket is gathered while operators read the one before it, in the forward pass, in the
-backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). Nothing is started
-before a `Seed` that is read behind it: nobody knows whether the backward part will follow.
+backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). A gather for the
+backward part is not started before the `Seed`, as the backward part may never be asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts to receive a message as soon as the one before it has arrived.
 
-Its sender need not wait then until the receiver has come to the pass that reads it. One message is
-received ahead, so one buffer more is held.
+Its sender then need not wait until the receiver reaches the pass that reads it. One message is
+received ahead, which costs one more buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardwright.program.step.instructions import Recv, StepInstruction, StepPro
 
 
 def receive_early(program: StepProgram) -> StepProgram:
-    """`program` with the next message's `Recv` behind the wait for each; their order stays."""
+    """`program` with the next message's `Recv` after the wait for each; their order stays."""
     left = deque(one for one in program.instructions if isinstance(one, Recv))
     received = {one.handle for one in left}
     started: set[str] = set()

@@ -137,7 +137,7 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
         tokens = torch.zeros((8, 512), dtype=torch.long)
     batch = {"input_ids": tokens, "labels": tokens}
     graph = sw.capture(model, (), batch, precision="bf16")
-    plan = sw.price(graph, "8xH100", "dp_shard=2 tp=4 ac=full")
+    plan = sw.price(graph, "8xH100", "dp_shard=2 tp=4 ac=full compile=regional")
     assert prices["config"]["step_seconds"] == plan.step_seconds
     assert prices["config"]["peak_bytes"] == plan.peak_bytes
     gains = [change["step_change"] for change in prices["changes"]]
@@ -146,7 +146,9 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     assert none["step_change"] < 0 < none["peak_bytes_change"] and none["fits"]
     assert prices["best_uniform"]["step_seconds"] <= plan.step_seconds
     assert 0 < prices["config"]["utilisation"] < 1
-    assert prices["best_plan"]["step_seconds"] <= prices["best_uniform"]["step_seconds"] * 1.05
+    compiled = [prices[name]["compiled"] for name in ("config", "best_uniform", "best_plan")]
+    assert compiled == [True, True, False]  # the search is one of eager steps, and says so
+    assert prices["best_plan"]["step_seconds"] > 0
 
 
 def test_the_improved_file_keeps_all_other_keys_and_the_results(tiny, shardwright_command):

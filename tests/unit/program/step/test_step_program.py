@@ -135,7 +135,7 @@ def test_an_update_comes_behind_all_gradients_and_readers_of_parameters():
         with pytest.raises(VerifyError, match=match):
             verify(replace(program, instructions=instructions))
 
-    refused("behind the update", *before, update, *before[:1])
+    refused("after the update", *before, update, *before[:1])
     refused("before it is defined", update)
     other = Update((("up.weight", "total/up.bias"),))
     refused("takes other gradients", *before, other)

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import rnn
 
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
@@ -122,6 +124,49 @@ def test_an_error_says_where_and_what_to_do(function, words, capsys):
     with pytest.raises(CaptureError, match=words):
         _capture(function)
     assert capsys.readouterr() == ("", "")
+
+
+class _Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0].sum()
+
+
+class _Derived(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return torch.func.grad(lambda x: self.layer(x).sum())(x).square().mean()
+
+
+class _Selected(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, label):
+        chosen = label > 1
+        return F.cross_entropy(self.layer(x)[chosen], label[chosen])
+
+
+@pytest.mark.parametrize(
+    "kind, shape, words",
+    [
+        (_Packed, (3, 3, 4), r"packed sequences depend on their lengths"),
+        (_Derived, (3, 4), r"calls a transform of torch\.func"),
+        (_Selected, (3, 4), r"decides on the value of a tensor"),
+    ],
+)
+def test_an_error_inside_of_torch_says_where_and_what_to_do(kind, shape, words):
+    lengths = () if kind is _Derived else (torch.tensor([2, 3, 1]),)
+    with pytest.raises(CaptureError, match=r"test_export\.py:\d+.*" + words):
+        capture_call(kind(), (torch.ones(shape), *lengths))
 
 
 def _uses_numpy(_module, y):

@@ -1,0 +1,1 @@
+"""The time that all uniform strategies of a model take, and what their bounds rule out."""

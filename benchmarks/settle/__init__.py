@@ -1,0 +1,1 @@
+"""How long it takes to simulate a candidate plan's time and memory, by number of layers."""

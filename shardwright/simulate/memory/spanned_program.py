@@ -1,0 +1,160 @@
+"""Writes the program of few layers with the names of all, where instructions name all layers.
+
+One collective may move tensors of all layers (`program/step/spanning.py`). For its memory it has
+them all: those of layers that were left out are copies of the ones beside the gap, and what only
+adds such values up at the end of a step is written once for each layer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from shardwright.program.step.instructions import (
+    StepInstruction,
+    StepProgram,
+    Update,
+    reads,
+    writes,
+)
+from shardwright.program.step.sections import NotPeriodicError, Seam, Section, Sections
+from shardwright.program.step.spanning import extended, left_out, named_by, renamed
+
+
+@dataclass(frozen=True)
+class SpannedProgram:
+    """The program, and how its instructions lie in it.
+
+    Attributes:
+        program: the program of few layers, with more names and sections.
+        written: where sections behind a gap start, before which those left out are written.
+        copies: by the number of instructions before: for each layer that was left out, the values
+            that are copied and the names of the copies.
+    """
+
+    program: StepProgram
+    written: Mapping[int, int]
+    copies: Mapping[int, list[dict[str, str]]]
+
+    def place(self, start: int) -> int:
+        """The number of instructions before the one that has this place in few layers."""
+        return start + sum(count for at, count in self.written.items() if at <= start)
+
+    def places(self, start: int, stop: int) -> range:
+        """The number of instructions run after each of these, and what was written before them."""
+        first = self.place(start) - self.written.get(start, 0)
+        return range(first + 1, self.place(start) + stop - start + 1)
+
+
+def spanned(sections: Sections) -> SpannedProgram:
+    """The program of few layers, with more where it needs them.
+
+    Raises `NotPeriodicError` where a layer's own instructions read what all layers name together.
+    """
+    if not sections.spans:
+        return SpannedProgram(sections.program, {}, {})
+    names = _Names(sections)
+    more = {
+        seam.behind.start: found
+        for seam in sections.seams
+        if (found := names.written(seam)) is not None
+    }
+    names.check()
+    instructions: list[StepInstruction] = []
+    for at, one in enumerate(sections.program.instructions):
+        instructions += more.get(at, ())
+        spans = sections.spans.get(at, ())
+        instructions.append(extended(one, spans, sections.skipped) if spans else one)
+    written = {at: len(found) for at, found in more.items()}
+    program = replace(sections.program, instructions=tuple(instructions))
+    bare = SpannedProgram(program, written, {})
+    return replace(bare, copies={bare.place(at): found for at, found in names.copies().items()})
+
+
+class _Names:
+    """The names that instructions of all layers have in common."""
+
+    def __init__(self, sections: Sections) -> None:
+        self.sections = sections
+        self.made: dict[str, int] = {}
+        self.used: defaultdict[str, set[int]] = defaultdict(set)
+        for at, one in enumerate(sections.program.instructions):
+            if isinstance(one, Update):  # of all parameters alike
+                continue
+            for name in writes(one):
+                self.made.setdefault(name, at)
+            for name in (*reads(one), *writes(one), *named_by(one)):
+                self.used[name].add(at)
+        # Of what all layers name: the name of layer -1 in its place.
+        self.like: dict[str, str] = {}
+        self.first: dict[str, int] = {}  # beside gaps: the first instruction of all layers
+        for at, spans in sorted(sections.spans.items()):
+            known = named_by(sections.program.instructions[at])
+            for span in spans:
+                begin, _ = span.before
+                for place, name in enumerate(known):
+                    self.like.setdefault(name, known[begin + span.find(place)[1]])
+                for pair in span.pairs():
+                    for place in pair:
+                        self.first.setdefault(known[place], at)
+        self.unrolled: set[int] = set()  # places of sections that are written for each layer
+
+    def written(self, seam: Seam) -> list[StepInstruction] | None:
+        """The section before a gap for each layer that was left out, if it only adds values up."""
+        before = self.sections.program.instructions[seam.before.start : seam.before.stop]
+        found: list[StepInstruction] = []
+        for number in range(self.sections.skipped[seam.before.gap]):
+            for one in before:
+                named = (*reads(one), *writes(one), *named_by(one))
+                names = {name: left_out(self.like.get(name, name), number) for name in named}
+                other = renamed(one, names)
+                if other is None:
+                    return None
+                found.append(other)
+        for section in self.sections.sections:
+            if section.track == seam.before.track:
+                self.unrolled.update(_instructions(section))
+        return found
+
+    def check(self) -> None:
+        """Raise `NotPeriodicError` unless layers are done with what all of them name."""
+        for name, first in self.first.items():
+            own = self.used[name] - self.sections.spans.keys()
+            if self.made.get(name) in self.sections.spans:
+                if own - self.unrolled:
+                    raise NotPeriodicError(f"%{name} is read by its layer, too")
+            elif name in self.made and any(at > first for at in own):
+                raise NotPeriodicError(f"%{name} is read by its layer later")
+
+    def copies(self) -> dict[int, list[dict[str, str]]]:
+        """By place, for each layer that was left out: what values are copied as."""
+        found: defaultdict[int, defaultdict[int, dict[str, str]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        for name, gap, place in self._copied():
+            for number in range(self.sections.skipped[gap]):
+                found[place][number][name] = left_out(self.like[name], number)
+        return {place: list(by_number.values()) for place, by_number in found.items()}
+
+    def _copied(self) -> Iterator[tuple[str, int, int]]:
+        """Names to copy, with their gap and the place of the copy."""
+        before = {at: seam for seam in self.sections.seams for at in _instructions(seam.before)}
+        for at, spans in self.sections.spans.items():
+            names = named_by(self.sections.program.instructions[at])
+            for span in spans:
+                mine = names[slice(*span.before)]
+                beside = [name for name in names if self.made.get(name) in before]
+                for name in mine:
+                    made = self.made.get(name)
+                    if made is None:  # a parameter
+                        yield name, span.gap, 0
+                    elif made not in self.sections.spans:
+                        found = [one for one in beside if self.like[one] == name]
+                        if len(found) != 1:
+                            raise NotPeriodicError(f"%{name} is not made beside a gap")
+                        yield found[0], span.gap, before[self.made[found[0]]].behind.start
+
+
+def _instructions(section: Section) -> range:
+    return range(section.start, section.stop)

@@ -1,0 +1,70 @@
+"""What each word of recomputation runs again, and what plans of it cost."""
+
+import pytest
+
+import shardwright as sw
+from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.planner.space.repeats import find_repeats
+from shardwright.planner.strategies.layers import layers_of
+from shardwright.planner.strategies.recomputation import recomputable_by, recomputed
+from tests.harness.torch_composition import LAYERS, subject
+
+
+@pytest.fixture(scope="module")
+def graph():
+    model, ids = subject()
+    return sw.capture(model, (), {"ids": ids})
+
+
+def kinds(graph, word):
+    """Kinds of the operators of each segment that runs again, and of those that run once."""
+    layers = layers_of(graph, tuple(find_repeats(graph)))
+    recompute = Recompute.parse(word)
+    possible = recomputable_by(recompute, graph, layers)
+    spans = recomputed(recompute, graph, layers, possible)
+    again = [[graph.ops[i].kind for i in span] for span in spans]
+    return again, [graph.op[name].kind for name in sorted(possible.skeleton.kept)]
+
+
+def test_children_and_modules_are_runs_of_their_operators(graph):
+    children, _ = kinds(graph, "children")
+    assert children[:3] == [["layer_norm"], ["linear"], ["linear"]]  # gelu is the layer's own
+    assert len(children) == 3 * LAYERS
+    modules, _ = kinds(graph, "modules(layers.1.*,up)")
+    assert modules.count(["linear"]) == LAYERS + 1 and modules.count(["layer_norm"]) == 1
+    assert kinds(graph, "modules(layernorm)")[0] == [["layer_norm"]] * LAYERS
+
+
+def test_groups_join_layers_and_the_last_one_has_what_is_left(graph):
+    layers, groups = kinds(graph, "full")[0], kinds(graph, "groups(3)")[0]
+    assert len(groups) == 2 and len(groups[0]) == 3 * len(layers[0])
+
+
+def test_of_every_second_product_the_first_is_kept(graph):
+    again, kept = kinds(graph, "ops(mm/2,gelu)")
+    assert len(again) == LAYERS and sorted(kept) == ["gelu"] * LAYERS + ["linear"] * LAYERS
+    plan = sw.price(graph, "2xcpu", "dp_shard=2 ac=ops(mm/2,gelu)", "sgd")
+    chosen = {op.source.module.rpartition(".")[2] for op in plan.ops if op.kept}
+    assert "up" in chosen and "down" not in chosen
+    assert sw.Plan.from_json(plan.to_json()) == plan
+
+
+def test_memory_and_time_lie_between_all_and_nothing_recomputed(graph):
+    words = ("full", "ops(mm)", "none")
+    plans = [sw.price(graph, "2xH100", f"dp_shard=2 ac={word}", "sgd") for word in words]
+    saved = [plan.memory.saved for plan in plans]
+    seconds = [plan.step_seconds for plan in plans]
+    assert saved[0] < saved[1] < saved[2] and seconds[0] > seconds[1] > seconds[2]
+
+
+def test_a_budget_recomputes_as_few_layers_as_it_needs(graph):
+    counts = [len(kinds(graph, f"budget({part})")[0]) for part in (0.9, 0.6)]
+    assert 0 < counts[0] < counts[1] <= LAYERS
+    with pytest.raises(StrategyError, match="less than what recomputing every layer leaves"):
+        kinds(graph, "budget(0.001)")
+
+
+@pytest.mark.parametrize("word", ["modules(attention)", "ops(topk)"])
+def test_words_for_nothing_of_this_model_are_refused(graph, word):
+    with pytest.raises(StrategyError, match=r"finds no such module|names no operator"):
+        kinds(graph, word)
