@@ -151,7 +151,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
 def _spans(
     program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
 ) -> dict[int, tuple[Span, ...]]:
-    """The spans of all layers that instructions outside of seams name at once, by index."""
+    """Names that instructions outside of seams use of all layers at once, by their index."""
     homes = homes_of(
         program,
         {

@@ -26,7 +26,7 @@ _ROWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The part of an operator's memory traffic that fusion into a kernel saves.
+    """The part of an operator's traffic that stays inside of the kernel that it is a part of.
 
     Attributes:
         operands: those that are not read from memory.

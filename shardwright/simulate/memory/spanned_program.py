@@ -38,11 +38,11 @@ class SpannedProgram:
     copies: Mapping[int, list[dict[str, str]]]
 
     def place(self, start: int) -> int:
-        """The number of instructions before the one at this index of the program of few layers."""
+        """The number of instructions before the one that has this place in few layers."""
         return start + sum(count for at, count in self.written.items() if at <= start)
 
     def places(self, start: int, stop: int) -> range:
-        """The number of instructions run after each of these, and the values written before them."""
+        """The number of instructions run after each of these, and what was written before them."""
         first = self.place(start) - self.written.get(start, 0)
         return range(first + 1, self.place(start) + stop - start + 1)
 
