@@ -44,7 +44,7 @@ from shardwright.simulate.memory.messages import receiving, sending
 from shardwright.simulate.memory.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
 
-Watch = Callable[[dict[str, View]], None]  # is given the values that are there, by name
+Observer = Callable[[dict[str, View]], None]  # is given the values that are there, by name
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, observe: Watch | None = None) -> None:
+    def play(self, observe: Observer | None = None) -> None:
         """Run everything.
 
         Before it and after each instruction `observe` is called with the values that are there.
