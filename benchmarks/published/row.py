@@ -68,6 +68,7 @@ class Row:
         compiled: torch.compile.
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
+        norms: "fused" into a kernel, or "composed" of single operators.
         dropout: probability, of embeddings, residuals and unfused attention.
         optimizer: its name and how it is implemented.
         async_tp: whether collectives of `tp` overlap matrix products.
@@ -121,6 +122,7 @@ class Row:
     recompute: str = "unstated"
     compiled: bool = False
     attention: str = "fused"
+    norms: str = "fused"
     dropout: float = 0.0
     optimizer: str = "adamw"
     async_tp: bool = False
