@@ -199,7 +199,7 @@ class Plan:
     * `timeline`: when everything of a step runs, as its step program was simulated; None where it
       was not, and for asynchronous pipelines, which have none;
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
-      where nothing chose (`ir/gradient_sync.py`); `compiled`: whether layers run through
+      for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
