@@ -122,7 +122,7 @@ def search(
     Args:
         graph: the model's graph, as `capture` returns it.
         machine: the hardware, or the name of a preset such as `"8xH100"`.
-        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
         method: `"joint"`: the frontier over all axes of a mesh at once. `"kcut"`: one plan,
             SoyBean's: the devices are cut by one prime factor after the other, or along the axes of
             the one mesh in `meshes`, so that the fewest bytes are communicated.
@@ -195,7 +195,7 @@ def price(
         graph: the model's graph, as `capture` returns it.
         machine: the hardware, or the name of a preset such as `"8xH100"`.
         strategy: a `Strategy`, or its text, such as `"dp_shard=8 tp=8 mb=4 ac=full"`.
-        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
 
     Returns:
         The plan, for `parallelize`, with its memory simulated. It may exceed the memory of a
@@ -226,7 +226,7 @@ def strategies(
     Args:
         graph: the model's graph, as `capture` returns it.
         machine: the hardware, or the name of a preset such as `"8xH100"`.
-        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
         tp_across_hosts: whether tensor parallelism may reach beyond the innermost links.
         progress: called with what is being done and the part of the work, 0 to 1, that is done.
 
@@ -277,7 +277,7 @@ def plan(
         args: positional arguments of one call, an example of the global batch.
         kwargs: keyword arguments of that call.
         machine: the hardware, or the name of a preset such as `"8xH100"`.
-        optimizer: a name such as `"adamw"`, a class of `torch.optim`, or an optimizer.
+        optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
         memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
             `"unlimited"`: the plan may exceed that, and its notes say so.
         constraints: texts such as `"pin layers.*.mlp=tp:features"`.

@@ -36,7 +36,6 @@ EXEMPT = (
     "simulate/memory/allocator.py",
     "simulate/memory/folded_step.py",
     "simulate/memory/step.py",
-    "simulate/memory/step_program.py",
     "simulate/time/step_program.py",
 )
 

@@ -2,11 +2,11 @@
 
 import torch
 
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.backends import BACKENDS
 from shardwright.profile.measure import channel_block_here
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 from shardwright.tracing.op_memory.footprints import Footprints
@@ -14,10 +14,10 @@ from shardwright.tracing.op_memory.footprints import Footprints
 CPU = torch.device("cpu")
 
 
-def predicted(graph, analysis, decisions, rank=0, optimizer="adamw", states=2):
+def predicted(graph, analysis, decisions, rank=0, optimizer="adamw"):
     # Compared with what this host takes, whatever its processor is.
     host = RankModel(BACKENDS["gloo"], channel_block_here())
-    trainer = Trainer(states, lambda tiles: update_bytes(optimizer, tiles), host)
+    trainer = Trainer(optimizer_spec(optimizer), host)
     lowering = PlanLowering(graph, analysis, decisions, host.backend.alone_bytes)
     return step_memory(lowering, rank, trainer, Footprints(on_cpu=True))
 

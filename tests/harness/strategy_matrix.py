@@ -40,12 +40,12 @@ def subject():
     return models.small_llama(layers=4, hidden=16, heads=2, rows=16, length=6)
 
 
-def errors_of(cases):
+def errors_of(cases, world=WORLD):
     """The largest relative error of the loss and of any gradient, by case: what all ranks see."""
     model, batch = subject()
     graph = sw.capture(model, (), batch)
-    plans = {text: sw.price(graph, f"{WORLD}xcpu", text, "sgd") for text in cases}
-    every = run_ranks(WORLD, _trained, plans, timeout=1800)
+    plans = {text: sw.price(graph, f"{world}xcpu", text, "sgd") for text in cases}
+    every = run_ranks(world, _trained, plans, timeout=1800)
     return {text: max(found[text] for found in every) for text in cases}
 
 

@@ -53,6 +53,7 @@ CASES = {
     ],
     4: [
         ("gpt2", "pp=4 dp=1", "1F1B", 4, 4),
+        ("gpt2", "pp=4 dp=1", "1F1B", 4, 2),  # fewer micro-batches than stages
         ("gpt2", "pp=2 dp=2", "GPipe", 2, 2),
         ("gpt2", "pp=2 tp=2", "ZBVZeroBubble", 4, 2),
         *(

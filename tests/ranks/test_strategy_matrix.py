@@ -22,6 +22,14 @@ def test_strategies_of_the_matrix_equal_one_device():
         assert error <= matrix.TOLERANCE, f"{text}: {error:.1e}"
 
 
+@pytest.mark.ranks
+@pytest.mark.hf
+@pytest.mark.slow
+def test_sharded_replicas_inside_of_stages_equal_one_device():
+    text = "pp=2:1F1B dp_replicate=2 dp_shard=2 mb=4"
+    assert matrix.errors_of((text,), world=8)[text] <= matrix.TOLERANCE
+
+
 def test_all_strategies_of_the_matrix_were_run():
     errors = json.loads(SEEN.read_text())["errors"]
     assert errors.keys() == set(matrix.CASES) and len(errors) == 60

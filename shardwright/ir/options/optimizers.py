@@ -1,42 +1,19 @@
-"""Optimizers that a step can be planned with: their state, the work and memory of an update.
+"""Optimizers that a step can be planned with.
 
 The counts are those of `torch.optim`; tests read them off torch again. A new optimizer is one more
-entry of `OPTIMIZERS`.
+entry, or a file of its own, or an `OptimizerSpec` of the user's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from shardwright.ir.options.muon import MUON
+from shardwright.ir.options.optimizer_spec import OptimizerSpec
 
 
 class OptimizerError(ValueError):
     """An optimizer whose memory and update are unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    """One optimizer, as planning and `verify` need it.
-
-    * `torch_class`, `options`: the class of `torch.optim` and the arguments with which `verify`
-      takes a step;
-    * `state_tensors`: tensors of the parameter's size and dtype that it keeps for each parameter;
-    * `calls`, `passes`: operators that one parameter's update runs after the first step, and how
-      often they read or write its elements (torch 2.13, one parameter after the other);
-    * `temporaries`: tensors of the parameter's size that are alive at once in its update;
-    * `foreach_temporaries`: the same of the size of all parameters where they are updated at once
-      (`foreach`, torch's default for plain tensors on a GPU). Neither counts weight decay that is
-      added to gradients.
-    """
-
-    name: str
-    torch_class: str
-    state_tensors: int
-    calls: int
-    passes: int
-    temporaries: int = 0
-    foreach_temporaries: int = 0
-    options: Mapping[str, float] = field(default_factory=lambda: {"lr": 1e-3})
 
 
 _MOMENTUM = {"lr": 1e-2, "momentum": 0.9}
@@ -51,8 +28,10 @@ _SPECS = (
     OptimizerSpec("adamax", "Adamax", 2, 6, 17, 1, 1),
     OptimizerSpec("adagrad", "Adagrad", 1, 4, 12, 1, 1, options={"lr": 1e-2}),
     OptimizerSpec("rmsprop", "RMSprop", 1, 5, 14, 1, 1),
+    MUON,
 )
 OPTIMIZERS: Mapping[str, OptimizerSpec] = {spec.name: spec for spec in _SPECS}
+_USERS: dict[str, OptimizerSpec] = {}  # hold for the process that states them
 
 
 def optimizer_spec(name: str) -> OptimizerSpec:
@@ -61,22 +40,28 @@ def optimizer_spec(name: str) -> OptimizerSpec:
     >>> optimizer_spec("AdamW").state_tensors
     2
     """
-    try:
-        return OPTIMIZERS[name.lower()]
-    except KeyError:
+    found = OPTIMIZERS.get(name.lower()) or _USERS.get(name.lower())
+    if found is None:
         known = ", ".join(OPTIMIZERS)
         raise OptimizerError(
             f"optimizer {name!r} is not known; use one of {known}, to plan with the one whose"
-            " state is most like it"
-        ) from None
+            " state is most like it, or give an OptimizerSpec of your own"
+        )
+    return found
 
 
 def known_optimizer(given: object) -> str:
-    """The name of an optimizer given by its name, as a class or as an instance.
+    """The name of an optimizer given by its name, as a class, an instance or an `OptimizerSpec`.
 
-    Raises `OptimizerError` for one whose memory and update are not known.
+    A spec is known by its name from here on, in this process. Raises `OptimizerError` for an
+    optimizer whose memory and update are not known.
     """
-    if isinstance(given, str):
+    if isinstance(given, OptimizerSpec):
+        name = given.name.lower()
+        if name in OPTIMIZERS:
+            raise OptimizerError(f"optimizer {name!r} is known already; give yours another name")
+        _USERS[name] = given
+    elif isinstance(given, str):
         name = given.lower()
     elif isinstance(given, type):
         name = given.__name__.lower()

@@ -8,7 +8,6 @@ first rank, and for its last where ranks may differ, and its memory is simulated
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import final
 
 from shardwright.ir.graph import Graph
@@ -21,7 +20,6 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
-from shardwright.simulate.costs.update import update_bytes
 from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
@@ -39,9 +37,9 @@ class MemoryRefinement:
         backend = machine.backend_spec
         together = backend.device != "cpu" and machine.devices == 1
         self.trainer = Trainer(
-            states=optimizer_spec(optimizer).state_tensors,
-            update=partial(update_bytes, optimizer, together=together),
-            rank=RankModel(backend, machine.device.channel_block, machine.expert_skew),
+            optimizer_spec(optimizer),
+            RankModel(backend, machine.device.channel_block, machine.expert_skew),
+            together,
         )
 
     def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.ir.buckets import gather_limit, sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.mixed_precision import stored_bytes
+from shardwright.ir.options.mixed_precision import stored_bytes, stored_item_bytes
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_share, routed_bytes
 
@@ -168,14 +168,16 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
     {'parameters': 32, 'gradients': 32, 'optimizer_state': 64}
     """
     trained = name in graph.trained
-    states = optimizer_spec(optimizer).state_tensors
+    shape, spec = graph.tensor[name].shape, optimizer_spec(optimizer)
+    kept = spec.kept_of(shape) * stored_item_bytes(graph, name) if trained else 0
+    states = spec.tensors_of(shape)
     wide, narrow = stored_bytes(graph, name), graph.tensor[name].bytes
     cast = narrow if wide > narrow else 0
     whole = wide * (2 + states if trained else 1) + cast
-    tile = num_bytes * wide // max(1, whole)
+    tile = max(0, num_bytes - kept) * wide // max(1, whole)
     found = {"parameters": tile}
     if trained:
-        found |= {"gradients": tile, "optimizer_state": states * tile}
+        found |= {"gradients": tile, "optimizer_state": states * tile + min(kept, num_bytes)}
     if rest := num_bytes - sum(found.values()):
         found["saved"] = rest  # the cast, which the backward pass needs
     return found
@@ -186,11 +188,12 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
 
     A parameter that no loss depends on has neither gradient nor state.
     """
-    total = 0
+    total, spec = 0, optimizer_spec(optimizer)
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         tensor = graph.tensor[leaf.name]
         stored = stored_bytes(graph, leaf.name)
         trained = leaf.name in graph.trained
-        total += stored * (2 + optimizer_spec(optimizer).state_tensors if trained else 1)
+        total += stored * (2 + spec.tensors_of(tensor.shape) if trained else 1)
+        total += spec.kept_of(tensor.shape) * stored_item_bytes(graph, leaf.name) * trained
         total += tensor.bytes if graph.consumers[leaf.name] and stored > tensor.bytes else 0
     return Bytes(total)

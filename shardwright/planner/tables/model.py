@@ -15,8 +15,9 @@ from typing import final
 
 import numpy as np
 
-from shardwright.ir.graph import Graph, Leaf, Op
+from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op, Tensor
 from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.model import Machine
@@ -111,7 +112,7 @@ class CostModel:
         self.micro_batches = pricing.micro_batches
         self.gradient_sync = pricing.gradient_sync
         self._optimizer = pricing.optimizer
-        self._states = optimizer_spec(pricing.optimizer).state_tensors
+        self._spec = optimizer_spec(pricing.optimizer)
         self.compiled = pricing.compiled
         self.meshless = meshless or MeshInvariants(graph, analysis, machine, compiled=self.compiled)
         self._retention = self.meshless.retention
@@ -212,11 +213,30 @@ class CostModel:
             if stored_ratio > 1:
                 seconds = self.measure.copies(memory + cast, 1 + trained)
             if trained:
-                seconds = seconds + self.measure.update(memory, self._optimizer)
-                memory = (2 + self._states) * memory
+                whole = self.stored_tensor(leaf.name)
+                seconds = seconds + self.measure.update(memory, self._optimizer, whole)
+                seconds = seconds + self._gathers_for_update(whole, layouts)
+                kept = self._spec.kept_of(whole.shape) * ITEM_BYTES[whole.dtype]
+                memory = (2 + self._spec.tensors_of(whole.shape)) * memory + kept
             memory = memory + cast
             self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
+
+    def stored_tensor(self, name: str) -> Tensor:
+        """A parameter, whole, in the dtype that it is stored in."""
+        tensor = self.graph.tensor[name]
+        return replace(tensor, dtype=MASTER) if name in master_weights(self.graph) else tensor
+
+    def _gathers_for_update(self, whole: Tensor, layouts: Ints) -> Floats | float:
+        """Seconds to gather a matrix that is updated whole, from each layout."""
+        matrix = self._spec.matrix_of(whole.shape)
+        if matrix is None:
+            return 0.0
+        item_bytes = ITEM_BYTES[matrix.dtype or whole.dtype]
+        target = np.full_like(layouts, WHOLE)
+        return self.measure.redistributions(
+            self.analysis.atoms[whole.name], item_bytes, layouts, target
+        )
 
     def want(self, value: str, op: Op, position: int) -> Want:
         """The layouts in which `op` reads `value` at `position`, per option."""

@@ -11,6 +11,7 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.graph import Tensor
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
@@ -42,8 +43,8 @@ class Objective(Protocol):
         `again` says that it runs forward once more, in the backward pass.
         """
 
-    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
-        """The update of a parameter with tiles of `tile_bytes`: (K,) -> (K,)."""
+    def update(self, tile_bytes: Ints, optimizer: str, whole: Tensor) -> Floats:
+        """The update of the parameter `whole` with tiles of `tile_bytes`: (K,) -> (K,)."""
 
     def copies(self, moved: Ints, times: int) -> Floats:
         """Copies of parameters, `times` a step, each of `moved` bytes: (K,) -> (K,)."""
@@ -94,9 +95,9 @@ class Duration:
         *_, seconds, forward = self._kernels[key]
         return seconds + forward if again else seconds
 
-    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
+    def update(self, tile_bytes: Ints, optimizer: str, whole: Tensor) -> Floats:
         """Seconds of the optimizer's kernels."""
-        return update_seconds(tile_bytes, optimizer, self._machine.device, self._ranks)
+        return update_seconds(tile_bytes, optimizer, self._machine.device, self._ranks, whole)
 
     def copies(self, moved: Ints, times: int) -> Floats:
         """Seconds of `times` copy kernels."""

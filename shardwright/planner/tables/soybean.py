@@ -29,6 +29,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.graph import Tensor
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.redistribution import KINDS, Collective, CrossingParts
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, WHOLE, Ints, digits
@@ -55,7 +56,7 @@ class Communication:
         """Nothing: aligned operators communicate nothing."""
         return np.zeros(sizes.shape[1])
 
-    def update(self, tile_bytes: Ints, optimizer: str) -> Floats:
+    def update(self, tile_bytes: Ints, optimizer: str, whole: Tensor) -> Floats:
         """Nothing: a parameter and its gradient have one tiling."""
         return np.zeros(tile_bytes.shape)
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Update
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
 from shardwright.runtime.device import default_device
@@ -139,7 +139,7 @@ class AsyncPipeline(StageModule):
                 1
             calls ago, NaN while the pipeline fills.
         """
-        update = Update(optimizer, scheduler, clip_norm, discount_steps, check)
+        update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps, check)
 
         def work() -> torch.Tensor:
             self._sw_link.open()
@@ -167,7 +167,7 @@ class AsyncPipeline(StageModule):
         Returns:
             The losses that `train_step` has not returned.
         """
-        update = Update(optimizer, scheduler, clip_norm, discount_steps)
+        update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps)
 
         def work() -> list[torch.Tensor]:
             losses = self._sw_async.drain(update, self._sw_link)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, Tensors, Update
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate, Tensors
 from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.weight_versions import weights_named
@@ -102,7 +102,7 @@ class AsyncSimulation:
         for module in modules:
             steps = optimizer(module.parameters())
             schedule = scheduler(steps) if scheduler is not None else None
-            self.updates.append(Update(steps, schedule, clip_norm, discount_steps))
+            self.updates.append(StageUpdate(steps, schedule, clip_norm, discount_steps))
         between = [None, *(_Boundary() for _ in range(count - 1)), None]
         self.links = [Mailbox(between[k], between[k + 1]) for k in range(count)]
 

@@ -48,7 +48,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True)
-class Update:
+class StageUpdate:
     """The update that follows each backward pass of a stage.
 
     Learning rates of late stages are smaller for the first `discount_steps` updates.
@@ -113,14 +113,14 @@ class AsyncStage:
         return self.index == self.stages - 1
 
     def step(
-        self, update: Update, link: NeighbourLink, batch: Mapping[str, torch.Tensor]
+        self, update: StageUpdate, link: NeighbourLink, batch: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         """Take mini-batch `seen`; the loss of the one whose backward pass was done, if any."""
         return self.run(
             call_at(self.seen, self.index, self.stages, self.start), update, link, batch
         )
 
-    def drain(self, update: Update, link: NeighbourLink) -> list[torch.Tensor]:
+    def drain(self, update: StageUpdate, link: NeighbourLink) -> list[torch.Tensor]:
         """The backward passes that are left; their losses."""
         left = remaining(self.index, self.stages, self.start, self.seen)
         losses = [self.run(call, update, link, {}) for call in left]
@@ -130,7 +130,7 @@ class AsyncStage:
     def run(
         self,
         call: StagePasses,
-        update: Update,
+        update: StageUpdate,
         link: NeighbourLink,
         batch: Mapping[str, torch.Tensor],
     ) -> torch.Tensor | None:

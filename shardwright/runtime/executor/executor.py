@@ -228,11 +228,6 @@ class ProgramRun:
         self.split_calls.clear()
         self.values.clear()
 
-    @property
-    def ended(self) -> bool:
-        """Whether everything was played."""
-        return self.position == len(self.executor.program.instructions)
-
     def results(self) -> Values:
         """All that the program returns, by name; the run forgets every value."""
         found = {name: self.values.get(name) for name in self.executor.program.returned}

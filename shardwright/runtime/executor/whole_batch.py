@@ -103,6 +103,7 @@ class WholeBatch(nn.Module):
                 return playing.direct.run(leaves, state)
             call = ModuleCall(self, leaves, state, playing)
             if self._steps is not None:
+                call.is_step = True
                 self._steps.append(call)
             groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
             kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
@@ -248,6 +249,7 @@ class ModuleCall:
         self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
         self._stash: dict[int, torch.Tensor | None] | None = None
         self._backward: ProgramRun | None = None
+        self.is_step = False  # whether it goes on to the end of the step
 
     def _result(self, name: str) -> torch.Tensor:
         assert self._run is not None, "its forward part was played"
@@ -294,7 +296,7 @@ class ModuleCall:
         found, end = self.playing.groups[group]
         last = group + 1 == len(self.playing.groups)
         run.play(run.executor.end if last else end)
-        if last and not self._late and run.ended:
+        if last and not self.is_step:
             self._backward = None
         return [
             None if (tile := run.values.pop(value, None)) is None else self._whole(i, tile)
@@ -304,7 +306,7 @@ class ModuleCall:
     def finish(self) -> ProgramRun | None:
         """Copies late results to the tensors that were returned for them.
 
-        Returns the run, if its update is to come.
+        Returns the run, whose update is to come; None if no backward pass was asked for.
         """
         run, self._backward = self._backward, None
         if run is None:
@@ -314,7 +316,7 @@ class ModuleCall:
             for name, place in self._late:
                 place.copy_(run.tensor(name))
         run.values.clear()
-        return None if run.ended else run
+        return run
 
     def _whole(self, number: int, tile: torch.Tensor) -> torch.Tensor | None:
         leaf = self.parameters.get(number)

@@ -1,8 +1,10 @@
-"""Corrects two behaviours of PyTorch's optimizers with sharded parameters.
+"""Corrects three behaviours of PyTorch's optimizers with sharded parameters.
 
 * `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
   2.13; parameters of FSDP meet the same). While it steps, norms are summed as soon as they are
   made.
+* `torch.optim.Muon` orthogonalises whole matrices in bfloat16, and DTensor would multiply tiles
+  of them and add up rounded sums. While it steps, a matrix is gathered when it has that dtype.
 * `Optimizer.load_state_dict` accepts tiles that `torch.load` read from another rank's file as this
   rank's own. It is wrapped for the whole process, as there is no hook that sees every optimizer
   before it loads: such a tile is refused, and a whole tensor is cut.
@@ -78,18 +80,42 @@ class _SummedNorms(TorchFunctionMode):
         return found
 
 
-_entered: list[_SummedNorms] = []  # at most one; one that an error left behind is used again
+class _WholeMatrices(TorchFunctionMode):
+    """Sharded tensors that are cast to bfloat16 come out whole."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.bfloat16 and isinstance(found, DTensor):
+            return found.redistribute(placements=[Replicate()] * found.device_mesh.ndim)
+        return found
+
+
+_MODES: Mapping[type[Optimizer], type[TorchFunctionMode]] = {
+    torch.optim.Adafactor: _SummedNorms,
+    torch.optim.Muon: _WholeMatrices,
+}
+_entered: list[TorchFunctionMode] = []  # at most one; one that an error left behind is used again
+
+
+def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
+    return next((mode for kind, mode in _MODES.items() if isinstance(optimizer, kind)), None)
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if isinstance(optimizer, torch.optim.Adafactor) and _sharded(optimizer) and not _entered:
-        _entered.append(_SummedNorms())
-        _entered[0].__enter__()  # type: ignore[no-untyped-call]
+    mode = _mode(optimizer)
+    if mode is not None and _sharded(optimizer):
+        if _entered and not isinstance(_entered[0], mode):  # an error left another one behind
+            _entered.pop().__exit__(None, None, None)
+        if not _entered:
+            _entered.append(mode())
+            _entered[0].__enter__()
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if _entered and isinstance(optimizer, torch.optim.Adafactor):
-        _entered.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    if _entered and _mode(optimizer) is not None:
+        _entered.pop().__exit__(None, None, None)
 
 
 def _sharded(optimizer: Optimizer) -> bool:

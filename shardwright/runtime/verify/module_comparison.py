@@ -12,6 +12,8 @@ from torch import nn
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parameters.matrix_optimizer import ByShape
+from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.verify.module_reference import Outcome, loss_of, run_module
 from shardwright.runtime.verify.verify_reference import comparable
@@ -21,7 +23,7 @@ from shardwright.tracing.graph_builder import Captured
 TOLERANCE = 1e-8  # of float64 sums in another order, relative to a tensor's largest element
 # The least scale of a gradient's error, as a share of the largest gradient of the model.
 WIDE_FLOOR, NARROW_FLOOR = 1e-4, 1e-2
-Optimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+Optimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer | ByShape]
 Measured = dict[str, Any]  # loss, outputs; gradients, buffers and parameters by name
 OneDevice = Callable[[Graph, Mapping[str, Any]], ParallelModule]
 
@@ -191,6 +193,7 @@ def measure(
     These are whole and go by first names; of a pipeline they are those of this rank's stages, by
     all of their names.
     """
+    mend_optimizers()
     steps = optimizer(module.parameters())
     batch = with_gradients(module.graph, batch)
     loss, outputs = _backward(module, batch)

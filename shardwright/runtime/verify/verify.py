@@ -29,6 +29,7 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
+from shardwright.runtime.parameters.matrix_optimizer import ByShape
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.verify.module_comparison import (
@@ -221,7 +222,11 @@ def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
 def optimizer_of(name: str) -> Optimizer:
     """The optimizer of that name, to take one step over parameters."""
     spec = optimizer_spec(name)
-    return partial(getattr(torch.optim, spec.torch_class), **spec.options)
+    others = partial(getattr(torch.optim, spec.torch_class), **spec.options)
+    if spec.matrix is None or not spec.matrix.torch_class:
+        return others
+    matrices = partial(getattr(torch.optim, spec.matrix.torch_class), **spec.matrix.options)
+    return partial(ByShape, matrices, others)
 
 
 def _compare(

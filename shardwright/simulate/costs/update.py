@@ -3,23 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.ir.graph import ITEM_BYTES, Tensor
+from shardwright.ir.options.optimizer_spec import MatrixUpdate, OptimizerSpec
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
-from shardwright.simulate.costs.kernels import reached_at
-from shardwright.simulate.costs.workload import Floats, Ints
+from shardwright.simulate.costs.kernels import KernelWork, kernel_seconds, reached_at
+from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
 
 
-def update_seconds(local_bytes: Ints, optimizer: str, device: Device, ranks: int) -> Floats:
+class UpdatedTile(NamedTuple):
+    """A rank's tile of a parameter of `shape`, when it is updated."""
+
+    shape: tuple[int, ...]
+    bytes: int
+    item_bytes: int
+
+    def state_bytes(self, spec: OptimizerSpec) -> int:
+        """Bytes of the state that an optimizer keeps for it."""
+        return spec.tensors_of(self.shape) * self.bytes + spec.kept_of(self.shape) * self.item_bytes
+
+
+def update_seconds(
+    local_bytes: Ints, optimizer: str, device: Device, ranks: int, whole: Tensor | None = None
+) -> Floats:
     """Seconds to update parameter tiles of `local_bytes` bytes, with their transfers, as (K,).
 
-    Where the cost of an operator on a stored parameter is not measured (`Device.dispatch_seconds`),
-    the update is priced as one kernel that reads weight, gradient and state once, and writes weight
-    and state. Parameters of a single rank are plain tensors, whose operators cost a launch each.
+    What is computed with the `whole` matrix, once it is gathered, every rank computes. Where the
+    cost of an operator on a stored parameter is not measured (`Device.dispatch_seconds`), the
+    update is priced as one kernel that reads weight, gradient and state once, and writes weight and
+    state. Parameters of a single rank are plain tensors, whose operators cost a launch each.
     """
     spec = optimizer_spec(optimizer)
+    matrix = None if whole is None else spec.matrix_of(whole.shape)
+    if matrix is not None and whole is not None:
+        alone = spec_of_tiles(spec, matrix)
+        return _tiles_seconds(local_bytes, alone, device, ranks) + _whole_seconds(
+            matrix, whole, device
+        )
+    return _tiles_seconds(local_bytes, spec, device, ranks)
+
+
+def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
+    """What the update of a matrix does with its tiles, apart from the whole."""
+    passes = max(1, matrix.passes)
+    return replace(
+        spec, state_tensors=matrix.state_tensors, calls=-(-passes // 3), passes=passes, matrix=None
+    )
+
+
+def _whole_seconds(matrix: MatrixUpdate, whole: Tensor, device: Device) -> Floats:
+    """Seconds of the operators on a whole matrix."""
+    rows, columns = whole.shape
+    dtype = matrix.dtype or whole.dtype
+    flop = np.array([matrix.flop(rows, columns)], np.int64)
+    moved = np.array([3 * matrix.calls * rows * columns * ITEM_BYTES[dtype]], np.int64)
+    one = KernelWork(OperatorClass.MATMUL, dtype, flop, moved)
+    return kernel_seconds(one, device) + (matrix.calls - 1) * device.launch_seconds
+
+
+def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks: int) -> Floats:
+    """Seconds of the operators on tiles."""
     if device.dispatch_seconds is None:
         moved = (3 + 2 * spec.state_tensors) * local_bytes
         return device.launch_seconds + moved / (device.bytes_per_s * device.efficiency.streaming)
@@ -31,15 +79,25 @@ def update_seconds(local_bytes: Ints, optimizer: str, device: Device, ranks: int
     return np.asarray(found)
 
 
-def update_bytes(optimizer: str, tiles: Sequence[int], *, together: bool = False) -> int:
-    """Bytes beside parameters, gradients and state, for tiles of so many bytes each.
+def update_bytes(
+    spec: OptimizerSpec, tiles: Sequence[UpdatedTile], *, together: bool = False
+) -> int:
+    """Bytes beside parameters, gradients and state, to update these tiles.
 
     `together` if the optimizer updates all of them at once (foreach).
 
-    >>> update_bytes("adamw", [100, 300]), update_bytes("sgd", [100, 300])
+    >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
+    >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)
     (600, 0)
     """
-    spec = optimizer_spec(optimizer)
+    alone, most = [], 0
+    for tile in tiles:
+        matrix = spec.matrix_of(tile.shape)
+        if matrix is None:
+            alone.append(tile.bytes)
+            continue
+        item = ITEM_BYTES[matrix.dtype] if matrix.dtype else tile.item_bytes
+        most = max(most, tile.bytes + matrix.temporaries(*tile.shape) * item)
     if together:
-        return spec.foreach_temporaries * sum(tiles)
-    return spec.temporaries * max(tiles, default=0)
+        return max(most, spec.foreach_temporaries * sum(alone))
+    return max(most, spec.temporaries * max(alone, default=0))

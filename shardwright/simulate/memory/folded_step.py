@@ -23,6 +23,7 @@ from shardwright.program.step.sections import (
     Section,
     Sections,
 )
+from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.spanned_program import SpannedProgram, spanned
 from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
@@ -70,25 +71,26 @@ class FoldedStep:
                 skipped = skipped.plus(heights.copied(section.start), -1)
             for at in whole.places(section.start, section.stop):
                 peak = max(peak, heights.highest[at].plus(skipped), key=lambda level: level.total)
-        update, granularity = self.trainer.update(list(tiles.values())), heap.granularity
+        update, granularity = self.trainer.update(tiles.values()), heap.granularity
         last = heap.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
 
-    def _lasting(self, tiles: dict[str, int], sections: Sections) -> int:
+    def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Parameters, state of the optimizer, inputs, buffers: what is there before the step."""
-        step, states = self.step, self.trainer.states
+        step, spec = self.step, self.trainer.optimizer
         stored = {
             leaf.name: step.stored(leaf.name).bytes
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
         }
         stored.update((name, stored[like]) for name, like in self.folded.stands_for.items())
         granularity = step.heap.granularity
-        odd = sum(-size % granularity for size in tiles.values()) * (1 + states)
+        odd = self.trainer.rounding(tiles.values(), granularity)
+        state = sum(tile.state_bytes(spec) for tile in tiles.values())
         kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
         given = sum(self.whole.tensor[leaf.name].bytes for leaf in self.whole.leaves_of(*kinds))
         keys = step.keys + self._keys_left_out(sections)
-        return sum(stored.values()) + sum(tiles.values()) * states + odd + given + keys
+        return sum(stored.values()) + state + odd + given + keys
 
     def _keys_left_out(self, sections: Sections) -> int:
         """Bytes of the positions of random numbers of layers that were left out."""

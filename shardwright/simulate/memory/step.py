@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -11,7 +11,8 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
 from shardwright.ir.memory import Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
-from shardwright.ir.options.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights, stored_item_bytes
+from shardwright.ir.options.optimizer_spec import OptimizerSpec
 from shardwright.program.instructions import Dropout, Instruction, Uniform
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
@@ -19,6 +20,7 @@ from shardwright.program.lower.stages import RECEIVED
 from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.pipeline import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.step_program import Host, StepMemory, Watch
 from shardwright.simulate.memory.values import RankModel, View
@@ -43,13 +45,23 @@ def _owner(leaf: Leaf) -> str:
 class Trainer:
     """Facts of the optimizer and of the rank that memory depends on.
 
-    `states` are the tensors of its size that the optimizer keeps for a parameter, `update` the
-    bytes that it takes beside to update tiles of so many bytes.
+    `together` if the `optimizer` updates all parameters at once.
     """
 
-    states: int
-    update: Callable[[Sequence[int]], int]
+    optimizer: OptimizerSpec
     rank: RankModel
+    together: bool = False
+
+    def update(self, tiles: Iterable[UpdatedTile]) -> int:
+        """The bytes that it takes to update tiles, beside what is there."""
+        return update_bytes(self.optimizer, list(tiles), together=self.together)
+
+    def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
+        """The bytes by which gradients and state are rounded up by an allocator."""
+        return sum(
+            -(tile.bytes) % granularity * (1 + self.optimizer.tensors_of(tile.shape))
+            for tile in tiles
+        )
 
 
 def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
@@ -83,12 +95,13 @@ class StepSimulation:
                 continue
             module = _owner(leaf)
             found[module, "parameters"] += self.stored(leaf.name).bytes
-            found[module, "optimizer_state"] += tiles.get(leaf.name, 0) * self.trainer.states
+            if (tile := tiles.get(leaf.name)) is not None:
+                state = tile.state_bytes(self.trainer.optimizer)
+                found[module, "optimizer_state"] += state
         for (held_by, use), size in self.heap.at_peak().items():
             found[held_by, _PARTS[use]] += size
         found[None, "batch"] = self.lasting(held)
-        granularity = self.heap.granularity
-        odd = sum(-size % granularity for size in tiles.values()) * (1 + self.trainer.states)
+        odd = self.trainer.rounding(tiles.values(), self.heap.granularity)
         found[None, "rounding"] = self.heap.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
         return Memory.of(shares, rank=self.rank, at=self.heap.peak_at)
@@ -188,8 +201,8 @@ class StepSimulation:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def played(self, program: StepProgram, watch: Watch | None = None) -> dict[str, int]:
-        """Run the program; the bytes of the tiles to be updated, by parameter.
+    def played(self, program: StepProgram, watch: Watch | None = None) -> dict[str, UpdatedTile]:
+        """Run the program; the tiles that are updated, by parameter.
 
         Before it and after each instruction `watch` is called with the values that are there.
         """
@@ -204,20 +217,24 @@ class StepSimulation:
         for load in program.loads:
             strides = contiguous_strides(load.shape)
             given[load.leaf] = replace(given[load.leaf], shape=load.shape, strides=strides)
-        tiles: dict[str, int] = {}
+        tiles: dict[str, UpdatedTile] = {}
 
         def update(parameters: Sequence[str]) -> None:
             """The call has ended; its parameters are updated."""
             self.forget(given, parts)
-            tiles.update((name, given[name].bytes) for name in parameters)
+            tiles.update((name, self.updated_tile(name, given[name].bytes)) for name in parameters)
             self.heap.where, self.heap.module = "the optimizer's update", None
-            self.heap.briefly(self.trainer.update(list(tiles.values())))
+            self.heap.briefly(self.trainer.update(tiles.values()))
 
         host = Host(self.graph, self.heap, self.book, self.trainer.rank, update)
         StepMemory(program, given, host).play(watch)
         if not tiles:
             self.forget(given, parts)
         return tiles
+
+    def updated_tile(self, name: str, size: int) -> UpdatedTile:
+        """A parameter's tile of `size` bytes, when it is updated."""
+        return UpdatedTile(self.graph.tensor[name].shape, size, stored_item_bytes(self.graph, name))
 
     def forget(self, given: Mapping[str, View], parts: Sequence[Block]) -> None:
         """Frees what was made for the call alone when it ends, and `parts` of the batch."""
