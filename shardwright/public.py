@@ -51,6 +51,9 @@ class Plan(ir_plan.Plan):
         receive_seconds: seconds that a micro-batch's values take into each later stage, or their
             gradients back.
         micro_batches: number of micro-batches of a step; their gradients add up.
+        gradient_sync: the micro-batches after which gradients are reduced over devices, `"every"`
+            or `"last"`; None: after every one where they are stored sharded, else after the last.
+        compiled: whether layers run through `torch.compile`.
         overlap: part of gradient reductions that the machine hides behind computing.
         gather_overlap: that of gathers of sharded parameters; None: the same.
         contention: part of a message by which it delays one along another axis.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.published.setups import FLASH_1, OVERLAP, machine_of
 from shardwright.ir.layout import Mesh
 from shardwright.machine.fitted import FITTED
 from shardwright.machine.gpus import GPUS
+from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.simulate.costs.kernels import ProductShape, fill_of
 
@@ -32,7 +34,8 @@ _KERNEL = (  # columns
     *("rows", "columns", "depth", "count", "times"),
 )
 _TRANSFER = (
-    *("row", "stage", "parameter", "reduces", "ranks", "bytes_per_s", "lap", "bytes", "times"),
+    *("row", "stage", "parameter", "reduces", "scatters", "ranks"),
+    *("bytes_per_s", "lap", "bytes", "times"),
 )
 _GATHERS = ("all_gather", "ring")
 _PRODUCTS_AGAIN = 0.5  # part of the products that recomputation by operators makes again
@@ -88,25 +91,52 @@ class Steps:
     def seconds(self, figures: Figures) -> Floats:
         """Predicted seconds: (rows,)."""
         micro_batches = np.array([one.micro_batches for one in self.features])
-        kernels = self._kernels(figures)
         moved, once, hideable = self._transfers(figures)
-        update = self._updates(figures)
-        each = kernels + moved / micro_batches[:, None]
-        overlap = np.array([OVERLAP * (row.zero >= 2) for row in self.rows])[:, None]
-        step = each * micro_batches[:, None]
-        shown = np.maximum(hideable, step + (1 - overlap) * hideable) - step
-        each = each + shown / micro_batches[:, None]
-        return self._staged(each, once * (1 - overlap) + update, micro_batches)
+        forward, backward = self._passes(figures, moved / micro_batches[:, None])
+        each, count = forward + backward, micro_batches[:, None]
+        # Sums and gathers of sharded parameters run beside operators; the sums of replicas beside
+        # those of the backward pass alone.
+        sharded = np.array([row.zero >= 2 for row in self.rows])[:, None]
+        share = backward / np.maximum(forward + backward, 1e-12)
+        step = each * count
+        least = np.maximum(hideable, step * (1 - share) + np.maximum(step * share, once))
+        shown = np.maximum(least, step + (1 - OVERLAP) * (hideable + once))
+        each = np.where(sharded, shown, step + hideable) / count
+        update = self._updates(figures) + np.where(sharded, 0.0, once)
+        return self._staged(each, update, micro_batches)
 
-    def _kernels(self, figures: Figures) -> Floats:
-        """Seconds of one micro-batch: (rows, stages)."""
+    def _passes(self, figures: Figures, moved: Floats) -> Floats:
+        """Seconds of one micro-batch on the device, forward and backward: (2, rows, stages)."""
+        alone = self._alone(figures) * self.kernels["times"]
+        return self._by_pass(alone) + moved / 2
+
+    def _by_pass(self, amounts: Floats) -> Floats:
+        """Sums of kernels, forward and backward with what is computed again: (2, rows, stages)."""
         one, at = self.kernels, self.kernels["row"].astype(int)
-        machines = [machine_of(row) for row in self.rows]
-        units = np.array([m.device.units for m in machines])[at]
-        bandwidth = np.array([m.device.bytes_per_s for m in machines])[at]
-        peak = np.array(
-            [machines[i].device.peak_flop_per_s(t) for i, t in zip(at, one["dtype"], strict=True)]
-        )
+        forward = one["phase"] == FORWARD
+        again = np.array([row.recompute == "operators" for row in self.rows])[at]
+        product, attention = one["kind"] == "matmul", one["kind"] == "attention"
+        part = np.where(product, _PRODUCTS_AGAIN, np.where(attention, 0.0, 1.0)) * again
+        summed = partial(self._summed, at, one["stage"])
+        later = np.where(forward, part, 1.0)
+        return np.stack([summed(amounts * forward), summed(amounts * later)])
+
+    @cached_property
+    def machines(self) -> list[Machine]:
+        """The machine of each row."""
+        return [machine_of(row) for row in self.rows]
+
+    @cached_property
+    def _peaks(self) -> Floats:
+        """Peak FLOP/s of each kernel: (kernels,)."""
+        rows = zip(self.kernels["row"].astype(int), self.kernels["dtype"], strict=True)
+        return np.array([self.machines[i].device.peak_flop_per_s(dtype) for i, dtype in rows])
+
+    def _alone(self, figures: Figures) -> Floats:
+        """Seconds of each kernel, and at least what the host needs to issue it: (kernels,)."""
+        one, at, peak = self.kernels, self.kernels["row"].astype(int), self._peaks
+        units = np.array([m.device.units for m in self.machines])[at]
+        bandwidth = np.array([m.device.bytes_per_s for m in self.machines])[at]
         product, attention = one["kind"] == "matmul", one["kind"] == "attention"
         shape = ProductShape(*(one[name] for name in ("rows", "columns", "depth", "count")))
         with np.errstate(invalid="ignore"):  # others have no shape
@@ -115,15 +145,14 @@ class Steps:
         reached = self._by_row("efficiency.matmul", figures)[at] * np.maximum(fill, 1e-4)
         fused = self._by_row("efficiency.attention", figures)[at]
         first = np.array([row.attention == "flash-1" for row in self.rows])[at]
-        fused = np.where(first, FLASH_1 / peak, fused)
+        kinds = [_ARCHITECTURE[m.device.kind] for m in self.machines]
+        rate = np.array([FLASH_1.get(kind, 0.0) for kind in kinds])[at]
+        fused = np.where(first, rate / peak, fused)
         busy = one["flop"] / (peak * np.where(product, reached, np.where(attention, fused, 1.0)))
         waiting = one["moved"] / (bandwidth * figures["efficiency.memory"])
         alone = np.maximum(busy, waiting) + figures["launch"] * 1e-6
-        seconds = np.maximum(alone, figures["issue"] * 1e-6) * one["times"]
-        again = np.array([row.recompute == "operators" for row in self.rows])[at]
-        part = np.where(product, _PRODUCTS_AGAIN, np.where(attention, 0.0, 1.0))
-        seconds = seconds * (1 + part * again * (one["phase"] == FORWARD))
-        return self._summed(at, one["stage"], seconds)
+        found: Floats = np.maximum(alone, figures["issue"] * 1e-6)
+        return found
 
     def _transfers(self, figures: Figures) -> tuple[Floats, Floats, Floats]:
         """Seconds of a step: of activations, sums of gradients, gathers: (rows, stages) each."""
@@ -136,6 +165,10 @@ class Steps:
         seconds = seconds * one["times"]
         parameter, reduces = one["parameter"].astype(bool), one["reduces"].astype(bool)
 
+        halved = np.array([_is_reduced_in_half(row) for row in self.rows])[at]
+        sums = one["parameter"].astype(bool) & (one["reduces"] | one["scatters"]).astype(bool)
+        seconds = np.where(sums & halved, seconds / 2, seconds)
+
         def of(mask: NDArray[np.bool_]) -> Floats:
             return self._summed(at[mask], one["stage"][mask], seconds[mask])
 
@@ -144,7 +177,7 @@ class Steps:
     def _updates(self, figures: Figures) -> Floats:
         """Seconds of the update: (rows, stages)."""
         rows, stages, sizes = self.updates.T
-        bandwidth = np.array([machine_of(row).device.bytes_per_s for row in self.rows])
+        bandwidth = np.array([m.device.bytes_per_s for m in self.machines])
         seconds = sizes / (bandwidth[rows.astype(int)] * figures["efficiency.memory"])
         return self._summed(rows.astype(int), stages, seconds * _OPTIMIZER)
 
@@ -166,8 +199,13 @@ class Steps:
         return found
 
     def _by_row(self, name: str, figures: Figures) -> Floats:
-        kinds = (machine_of(row).device.kind for row in self.rows)
+        kinds = (m.device.kind for m in self.machines)
         return np.array([figure(figures, name, _ARCHITECTURE[kind]) for kind in kinds])
+
+
+def _is_reduced_in_half(row: Row) -> bool:
+    """Whether gradients are reduced in 16 bits; features have them in 32 if masters are."""
+    return row.reduce in ("fp16", "bf16") and not row.precision.startswith("pure-")
 
 
 def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, ...]]:
@@ -187,7 +225,10 @@ def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, .
                 moved = size * part / (link.ranks if name in ("all_to_all", "swap") else 1)
                 lap = link.lap_seconds
                 found.append(
-                    (number, stage, parameter, reduces, link.ranks, rate, lap, moved, times)
+                    (
+                        *(number, stage, parameter, reduces, name == "reduce_scatter"),
+                        *(link.ranks, rate, lap, moved, times),
+                    )
                 )
     return found
 

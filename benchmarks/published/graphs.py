@@ -44,6 +44,7 @@ class Shape:
     batch: int
     mixed: bool
     fused: bool
+    composed_norms: bool
     dropout: float
 
     @classmethod
@@ -69,6 +70,7 @@ class Shape:
             row.global_batch,
             not row.precision.startswith("pure-"),
             row.attention != "unfused",
+            row.norms == "composed",
             row.dropout,
         )
 
@@ -136,6 +138,7 @@ def _llama(shape: Shape) -> nn.Module:
         shape.ffn,
         shape.vocab,
         tied=shape.tied,
+        composed_norms=shape.composed_norms,
     )
 
 

@@ -132,14 +132,31 @@ class GroupedAttention(nn.Module):
         return x[:, :, None].expand(batch, heads, each, tokens, width).flatten(1, 2)
 
 
+class ComposedNorm(nn.Module):
+    """An RMS norm of single operators in float32, as torch ran it before it had a kernel for it."""
+
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) -> the same."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
 class LlamaBlock(nn.Module):
     """A block of Llama: RMS norms, rotary positions, SwiGLU."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, ffn: int, norm: type[nn.Module]
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.RMSNorm(hidden, NORM_EPS)
+        self.norm1 = norm(hidden, NORM_EPS)
         self.attention = GroupedAttention(hidden, heads, kv_heads)
-        self.norm2 = nn.RMSNorm(hidden, NORM_EPS)
+        self.norm2 = norm(hidden, NORM_EPS)
         self.gate = nn.Linear(hidden, ffn, bias=False)
         self.up = nn.Linear(hidden, ffn, bias=False)
         self.down = nn.Linear(ffn, hidden, bias=False)
@@ -165,12 +182,16 @@ class Llama(nn.Module):
         vocab: int,
         *,
         tied: bool,
+        composed_norms: bool,
     ) -> None:
         super().__init__()
+        norm = ComposedNorm if composed_norms else nn.RMSNorm
         self.width = hidden // heads
         self.tokens = nn.Embedding(vocab, hidden)
-        self.blocks = nn.ModuleList(LlamaBlock(hidden, heads, kv_heads, ffn) for _ in range(layers))
-        self.norm = nn.RMSNorm(hidden, NORM_EPS)
+        self.blocks = nn.ModuleList(
+            LlamaBlock(hidden, heads, kv_heads, ffn, norm) for _ in range(layers)
+        )
+        self.norm = norm(hidden, NORM_EPS)
         self.head = nn.Linear(hidden, vocab, bias=False)
         if tied:
             self.head.weight = self.tokens.weight

@@ -21,6 +21,7 @@ METRICS = ("seconds", "milliseconds", "tokens/s/gpu", "tokens/s", "tflop/s/gpu",
 MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
+NORMS = ("fused", "composed")
 _ROUNDED = 0.02  # of tokens per second, which sources round
 
 
@@ -68,6 +69,7 @@ class Row:
         compiled: torch.compile.
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
+        norms: "fused" into a kernel, or "composed" of single operators.
         dropout: probability, of embeddings, residuals and unfused attention.
         optimizer: its name and how it is implemented.
         async_tp: whether collectives of `tp` overlap matrix products.
@@ -121,6 +123,7 @@ class Row:
     recompute: str = "unstated"
     compiled: bool = False
     attention: str = "fused"
+    norms: str = "fused"
     dropout: float = 0.0
     optimizer: str = "adamw"
     async_tp: bool = False
@@ -187,6 +190,7 @@ def problems(row: Row) -> Iterator[str]:
         ("memory_kind", row.memory_kind, ("", *MEMORY_KINDS)),
         ("verdict", row.verdict, VERDICTS),
         ("recompute", row.recompute, RECOMPUTE),
+        ("norms", row.norms, NORMS),
     ):
         if value not in known:
             yield f"{name} is {value!r}, not one of {', '.join(map(repr, known))}"

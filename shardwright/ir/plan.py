@@ -198,6 +198,9 @@ class Plan:
       0 where none do;
     * `timeline`: when everything of a step runs, as its step program was simulated; None where it
       was not, and for asynchronous pipelines, which have none;
+    * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
+      for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
+      `torch.compile`;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
     * `rivals`: the costs of the plans that it was chosen from.

@@ -60,6 +60,7 @@ def _peaks(
 
 
 _HOPPER = _peaks(989.4, 66.9, 66.9, 1978.9)
+_AT_500_W = (500 / 700) ** (1 / 3)  # of the clock at 700 W, as power grows with its cube
 _A100 = _peaks(312.0, 19.5, 19.5)
 
 GPUS = (
@@ -82,14 +83,15 @@ GPUS = (
         "H100-96",
         "hopper",
         95.0,
-        _HOPPER,
+        tuple((name, round(peak * _AT_500_W, 1)) for name, peak in _HOPPER),
         2.4,
         132,
         "nvlink",
         450,
         8,
         3200,
-        "torchtitan's description of its H100 (96 GB of HBM2e, limited to 500 W); Grand Teton",
+        "H100 SXM data sheet; torchtitan's description of its H100: 96 GB of HBM2e, and 500 W, for"
+        " which peaks are lowered by the cube root of the power; Grand Teton",
         "2024",
         "torchtitan's logs",
     ),

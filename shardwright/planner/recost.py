@@ -87,7 +87,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
 
 
 def _recomputable(plan: Plan, graph: Graph) -> Recomputable | None:
-    """What the strategy of a plan may recompute; None for the segments of a search."""
+    """The operators that the strategy of a plan may recompute; None for a search's segments."""
     if not is_strategy(plan):
         return None
     layers = layers_of(graph, tuple(find_repeats(graph)))

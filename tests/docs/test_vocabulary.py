@@ -31,14 +31,6 @@ RETIRED = {
     "walks": "paths",
     "watch": "guard, or stopwatch",
 }
-# Their names are still to be changed (docs/roadmap.md).
-EXEMPT = (
-    "simulate/memory/allocator.py",
-    "simulate/memory/folded_step.py",
-    "simulate/memory/step.py",
-    "simulate/memory/step_program.py",
-    "simulate/time/step_program.py",
-)
 
 
 def packages():
@@ -71,8 +63,6 @@ def retired_in(text):
 @pytest.mark.parametrize("package", packages())
 def test_no_name_uses_a_retired_word(package):
     for path in sorted((PACKAGE / package).rglob("*.py")):
-        if path.relative_to(PACKAGE).as_posix() in EXEMPT:
-            continue
         for line, name, word in retired_in(path.read_text()):
             where = f"{path.relative_to(PACKAGE.parent)}:{line}"
             raise AssertionError(f"{where}: {name!r} uses {word!r}; say {RETIRED[word]}")

@@ -149,7 +149,7 @@ def test_tensor_parallelism_is_megatrons(exported):
         "head": column,
         "blocks.*.q_norm": "SequenceParallel",
     }
-    assert scope["mesh"] == {"dp": 2}
+    assert scope["mesh"] == {"tp": 2}
     assert scope["data_axes"] == {}
 
 
@@ -232,7 +232,7 @@ def _in_modules(texts):
     loss = alone(**batch)
     loss.backward()
     expected = {name: p.grad for name, p in alone.named_parameters()}
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     for text in texts:
         scope = _run(text)
         ours = parallelize_module(

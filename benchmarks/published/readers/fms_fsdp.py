@@ -54,6 +54,7 @@ def _row(snapshot: Snapshot, line: Line, column: str, gpu: str, gpus: int, netwo
         reduce="bf16",
         recompute={"No AC": "none", "Full AC": "full"}.get(recompute, "unstated"),
         compiled=cells.get("Compile") == "Y",
+        norms="composed",
         gpu=gpu,
         gpus=gpus,
         network_gbit=network,

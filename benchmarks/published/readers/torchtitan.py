@@ -56,6 +56,7 @@ def _row(snapshot: Snapshot, path: str, line: Line, published: str, **given: Any
         zero=3,
         reshard=given.get("pp", 1) == 1,
         reduce="fp32",
+        norms="composed",
         optimizer="adamw-fused",
         metric="tokens/s/gpu",
         published=value,

@@ -1,4 +1,4 @@
-"""What a word of `Recompute` may run again: segments of a graph, and operators that they keep.
+"""Segments of a graph that a word of `Recompute` may run again, and operators that they keep.
 
 Layers are segments, except under `groups(n)`, where n layers are one, and under `children` and
 `modules`, where each run of operators of one module is. `ops` keeps operators inside of layers.

@@ -26,11 +26,11 @@ def require_priced(strategy: Strategy, graph: Graph) -> None:
 def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
     """Names of fields without a price, with what to give instead."""
     if strategy.pp > 1 and strategy.order[0] != "pp":
-        yield "order", "put pp first"
+        yield "order", "ranks of a stage are neighbours here, so put pp first"
     if strategy.offload:
-        yield "offload", "leave it out"
+        yield "offload", "machines describe no link to the host, so leave it out"
     if strategy.fp8 is not None:
-        yield "fp8", "leave it out"
+        yield "fp8", "the rates of its products are not known, so leave it out"
     plain = ("vocabulary-parallel", *(("whole",) if strategy.tp == 1 else ()))
     if strategy.loss not in plain:
         yield "loss", f"use {' or '.join(plain)}"

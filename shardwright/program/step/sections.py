@@ -151,7 +151,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
 def _spans(
     program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
 ) -> dict[int, tuple[Span, ...]]:
-    """What instructions outside of seams name of all layers at once, by their index."""
+    """Names that instructions outside of seams use of all layers at once, by their index."""
     homes = homes_of(
         program,
         {

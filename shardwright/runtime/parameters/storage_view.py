@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """How a tensor reads its memory.
+    """The dtype, shape and strides in which a tensor reads its memory.
 
     Complex numbers and their parts are views of one memory with other dtypes, strides and offsets,
     and conjugates and negatives are views whose numbers are changed as they are read.

@@ -26,7 +26,7 @@ _ROWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """What of an operator's traffic stays inside of the kernel that it is a part of.
+    """The part of an operator's traffic that stays inside of the kernel that it is a part of.
 
     Attributes:
         operands: those that are not read from memory.

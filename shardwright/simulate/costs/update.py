@@ -49,7 +49,7 @@ def update_seconds(
 
 
 def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
-    """What the update of a matrix does with its tiles, apart from the whole."""
+    """The cost of the update of a matrix on its tiles, beside that on the whole."""
     passes = max(1, matrix.passes)
     return replace(
         spec, state_tensors=matrix.state_tensors, calls=-(-passes // 3), passes=passes, matrix=None

@@ -19,7 +19,7 @@ class Use(enum.IntEnum):
     SAVED = 1  # autograd keeps it for the backward pass
     COMMUNICATION = 2
     WORKSPACE = 3  # everything else
-    HELD = 4  # alive before the step and after it: counted by those who know it
+    LASTING = 4  # alive before the step and after it: counted by those who know it
 
 
 @final
@@ -101,7 +101,7 @@ class Allocator:
         now = None if use is Use.COMMUNICATION else self.module
         block = Block(size, use, now if like is None else like.module)
         block.owners = 1
-        if use is not Use.HELD:
+        if use is not Use.LASTING:
             self._change(block, 1)
         return block
 
@@ -114,7 +114,7 @@ class Allocator:
         """The block has one owner less."""
         block.owners -= 1
         assert block.owners >= 0, "a block is dropped more often than owned"
-        if not block.owners and block.use is not Use.HELD:
+        if not block.owners and block.use is not Use.LASTING:
             self._change(block, -1)
 
     def save(self, block: Block) -> Block:
@@ -136,7 +136,7 @@ class Allocator:
 
     def becomes(self, block: Block, use: Use) -> None:
         """The block is needed for something else from now on."""
-        if block.use is not use and block.use is not Use.HELD:
+        if block.use is not use and block.use is not Use.LASTING:
             self._note(block, block.counts_as, -1)
             block.use = use
             self._note(block, block.counts_as, 1)
@@ -146,7 +146,7 @@ class Allocator:
         size = min(size, block.bytes - sum(given for _, given in block.shares))
         if size and block.module != module:
             block.shares += ((module, size),)
-            if block.use is not Use.HELD:
+            if block.use is not Use.LASTING:
                 self._changes.append((block.module, block.counts_as, -size))
                 self._changes.append((module, block.counts_as, size))
 

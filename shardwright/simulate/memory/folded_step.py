@@ -52,10 +52,10 @@ class FoldedStep:
 
         Raises `NotPeriodicError` if layers on both sides of a gap need different memory.
         """
-        step, heap = self.step, self.step.heap
+        step, allocator = self.step, self.step.allocator
         whole = spanned(sections)
-        heights = _Heights(whole, heap)
-        tiles = step.played(whole.program, heights.watch)
+        heights = _Heights(whole, allocator)
+        tiles = step.played(whole.program, heights.observe)
         heights.check()
         for name, like in self.folded.stands_for.items():
             if like in tiles:
@@ -71,8 +71,8 @@ class FoldedStep:
                 skipped = skipped.plus(heights.copied(section.start), -1)
             for at in whole.places(section.start, section.stop):
                 peak = max(peak, heights.highest[at].plus(skipped), key=lambda level: level.total)
-        update, granularity = self.trainer.update(tiles.values()), heap.granularity
-        last = heap.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
+        update, granularity = self.trainer.update(tiles.values()), allocator.granularity
+        last = allocator.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
 
@@ -84,7 +84,7 @@ class FoldedStep:
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
         }
         stored.update((name, stored[like]) for name, like in self.folded.stands_for.items())
-        granularity = step.heap.granularity
+        granularity = step.allocator.granularity
         odd = self.trainer.rounding(tiles.values(), granularity)
         state = sum(tile.state_bytes(spec) for tile in tiles.values())
         kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
@@ -117,24 +117,24 @@ class FoldedStep:
 class _Heights:
     """The bytes that are alive before a program, and after each of its instructions."""
 
-    def __init__(self, whole: SpannedProgram, heap: Allocator) -> None:
-        self.whole, self.heap = whole, heap
+    def __init__(self, whole: SpannedProgram, allocator: Allocator) -> None:
+        self.whole, self.allocator = whole, allocator
         self.levels: list[AllocatedBytes] = []
         self.highest: list[AllocatedBytes] = []  # since the last
         self._shared: list[Block] = []
         self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
 
-    def watch(self, values: dict[str, View]) -> None:
+    def observe(self, values: dict[str, View]) -> None:
         """Note the bytes, and copy what was left out at a gap."""
         at = len(self.levels)
-        self.levels.append(self.heap.level)
-        self.highest.append(self.heap.highest())
+        self.levels.append(self.allocator.level)
+        self.highest.append(self.allocator.highest())
         copies = self.whole.copies.get(at, ())
         for names in copies:
             self._copy(values, names)
         if copies:
-            self._behind[at] = self.heap.level
-            self.heap.highest()
+            self._behind[at] = self.allocator.level
+            self.allocator.highest()
 
     def check(self) -> None:
         """Raise `NotPeriodicError` if memory was given back that copies had in common."""
@@ -161,11 +161,11 @@ class _Heights:
             view = values.get(name)
             if view is None:
                 raise NotPeriodicError(f"%{name} is not there at the end of its layer")
-            if view.block.use is Use.HELD:
+            if view.block.use is Use.LASTING:
                 values[other] = view
             elif view.block.owners > 1:  # a part of what stays until the end
                 self._shared.append(view.block)
-                values[other] = replace(view, block=self.heap.own(view.block))
+                values[other] = replace(view, block=self.allocator.own(view.block))
             else:
-                new = self.heap.new(view.block.bytes, view.block.use, like=view.block)
+                new = self.allocator.new(view.block.bytes, view.block.use, like=view.block)
                 values[other] = replace(view, block=new)

@@ -38,11 +38,11 @@ class SpannedProgram:
     copies: Mapping[int, list[dict[str, str]]]
 
     def place(self, start: int) -> int:
-        """How many instructions come before the one that has this place in few layers."""
+        """The number of instructions before the one that has this place in few layers."""
         return start + sum(count for at, count in self.written.items() if at <= start)
 
     def places(self, start: int, stop: int) -> range:
-        """How many instructions were run after each of these, and what was written before them."""
+        """The number of instructions run after each of these, and what was written before them."""
         first = self.place(start) - self.written.get(start, 0)
         return range(first + 1, self.place(start) + stop - start + 1)
 

@@ -22,7 +22,7 @@ from shardwright.program.step.lower.pipeline import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.step_program import Host, StepMemory, Watch
+from shardwright.simulate.memory.step_program import Host, Observer, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
@@ -76,9 +76,9 @@ class StepSimulation:
         self.lowering, self.rank, self.trainer, self.book = lowering, rank, trainer, book
         self.graph, self.analysis = lowering.graph, lowering.analysis
         self.decisions = lowering.decisions
-        self.heap = Allocator(trainer.rank.backend.allocation_bytes)
-        self.group, self.place = divmod(rank, self.decisions.mesh.size)
-        self.coordinate = self.decisions.mesh.coordinate(self.place)
+        self.allocator = Allocator(trainer.rank.backend.allocation_bytes)
+        self.group, self.position = divmod(rank, self.decisions.mesh.size)
+        self.coordinate = self.decisions.mesh.coordinate(self.position)
         self.updated = {buffer for buffer, _ in self.graph.updates}
         self.master_weights = master_weights(self.graph)
         self.keys = 0  # bytes of the positions of random numbers
@@ -87,10 +87,10 @@ class StepSimulation:
         """The most that the rank holds at once."""
         program = self.lowering.program(self.rank)
         tiles = self.played(program)
-        assert self.heap.total >= 0, "more memory was released than taken"
+        assert self.allocator.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
-        held = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
-        for leaf in held:
+        present = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
+        for leaf in present:
             if leaf.kind is not LeafKind.PARAMETER:
                 continue
             module = _owner(leaf)
@@ -98,18 +98,18 @@ class StepSimulation:
             if (tile := tiles.get(leaf.name)) is not None:
                 state = tile.state_bytes(self.trainer.optimizer)
                 found[module, "optimizer_state"] += state
-        for (held_by, use), size in self.heap.at_peak().items():
-            found[held_by, _PARTS[use]] += size
-        found[None, "batch"] = self.lasting(held)
-        odd = self.trainer.rounding(tiles.values(), self.heap.granularity)
-        found[None, "rounding"] = self.heap.peak_rounded + odd
+        for (path, use), size in self.allocator.at_peak().items():
+            found[path, _PARTS[use]] += size
+        found[None, "batch"] = self.lasting(present)
+        odd = self.trainer.rounding(tiles.values(), self.allocator.granularity)
+        found[None, "rounding"] = self.allocator.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
-        return Memory.of(shares, rank=self.rank, at=self.heap.peak_at)
+        return Memory.of(shares, rank=self.rank, at=self.allocator.peak_at)
 
-    def lasting(self, held: Iterable[Leaf]) -> int:
+    def lasting(self, present: Iterable[Leaf]) -> int:
         """Inputs, whole, buffers and constants, and what random numbers depend on."""
         leaves = [*self.graph.leaves_of(LeafKind.INPUT)]
-        leaves += [leaf for leaf in held if leaf.kind is not LeafKind.PARAMETER]
+        leaves += [leaf for leaf in present if leaf.kind is not LeafKind.PARAMETER]
         return sum(self.graph.tensor[leaf.name].bytes for leaf in leaves) + self.keys
 
     def stored(self, name: str) -> View:
@@ -117,8 +117,8 @@ class StepSimulation:
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
         shape, dtype = shape_of(tile), MASTER if name in self.master_weights else tensor.dtype
-        self.heap.module = name.rpartition(".")[0]
-        block = self.heap.new(prod(shape) * ITEM_BYTES[dtype], Use.HELD)
+        self.allocator.module = name.rpartition(".")[0]
+        block = self.allocator.new(prod(shape) * ITEM_BYTES[dtype], Use.LASTING)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
 
     def leaves(self, names: Iterable[str]) -> dict[str, View]:
@@ -132,8 +132,8 @@ class StepSimulation:
                 continue
             # Stages write to buffers when the step has ended; else there is a copy to write to.
             copied = name in self.updated and self.decisions.pipeline is None
-            self.heap.module = _owner(leaf)
-            block = self.heap.new(int(tensor.bytes), Use.WORKSPACE if copied else Use.HELD)
+            self.allocator.module = _owner(leaf)
+            block = self.allocator.new(int(tensor.bytes), Use.WORKSPACE if copied else Use.LASTING)
             strides = contiguous_strides(tensor.shape)
             found[name] = View(block, tensor.shape, strides, tensor.dtype, tensor.requires_grad)
         return found
@@ -141,33 +141,33 @@ class StepSimulation:
     def inputs(self, program: StepProgram) -> tuple[dict[str, View], list[Block]]:
         """The batch as the program is given it, and what is cut out of it for all micro-batches."""
         found: dict[str, View] = {}
-        lies: dict[str, tuple[Leaf, Layout]] = {}
+        layout_of: dict[str, tuple[Leaf, Layout]] = {}
         parts: list[Block] = []
         for prefix, graph in self.graphs():
             layouts = self.input_layouts(graph)
             for leaf in graph.leaves_of(LeafKind.INPUT):
-                lies[f"{prefix}{leaf.name}"] = leaf, layouts[leaf.name]
+                layout_of[f"{prefix}{leaf.name}"] = leaf, layouts[leaf.name]
                 if leaf.keys[0].startswith(RECEIVED) or not self.in_parts:
                     continue
                 first, *others = layouts[leaf.name].placements
                 size = int(graph.tensor[leaf.name].bytes)
                 if not isinstance(first, Shard):
                     continue
-                self.heap.module = ""
+                self.allocator.module = ""
                 if not all(isinstance(one, Replicate) for one in others):
-                    parts.append(self.heap.new(size // self.decisions.mesh.size))
+                    parts.append(self.allocator.new(size // self.decisions.mesh.size))
                 if graph.tensor[leaf.name].requires_grad:  # what its micro-batches' add up in
-                    self.heap.module = _owner(leaf)
-                    self.heap.new(size, Use.GRADIENT)
-        for key, place, value in program.inputs:
-            leaf, layout = lies[key]
-            number = self.lowering.numbers[place]
+                    self.allocator.module = _owner(leaf)
+                    self.allocator.new(size, Use.GRADIENT)
+        for key, position, value in program.inputs:
+            leaf, layout = layout_of[key]
+            number = self.lowering.numbers[position]
             at = (number, *self.coordinate) if self.in_parts else self.coordinate
             tensor = self.graph.tensor[leaf.name]
             shape = shape_of(local_atoms(self.analysis.atoms[leaf.name], layout, at))
-            use = Use.HELD if self.is_cut_first(leaf.name, shape) else Use.WORKSPACE
-            self.heap.module = _owner(leaf)
-            block = self.heap.new(prod(shape) * ITEM_BYTES[tensor.dtype], use)
+            use = Use.LASTING if self.is_cut_first(leaf.name, shape) else Use.WORKSPACE
+            self.allocator.module = _owner(leaf)
+            block = self.allocator.new(prod(shape) * ITEM_BYTES[tensor.dtype], use)
             strides = contiguous_strides(shape)
             found[value] = View(block, shape, strides, tensor.dtype, tensor.requires_grad)
         return found, parts
@@ -201,18 +201,20 @@ class StepSimulation:
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
 
-    def played(self, program: StepProgram, watch: Watch | None = None) -> dict[str, UpdatedTile]:
+    def played(
+        self, program: StepProgram, observe: Observer | None = None
+    ) -> dict[str, UpdatedTile]:
         """Run the program; the tiles that are updated, by parameter.
 
-        Before it and after each instruction `watch` is called with the values that are there.
+        Before it and after each instruction `observe` is called with the values that are there.
         """
         given = self.leaves(program.leaves)
         batch, parts = self.inputs(program)
         given |= batch
         loss = self.graph.tensor[self.graph.outputs[0]]
-        self.heap.module = ""
+        self.allocator.module = ""
         for _, seed in program.seeds:
-            given[seed] = View(self.heap.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
+            given[seed] = View(self.allocator.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
         self.draws([one for region in program.regions for one in region.variants])
         for load in program.loads:
             strides = contiguous_strides(load.shape)
@@ -223,11 +225,11 @@ class StepSimulation:
             """The call has ended; its parameters are updated."""
             self.forget(given, parts)
             tiles.update((name, self.updated_tile(name, given[name].bytes)) for name in parameters)
-            self.heap.where, self.heap.module = "the optimizer's update", None
-            self.heap.briefly(self.trainer.update(tiles.values()))
+            self.allocator.where, self.allocator.module = "the optimizer's update", None
+            self.allocator.briefly(self.trainer.update(tiles.values()))
 
-        host = Host(self.graph, self.heap, self.book, self.trainer.rank, update)
-        StepMemory(program, given, host).play(watch)
+        host = Host(self.graph, self.allocator, self.book, self.trainer.rank, update)
+        StepMemory(program, given, host).play(observe)
         if not tiles:
             self.forget(given, parts)
         return tiles
@@ -239,10 +241,10 @@ class StepSimulation:
     def forget(self, given: Mapping[str, View], parts: Sequence[Block]) -> None:
         """Frees what was made for the call alone when it ends, and `parts` of the batch."""
         for view in given.values():
-            if view.block.use is not Use.HELD:
-                self.heap.drop(view.block)
+            if view.block.use is not Use.LASTING:
+                self.allocator.drop(view.block)
         for block in parts:
-            self.heap.drop(block)
+            self.allocator.drop(block)
 
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Count the positions that random numbers depend on, which the module holds."""

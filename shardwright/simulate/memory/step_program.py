@@ -44,7 +44,7 @@ from shardwright.simulate.memory.messages import receiving, sending
 from shardwright.simulate.memory.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
 
-Watch = Callable[[dict[str, View]], None]  # is given the values that are there, by name
+Observer = Callable[[dict[str, View]], None]  # is given the values that are there, by name
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Host:
     """
 
     graph: Graph
-    heap: Allocator
+    allocator: Allocator
     book: OpTracer
     rank: RankModel
     update: Callable[[Sequence[str]], None]
@@ -75,7 +75,7 @@ class StepMemory:
     """Plays `program` from the values `given`, which it does not free."""
 
     def __init__(self, program: StepProgram, given: Mapping[str, View], host: Host) -> None:
-        self.program, self.host, self.heap = program, host, host.heap
+        self.program, self.host, self.allocator = program, host, host.allocator
         self.given = frozenset(given)
         self.values: dict[str, View] = dict(given)
         self.calls: dict[str, _Call] = {}
@@ -91,16 +91,16 @@ class StepMemory:
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
 
-    def play(self, watch: Watch | None = None) -> None:
+    def play(self, observe: Observer | None = None) -> None:
         """Run everything.
 
-        Before it and after each instruction `watch` is called with the values that are there.
+        Before it and after each instruction `observe` is called with the values that are there.
         """
-        watch = watch or _unwatched
-        watch(self.values)
+        observe = observe or _unobserved
+        observe(self.values)
         for one in self.program.instructions:
             self.instruction(one)
-            watch(self.values)
+            observe(self.values)
         self.forget_results()
 
     def instruction(self, one: StepInstruction) -> None:
@@ -113,9 +113,9 @@ class StepMemory:
             case Backward():
                 self.backward_part(one)
             case Send():
-                self.in_flight[one.handle] = sending(self.heap, one, self.values)
+                self.in_flight[one.handle] = sending(self.allocator, one, self.values)
             case Recv():
-                self.in_flight[one.handle] = receiving(self.heap, one)
+                self.in_flight[one.handle] = receiving(self.allocator, one)
             case Transfer():
                 self.in_flight[one.handle] = self.transfer(one)
             case Wait():
@@ -148,14 +148,14 @@ class StepMemory:
         """Forget a value."""
         view = self.values.pop(name, None)
         if view is not None and name not in self.given:
-            self.heap.drop(view.block)
+            self.allocator.drop(view.block)
 
     def seed(self, one: Seed) -> None:
         """The forward part ends: gradients of outputs arrive, as large as those."""
         graph = self.host.graph
         for number, name in one.gradients:
             tensor = graph.tensor[graph.outputs[number]]
-            block = self.heap.new(int(tensor.bytes))
+            block = self.allocator.new(int(tensor.bytes))
             strides = contiguous_strides(tensor.shape)
             self.values[name] = View(block, tensor.shape, strides, tensor.dtype)
 
@@ -170,7 +170,7 @@ class StepMemory:
         }
         program = Program(self.program.mesh, 0, region.inputs, tuple(instructions), outputs, ())
         host = self.host
-        tape = MemorySimulator(graph, program, given, self.heap, host.book, host.rank)
+        tape = MemorySimulator(graph, program, given, self.allocator, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
         tape.saving = one.saves
         tape.given_again = frozenset(
@@ -207,7 +207,7 @@ class StepMemory:
                 if gradient.block.owners == 1 and gradient.contiguous:
                     self.owned.add(name)
         for view in tape.gradients.values():
-            self.heap.drop(view.block)
+            self.allocator.drop(view.block)
 
     def give(self, call: _Call, one: Backward) -> None:
         """Hand over the gradients of a call's outputs."""
@@ -217,7 +217,7 @@ class StepMemory:
                 if call.tape.views[output].grad:
                     call.tape.give(output, gradient)
                 else:
-                    self.heap.drop(gradient.block)
+                    self.allocator.drop(gradient.block)
 
     def backward_part(self, one: Backward) -> None:
         """Run a region's backward pass to its inputs, or then to its weights."""
@@ -238,22 +238,22 @@ class StepMemory:
                 self.owned.add(total)
                 if total not in self.values:
                     view, like = tape.gradients[local], self.module_of(total)
-                    block = self.heap.new(view.bytes, Use.GRADIENT, like=like)
+                    block = self.allocator.new(view.bytes, Use.GRADIENT, like=like)
                     strides = contiguous_strides(view.shape)
                     self.values[total] = View(block, view.shape, strides, view.dtype)
         for _, local in found:
             if local in tape.gradients:
-                self.heap.drop(tape.gradients.pop(local).block)
+                self.allocator.drop(tape.gradients.pop(local).block)
         if one.part is Gradients.WEIGHTS:
             for view in tape.gradients.values():
-                self.heap.drop(view.block)
+                self.allocator.drop(view.block)
 
     def own(self, total: str, view: View) -> View:
         """A first gradient in memory of its own, as more is added to it in place."""
         if view.block.owners == 1:
             return view
-        new = self.heap.new(view.bytes, Use.GRADIENT, like=self.module_of(total))
-        self.heap.drop(view.block)
+        new = self.allocator.new(view.bytes, Use.GRADIENT, like=self.module_of(total))
+        self.allocator.drop(view.block)
         return View(new, view.shape, contiguous_strides(view.shape), view.dtype)
 
     def module_of(self, value: str) -> Block | None:
@@ -268,10 +268,10 @@ class StepMemory:
     def counted(self, name: str, view: View) -> View:
         """A value that is a parameter's gradient counts as one."""
         if name in self.leaf_of or name.startswith(TOTAL):
-            self.heap.becomes(view.block, Use.GRADIENT)
+            self.allocator.becomes(view.block, Use.GRADIENT)
             like = self.module_of(name)
             if like is not None:
-                self.heap.assign(view.block, like.module, view.bytes)
+                self.allocator.assign(view.block, like.module, view.bytes)
         return view
 
     def accumulate(self, one: Accumulate) -> None:
@@ -280,9 +280,9 @@ class StepMemory:
             return
         view = self.values[one.value]
         if self.gives(one.value):
-            block = self.heap.own(view.block)
+            block = self.allocator.own(view.block)
         else:
-            block = self.heap.new(view.bytes, like=view.block)
+            block = self.allocator.new(view.bytes, like=view.block)
         strides = contiguous_strides(view.shape)
         total = View(block, view.shape, strides, view.dtype)
         self.values[one.total] = self.counted(one.total, total)
@@ -291,16 +291,18 @@ class StepMemory:
         """The sum of gradients, with an owner."""
         first, *others = (self.values[name] for name in names if name in self.values)
         if not others:
-            return replace(first, block=self.heap.own(first.block))
+            return replace(first, block=self.allocator.own(first.block))
         strides = contiguous_strides(first.shape)
-        return View(self.heap.new(first.bytes, like=first.block), first.shape, strides, first.dtype)
+        return View(
+            self.allocator.new(first.bytes, like=first.block), first.shape, strides, first.dtype
+        )
 
     def relaid(self, one: Relayout) -> View:
         """A value after local moves, contiguous."""
         view = self.sent(one.value, one.atoms, one.local, one.dtype)
         if not view.contiguous:
-            block = self.heap.new(view.bytes, like=view.block)
-            self.heap.drop(view.block)
+            block = self.allocator.new(view.bytes, like=view.block)
+            self.allocator.drop(view.block)
             view = replace(view, block=block)
         return View(view.block, one.shape, contiguous_strides(one.shape), one.dtype, view.grad)
 
@@ -310,19 +312,19 @@ class StepMemory:
         view = self.values.get(name)
         strides = contiguous_strides(atoms)
         if view is None:
-            return View(self.heap.new(size), atoms, strides, dtype)
+            return View(self.allocator.new(size), atoms, strides, dtype)
         if view.dtype != dtype or not view.contiguous:
-            block = self.heap.new(size, like=view.block)
+            block = self.allocator.new(size, like=view.block)
         else:
-            block = self.heap.own(view.block)
-        return moved_locally(self.heap, View(block, atoms, strides, dtype, view.grad), local)
+            block = self.allocator.own(view.block)
+        return moved_locally(self.allocator, View(block, atoms, strides, dtype, view.grad), local)
 
     def transfer(self, one: Transfer) -> Results:
         """Start a transfer; what is returned gives the results, each with an owner."""
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
         ranks = len(members(one.channel, self.program.mesh))
         own = self.taken(one.parts[0], views[0])
-        return started(self.heap, one.collective, SentTensors(one.parts, views, ranks, own))
+        return started(self.allocator, one.collective, SentTensors(one.parts, views, ranks, own))
 
     def taken(self, part: Part, sent: View) -> bool:
         """Whether what is sent is the part's value, given away, or a copy."""
@@ -330,5 +332,5 @@ class StepMemory:
         return value is None or value.block is not sent.block or self.gives(part.value)
 
 
-def _unwatched(_: dict[str, View]) -> None:
+def _unobserved(_: dict[str, View]) -> None:
     """An observer of `StepMemory.play` that does nothing."""

@@ -158,7 +158,7 @@ class Tape(ABC):
         old = self.gradients.get(name)
         if old is None:
             self.gradients[name] = gradient
-        elif old.block.owners == 1 and old.dense and old.block.use is not Use.HELD:
+        elif old.block.owners == 1 and old.dense and old.block.use is not Use.LASTING:
             self.allocator.drop(gradient.block)
         else:
             new = self.allocator.new(old.bytes, like=old.block)

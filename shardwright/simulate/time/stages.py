@@ -157,7 +157,7 @@ class _Group(Player):
                 self._needs = None
             self._play(now, following)
             yield True
-        self._meet()
+        self._order()
 
     def _play(self, now: Played, following: Played) -> None:
         match now.instruction:

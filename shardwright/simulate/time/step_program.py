@@ -174,7 +174,7 @@ class Player:
         self._computed = 0.0  # seconds so far
         self._before: list[float] = []  # by collective, seconds computed before it
         self._awaited: list[int] = []  # collectives that the next run waits for
-        self._meetings: list[tuple[float, int]] = []  # seconds computed so far, the collective
+        self._orderings: list[tuple[float, int]] = []  # seconds computed so far, the collective
         self._updated = 0.0  # seconds of the update
 
     def play(self, order: Sequence[Played]) -> None:
@@ -182,13 +182,13 @@ class Player:
         timed = [one for one in order if isinstance(one.instruction, _TIMED)]
         for now, following in pairwise([*timed, END]):
             self._play(now, following)
-        self._meet()
+        self._order()
 
     def lost(self, late: Late) -> dict[int, float]:
         """Seconds that ranks wait for each other in each collective, by its number."""
         found: dict[int, float] = {}
         since, last = self._updated, 0.0  # since the step before met last
-        for computed, number in self._meetings:
+        for computed, number in self._orderings:
             lost, since = late(since + computed - last, computed - self._before[number])
             last = computed
             if lost:
@@ -223,7 +223,7 @@ class Player:
 
     def _update(self, one: Update) -> None:
         """The optimizer's kernels, behind all gradients."""
-        self._meet()
+        self._order()
         self._phase = "update"
         self._updated += sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
         self._compute("update of parameters", self._updated)
@@ -274,17 +274,17 @@ class Player:
         self._waits.append(sent.task)
         self._awaited.append(sent.number)
 
-    def _meet(self) -> None:
+    def _order(self) -> None:
         """Orders the next computation behind the collectives that are waited for."""
         if self._awaited:
-            self._meetings.append((self._computed, max(self._awaited)))
+            self._orderings.append((self._computed, max(self._awaited)))
             self._awaited = []
 
     def _compute(self, name: str, seconds: float, module: str = "", *, idle: bool = False) -> None:
         if not seconds:
             return
         if not idle:
-            self._meet()
+            self._order()
             self._computed += seconds
         self._last = self._add(name, self._here, seconds, tuple(self._waits), module, idle=idle)
         self._waits = []

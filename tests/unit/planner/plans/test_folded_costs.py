@@ -10,13 +10,14 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.folded_costs import FoldedCosts
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.memory_refinement import MemoryRefinement, ranks_that_differ
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
+from shardwright.simulate.memory.step import Trainer, step_memory
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
 
@@ -49,12 +50,25 @@ def test_time_and_memory_equal_those_of_the_whole_program():
     assert folded >= 2
 
 
+class LargeUpdate(Trainer):
+    """An optimizer whose update needs more memory than everything else."""
+
+    def update(self, tiles):
+        return 2**36
+
+
 @pytest.mark.parametrize("strategy", ["tp=4", "dp_shard=2 tp=2", "dp_shard=2 tp=2 mb=4"])
 def test_strategies_fold_although_all_layers_share_sums(strategy):
     graph = residual_layers(8, scaled=True)
     expansion = Expansion(graph, MACHINE, "adamw")
     analysis = expansion.sources.analysis
     plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    # As in sequence parallelism: each rank scales and adds a part of the batch.
+    ops = [
+        replace(op, tiling=("d0",) * len(op.tiling)) if op.name.endswith(("scaled", ".sum")) else op
+        for op in plan.ops
+    ]
+    plan = replace(plan, ops=tuple(ops))
     decisions = read_plan(plan, graph, analysis)
     tracer = Footprints(on_cpu=False)
     whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(plan)
@@ -63,6 +77,13 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
     peak = costs.peak_bytes(plan, decisions, memories.trainer, tracer)
     assert peak == whole.peak_bytes
+    lowering = PlanLowering(graph, analysis, decisions, MACHINE.backend_spec.alone_bytes)
+    sums = list(lowering.program(0).transfers())
+    assert max(sum(".scale" in part.value for part in one.parts) for one in sums) == 8
+    # With the peak at the end, where copies of what layers were left out share a sum.
+    late = LargeUpdate(memories.trainer.optimizer, memories.trainer.rank)
+    peaks = [step_memory(lowering, rank, late, tracer).peak for rank in ranks_that_differ(lowering)]
+    assert costs.peak_bytes(plan, decisions, late, tracer) == max(peaks)
 
 
 def test_plans_are_compared_by_the_costs_that_they_are_shown_with():

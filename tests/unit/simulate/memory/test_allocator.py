@@ -23,7 +23,7 @@ def test_the_peak_is_remembered_with_what_it_was_made_of():
 
 def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
     heap = Allocator(granularity=512)
-    heap.drop(heap.new(1000, Use.HELD))
+    heap.drop(heap.new(1000, Use.LASTING))
     assert heap.peak == 0
     block = heap.new(700)
     heap.becomes(block, Use.GRADIENT)
