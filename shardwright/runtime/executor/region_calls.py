@@ -107,11 +107,14 @@ class RegionCall:
             found: Sequence[torch.Tensor] = self.module(*inputs, state)
             return found
 
+        # Autograd keeps `pack` with what it packs, so that it must not hold the inputs.
+        starts = {i: _start(inputs[i]) for i in dropped.values()}
+
         def pack(kept: torch.Tensor) -> torch.Tensor | _Again:
             position = dropped.get(kept.untyped_storage().data_ptr())
             if position is None:
                 return kept
-            return _Again(position, StorageView.of(kept).shifted(-_start(inputs[position])))
+            return _Again(position, StorageView.of(kept).shifted(-starts[position]))
 
         with saved_tensors_hooks(pack, self._unpack):
             found = self.module(*inputs, state)
