@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.cli import planning
 from shardwright.cli.console import working
@@ -12,8 +12,10 @@ from shardwright.cli.writing import write_text
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
 from shardwright.frameworks.errors import FrameworkError
+from shardwright.frameworks.semantics import changed_numbers
 from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, Written, write_config
+from shardwright.ir.gradient_sync import LAST
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.fields import COMPILES, DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
@@ -39,6 +41,7 @@ class OfferedConfig:
         seconds: of a step as it says.
         more: the part by which that is longer than a step of the plan; 0 if it says the plan.
         is_plan: whether it says the plan itself.
+        changes: sentences on what it changes in the numbers that training gives.
     """
 
     text: str
@@ -46,6 +49,7 @@ class OfferedConfig:
     seconds: float
     more: float
     is_plan: bool
+    changes: tuple[str, ...] = ()
 
 
 def config_for(
@@ -90,7 +94,9 @@ def config_for(
         )
     written, seconds = files[best.strategy], best.plan.step_seconds
     more = seconds / plan.step_seconds - 1
-    return OfferedConfig(written.text, written.strategy, seconds, more, itself is not None)
+    wanted = (strategy_of(plan) or written.strategy).but(**dtypes)
+    changes = tuple(changed_numbers(wanted, written.strategy))
+    return OfferedConfig(written.text, written.strategy, seconds, more, itself is not None, changes)
 
 
 def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: str) -> OfferedConfig:
@@ -136,6 +142,12 @@ def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:
         priced = auditor.price(near)
     except StrategyError:
         return None
+    if near.dp_shard * near.cp == 1 and {plan.gradient_sync, priced.plan.gradient_sync} <= {
+        None,
+        LAST,
+    }:
+        # Gradients of parameters that are stored whole are reduced once by default.
+        plan = replace(plan, gradient_sync=priced.plan.gradient_sync)
     return priced if same_decisions(priced.plan, plan) else None
 
 
@@ -163,8 +175,9 @@ def write_offer(offered: OfferedConfig, framework: str, file: str | None) -> lis
         lines += [
             f"config for {framework}: cannot say this plan; the nearest that it can say is",
             f"  {offered.strategy}",
-            f"  which costs {offered.more:.1%} more time",
+            f"  which takes {abs(offered.more):.1%} {'more' if offered.more >= 0 else 'less'} time",
         ]
+    lines += [f"  changes results: {sentence}" for sentence in offered.changes]
     if file is None:
         return [*lines, "", offered.text.rstrip("\n")]
     write_text(file, offered.text)
@@ -183,5 +196,6 @@ def offer_json(offered: OfferedConfig | None, file: str | None) -> Mapping[str, 
         "is_plan": offered.is_plan,
         "step_seconds": offered.seconds,
         "more": offered.more,
+        "changes": list(offered.changes),
         "text": offered.text,
     }

@@ -14,22 +14,27 @@ def changed_results(config: TrainingConfig, strategy: Strategy) -> tuple[str, ..
     The global batch and clipping are no part of a strategy and stay. Sums in another order are no
     difference.
     """
-    return tuple(_differences(config, strategy))
-
-
-def _differences(config: TrainingConfig, strategy: Strategy) -> list[str]:
-    now, found = config.strategy, []
-    for name in (*DTYPE_FIELDS, "fp8"):
-        before, after = getattr(now, name), getattr(strategy, name)
-        if before != after:
-            found.append(f"{name} is {after}, not {before}")
-    if now.syncs_every != strategy.syncs_every and not (_once(now) and _once(strategy)):
-        found.append(f"gradients are reduced {_when(strategy)}, not {_when(now)}")
+    now, found = config.strategy, changed_numbers(config.strategy, strategy)
     if config.semantics.loss_mean == MICRO and _samples(now) != _samples(strategy):
         found.append(
             "the loss is a mean over other micro-batches, which is the same only where all have as"
             " many tokens"
         )
+    return tuple(found)
+
+
+def changed_numbers(now: Strategy, strategy: Strategy) -> list[str]:
+    """Sentences on dtypes and reductions of gradients in which a strategy differs from `now`.
+
+    A dtype that is not given in `now` is no difference.
+    """
+    found = []
+    for name in (*DTYPE_FIELDS, "fp8"):
+        before, after = getattr(now, name), getattr(strategy, name)
+        if before != after and (before is not None or name == "fp8"):
+            found.append(f"{name} is {after}, not {before}")
+    if now.syncs_every != strategy.syncs_every and not (_once(now) and _once(strategy)):
+        found.append(f"gradients are reduced {_when(strategy)}, not {_when(now)}")
     return found
 
 

@@ -214,8 +214,9 @@ class Settings:
             and self.document.entries[key].line in self.document.conditional
         ]
         if inside:
-            lines = ", ".join(str(one.line) for one in sorted(inside, key=lambda one: one.line))
-            yield f"branches of the script are not evaluated; read as taken: lines {lines}"
+            lines = sorted({one.line for one in inside})
+            named = ("line " if len(lines) == 1 else "lines ") + ", ".join(map(str, lines))
+            yield f"branches of the script are not evaluated; read as taken: {named}"
 
 
 def _by_line(keys: Iterable[Key]) -> list[Key]:

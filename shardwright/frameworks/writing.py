@@ -182,8 +182,11 @@ def convert_config(config: TrainingConfig, framework: str, strategy: Strategy) -
             f"results change: the loss is a mean over {after.loss_mean}, not {before.loss_mean}"
         )
     if before.clip != after.clip:
-        shown = "what its script says" if after.clip is None else f"{after.clip:g}"
-        reasons.append(f"results may change: gradients are clipped at {shown}, not {before.clip}")
+        now, then = (
+            "what its script says" if clip is None else f"{clip:g}"
+            for clip in (after.clip, before.clip)
+        )
+        reasons.append(f"results may change: gradients are clipped at {now}, not {then}")
     if again.batch.samples is None and config.batch.samples is not None:
         reasons.append(f"the batch of {config.batch.samples} sequences stands in its script")
     return replace(written, reasons=tuple(reasons))

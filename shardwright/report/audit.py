@@ -130,8 +130,10 @@ def _model(model: ModelHints) -> str:
     sizes = ", ".join(
         f"{getattr(model, one.name)} {one.name.replace('_', ' ')}"
         for one in fields(ModelHints)
-        if one.name != "name" and getattr(model, one.name) is not None
+        if one.name not in ("name", "tied") and getattr(model, one.name) is not None
     )
+    if model.tied is not None:
+        sizes += f", {'tied' if model.tied else 'untied'} embeddings"
     return ": ".join(word for word in (model.name, sizes) if word) or "not said; give --model"
 
 

@@ -42,6 +42,11 @@ def settings_of(document: Document) -> Settings:
 
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of an axolotl config."""
+    settings.unaffecting(["optimizer"], "the optimizer changes memory, not the strategy")
+    settings.unaffecting(
+        ["learning_rate", "lr_scheduler", "num_epochs", "max_steps", "output_dir", "seed"],
+        "training, not the strategy",
+    )
     devices = devices_of(settings, given, "devices", None)
     micro = settings.integer("micro_batch_size", 1, "batch")
     steps = settings.integer("gradient_accumulation_steps", 1, "batch", "micro_batches")

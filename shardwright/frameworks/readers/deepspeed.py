@@ -71,6 +71,10 @@ def section(
         (f"{zero}.{name}" for name in _UNAFFECTING),
         "sizes of buckets and when they are sent, not the strategy",
     )
+    settings.unaffecting(
+        (f"{prefix}{name}" for name in ("steps_per_print", "wall_clock_breakdown")),
+        "training, not the strategy",
+    )
     stage = settings.integer(f"{zero}.stage", 0, "zero", least=0)
     settings.require(stage <= 3, f"{zero}.stage", "0, 1, 2 or 3 is needed")
     tp_name, sp_name = f"{prefix}tensor_parallel.autotp_size", f"{prefix}sequence_parallel_size"

@@ -29,6 +29,8 @@ _UNAFFECTING = {
         " overlap-param-gather-with-optimizer-step overlap-moe-expert-parallel-comm"
     ),
     "the kernels of attention, not the strategy": "use-flash-attn attention-backend",
+    "the number of query groups says it": "group-query-attention",
+    "no field of a strategy": "fp8-param-gather",
     "training, not the strategy": (
         "lr min-lr lr-decay-style lr-warmup-samples lr-decay-samples weight-decay adam-beta1"
         " adam-beta2 train-iters train-samples lr-warmup-fraction lr-decay-iters lr-warmup-iters"
@@ -62,8 +64,6 @@ def settings_of(document: Document) -> Settings:
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of Megatron-LM's flags."""
     flags = settings.document.form == "flags"
-    for why, names in _UNAFFECTING.items():
-        settings.unaffecting(names.split(), why)
     test_case = any(key.startswith(_MODEL_ARGS) for key in settings.document.entries)
     dialect = FLAGS if flags else TEST_CASE if test_case else CONFIG
     return understood(settings, given, dialect, _world(settings))
@@ -89,6 +89,8 @@ def _plain(settings: Settings, name: str) -> bool:
 
 def understood(settings: Settings, given: Given, dialect: str, in_file: int | None) -> Understood:
     """The strategy of settings under the names of Megatron-LM's flags."""
+    for why, names in _UNAFFECTING.items():
+        settings.unaffecting(names.split(), why)
     tp = settings.integer("tensor-model-parallel-size", 1, "tp")
     pp = settings.integer("pipeline-model-parallel-size", 1, "pp")
     cp = settings.integer("context-parallel-size", 1, "cp")

@@ -37,6 +37,9 @@ def settings_of(document: Document) -> Settings:
 
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of a torchtune config."""
+    settings.unaffecting(
+        settings.below("optimizer"), "the optimizer changes memory, not the strategy"
+    )
     devices = devices_of(settings, given, "devices", None)
     tp = settings.integer("tensor_parallel_dim", 1, "tp")
     cp = settings.integer("context_parallel_dim", 1, "cp", "cp_style")

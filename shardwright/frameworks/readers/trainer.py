@@ -23,6 +23,16 @@ DIALECT = "TrainingArguments"
 MICRO, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 FSDP, DEEPSPEED = "fsdp_config.", "deepspeed."
 KNOWN = (MICRO, "fsdp_config", "per_device_eval_batch_size", "gradient_checkpointing")
+_UNAFFECTING = {
+    "the optimizer changes memory, not the strategy": "optim optim_args",
+    "training, not the strategy": (
+        "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type"
+        " lr_scheduler_kwargs warmup_steps warmup_ratio num_train_epochs max_steps seed data_seed"
+        " output_dir logging_dir logging_steps logging_strategy report_to run_name save_strategy"
+        " save_steps save_total_limit save_only_model eval_strategy eval_steps do_train do_eval"
+        " per_device_eval_batch_size dataloader_num_workers remove_unused_columns"
+    ),
+}
 _LEGACY = {  # words of `fsdp` -> stage, whether parameters are freed, whether inside of hosts
     "full_shard": (3, True, False),
     "shard_grad_op": (3, False, False),
@@ -55,6 +65,8 @@ def read(settings: Settings, given: Given) -> Understood:
 
 def understood(settings: Settings, given: Given, dialect: str, checkpoints: bool) -> Understood:
     """The strategy of TrainingArguments; `checkpoints` is the default of gradient checkpointing."""
+    for why, names in _UNAFFECTING.items():
+        settings.unaffecting(names.split(), why)
     devices = devices_of(settings, given, "devices", settings.integer("$NGPU", None))
     micro = settings.integer(MICRO, 8, "batch")
     steps = settings.integer(STEPS, 1, "batch", "micro_batches")

@@ -98,7 +98,7 @@ class Nearest:
         why = (
             f"dtypes are not given; {known[best]} is written"
             if captured
-            else f"{known[best]} are the nearest dtypes that it has"
+            else f"the nearest dtypes that it has are {known[best]}"
         )
         self.change(why, **dict(zip(DTYPE_FIELDS, best, strict=True)))
 

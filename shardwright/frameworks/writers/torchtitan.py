@@ -317,7 +317,8 @@ def function_text(keys: dict[str, Any], facts: ConfigFacts) -> str:
         for key, value in shown.items()
     ]
     body = "\n".join(lines)
-    head = '"""A config of torchtitan, written by shardwright."""'
+    yours = "" if facts.model else f"; put your baseline in place of {base}"
+    head = f'"""A config of torchtitan, written by shardwright{yours}."""'
     return (
         f"{head}\n\n" + "\n".join(imports) + f"\n\n\ndef {base}_planned() -> Trainer.Config:\n"
         f"    config = {base}()\n{body}\n    return config\n"

@@ -1,12 +1,13 @@
 """Configs of other frameworks for plans: those that say a plan, and the nearest with a price."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import shardwright as sw
-from shardwright.cli.plan_config import config_for
+from shardwright.cli.plan_config import config_for, write_offer
 from shardwright.cli.planning import CapturedTarget
 from shardwright.frameworks.reading import read_text
 from shardwright.machine.presets import preset
@@ -50,6 +51,21 @@ def test_what_a_framework_cannot_say_is_offered_with_its_price(captured):
     assert found.strategy.pp == 1
     assert found.more == pytest.approx(found.seconds / plan.step_seconds - 1)
     assert read_text(found.text, devices=8).strategy == found.strategy
+
+
+def test_a_config_that_changes_numbers_says_so(captured):
+    """FSDP of accelerate reduces gradients in bf16; that of torchtitan in float32, as the plan."""
+    _, found = offered(captured, "dp_shard=8", "accelerate")
+    assert found.is_plan and found.changes == ("reduce_dtype is bfloat16, not float32",)
+    assert f"  changes results: {found.changes[0]}" in write_offer(found, "accelerate", None)
+    _, found = offered(captured, "dp_shard=8", "torchtitan")
+    assert found.is_plan and not found.changes
+
+
+def test_a_nearest_config_takes_more_time_or_less(captured):
+    _, found = offered(captured, "dp_shard=4 pp=2 mb=4", "deepspeed")
+    for more, said in ((0.02, "takes 2.0% more time"), (-0.02, "takes 2.0% less time")):
+        assert said in "".join(write_offer(replace(found, more=more), "deepspeed", None))
 
 
 def test_formats_of_modules_say_the_plan_or_the_nearest_that_they_can(captured):

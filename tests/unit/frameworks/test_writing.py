@@ -53,5 +53,5 @@ def test_a_conversion_says_what_changes_results():
     )
     said = convert_config(source, "accelerate", source.strategy).reasons
     assert "the batch of 2 sequences stands in its script" in said
-    assert "results may change: gradients are clipped at what its script says, not 1.0" in said
+    assert "results may change: gradients are clipped at what its script says, not 1" in said
     assert convert_config(source, "megatron", source.strategy).reasons == ()
