@@ -142,7 +142,7 @@ def _of_graph(
 def _stored(
     one: PlannedParameter, analysis: Analysis, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> PlannedParameter:
-    """A parameter that lies where it lies, told in the atoms that it has in this graph."""
+    """The same stored layout of a parameter, expressed in its atoms in this graph."""
     atoms = analysis.atoms.get(one.name)
     if atoms is None:
         return one

@@ -1,8 +1,8 @@
 """Frees gathered copies of sharded parameters after forward and gathers them again for backward.
 
-What autograd would keep of a gathered copy is replaced by the way to make it
-anew (`torch.autograd.graph.saved_tensors_hooks`), for one operator at a time:
-while it runs, the copy is alive and its memory cannot be anything else's.
+Where autograd would save a gathered copy, saved-tensor hooks
+(`torch.autograd.graph.saved_tensors_hooks`) save a reference to its source instead. They are active
+for one operator at a time, while the copy is alive and its memory cannot be reused.
 
 Paper: ZeRO stage 3 (arXiv 1910.02054); FSDP calls it resharding after forward.
 """
@@ -50,8 +50,8 @@ class _Dropped:
 class ReshardAfterForward(nn.Module):
     """One operator that keeps nothing of the copies that `again` makes.
 
-    The program's order is the same on every rank, and so is autograd's on the
-    way back: all ranks gather the same copy at the same time.
+    The order of the program is the same on every rank, and so is the order of autograd's backward
+    pass: all ranks gather the same copy at the same time.
     """
 
     def __init__(

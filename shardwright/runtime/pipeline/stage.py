@@ -42,7 +42,7 @@ from shardwright.tracing.graph_builder import Captured
 
 @dataclass(frozen=True)
 class Stages:
-    """A captured call, cut into stages whose tensors lie somehow on the mesh of each."""
+    """A captured call that is cut into stages, with the layouts of their tensors."""
 
     captured: Captured
     staged: StagedGraph

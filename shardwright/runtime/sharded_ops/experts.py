@@ -1,8 +1,8 @@
 """Expert-parallel mixture of experts: rows are sent to their experts and back.
 
-No row is dropped, however many choose one expert: devices tell each other how many they will send
-before they do (Hwang et al., "Tutel", MLSys 2023, call that dropless). Along several axes rows
-travel one axis after the other, the outermost first.
+No row is dropped, however many rows choose one expert: devices exchange the numbers of rows before
+the rows ("dropless"; Hwang et al., "Tutel", MLSys 2023). Along several axes rows are sent along one
+axis after the other, the outermost first.
 """
 
 from __future__ import annotations
