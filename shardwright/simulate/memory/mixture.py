@@ -1,7 +1,7 @@
 """Memory of a mixture of experts on a device that holds some of the experts.
 
-Which rows come only the data knows: as many as the busiest device has by the stated skew. It
-follows `runtime.experts`.
+The number of received rows depends on the data; it is taken to be that of the busiest device under
+the assumed skew. The simulation models `runtime/sharded_ops/experts.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Memory of a step program: plays its instructions on the simulated allocator.
+"""Simulates the memory of a step program: runs its instructions on the simulated allocator.
 
-It follows `runtime/executor`: what is said there of buffers and of who owns what holds here.
+It models `runtime/executor`, with the same buffers and the same ownership of memory.
 """
 
 from __future__ import annotations
