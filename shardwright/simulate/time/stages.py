@@ -1,9 +1,9 @@
 """Plays the step programs of all groups of a pipeline: compute, collectives and messages.
 
-Each group has streams of its own (`step_program.py`). A message takes its time from when one group
-has started to send and the other to receive it; each channel has one at a time, and what shares
-links with it is delayed. Groups advance in the order of simulated time, so that what starts first
-has a link first.
+Each group has its own streams (`step_program.py`). A message starts when one group has started to
+send and the other to receive it. Each channel transfers one message at a time and delays channels
+with which it shares links. Groups advance in the order of simulated time, so that the operation
+that starts first gets a link first.
 """
 
 from __future__ import annotations
