@@ -21,6 +21,7 @@ METRICS = ("seconds", "milliseconds", "tokens/s/gpu", "tokens/s", "tflop/s/gpu",
 MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
+NORMS = ("fused", "composed")
 _ROUNDED = 0.02  # of tokens per second, which sources round
 
 
@@ -189,6 +190,7 @@ def problems(row: Row) -> Iterator[str]:
         ("memory_kind", row.memory_kind, ("", *MEMORY_KINDS)),
         ("verdict", row.verdict, VERDICTS),
         ("recompute", row.recompute, RECOMPUTE),
+        ("norms", row.norms, NORMS),
     ):
         if value not in known:
             yield f"{name} is {value!r}, not one of {', '.join(map(repr, known))}"

@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardwright as sw
 from benchmarks.published import page, plots, run
 from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
+from benchmarks.published.modules import NORM_EPS, ComposedNorm
 from benchmarks.published.row import Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, parameters, result_of, size_of
@@ -70,6 +72,17 @@ def test_a_row_is_a_machine_with_the_stated_network():
     assert [level.size for level in machine_of(replace(ROW, gpus=12)).levels] == [6, 2]
     rack = replace(ROW, gpu="GB200", gpus=128, gpus_per_node=4)
     assert [level.size for level in machine_of(rack).levels] == [64, 2]
+
+
+def test_a_composed_norm_computes_what_the_fused_one_does(tmp_path):
+    x = torch.randn(3, 64)
+    fused = torch.nn.RMSNorm(64, NORM_EPS)
+    torch.testing.assert_close(ComposedNorm(64, NORM_EPS)(x), fused(x))
+    kinds = []
+    for norms in ("fused", "composed"):
+        row = replace(ROW, family="llama", norms=norms, layers=1)
+        kinds.append([op.kind for op in graph_of(Shape.of(row), tmp_path).ops])
+    assert "rsqrt" in kinds[1] and len(kinds[1]) > len(kinds[0])
 
 
 def test_a_row_states_its_attention_and_fsdp_overlaps():
