@@ -35,7 +35,7 @@ from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
-RESOLUTION = 1e-3  # plans that differ by less in time and in memory count as one
+RESOLUTION = 1e-3  # plans whose relative differences in time and memory are smaller count as one
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40

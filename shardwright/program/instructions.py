@@ -120,7 +120,7 @@ class Uniform:
 class Attention:
     """Attention with dropout on a tile. `positions` are those of the tile of its scores.
 
-    `number` tells it from other operators that draw.
+    `number` distinguishes it from other operators with random numbers.
     """
 
     op: Op
@@ -176,7 +176,7 @@ class SharedAttention:
 
 @dataclass(frozen=True, slots=True)
 class RunModule:
-    """A sub-module that is kept whole. `number` tells it from other operators that draw."""
+    """An opaque sub-module. `number` distinguishes it from other operators with random numbers."""
 
     op: Op
     number: int

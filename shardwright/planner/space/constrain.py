@@ -257,7 +257,7 @@ class Limits:
     def _restrict(
         self, left: list[set[int]], number: int, found: frozenset[int], mesh: Mesh
     ) -> None:
-        """Restrict `left` to (or by) the choices `found` of a statement, along its axes."""
+        """Apply a statement to `left` along its axes: keep or remove the choices `found`."""
         constraint, along = self._marks.statements[number]
         axes = [
             i

@@ -18,7 +18,7 @@ from shardwright.simulate.memory.tape import Tape
 
 
 def local_experts(tape: Tape, one: Compute) -> None:
-    """Simulate the operator on the rows of this device, and the buffers of rows in flight."""
+    """Simulate the operator on this device's rows, with the buffers of rows in flight."""
     op, how = one.op, one.routing
     assert how is not None, "a mixture of which all is here is an operator like others"
     names = tuple(dict.fromkeys(op.operands))

@@ -257,7 +257,7 @@ class Player:
             self._compute(f"slowed down: {sent.name}", slowed, idle=True)
 
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
-        """A collective behind all that was computed and waited for; its task."""
+        """Schedule a collective after all earlier computation and waits; return its handle."""
         seconds += self._lost.get(self._count, 0.0)
         after, own = self._behind, self.prices.links[channel]
         task = self._add(name, self._tracks[own], seconds, after)
@@ -291,7 +291,7 @@ class Player:
 
     @property
     def _behind(self) -> tuple[int, ...]:
-        """The tasks that what is started now comes after."""
+        """The tasks that the next transfer depends on."""
         return (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
 
     def _add(
