@@ -17,7 +17,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.permitted import meshes_by_groups, requested_stages
 from shardwright.rules.micro_batches import check_micro_batch_count
 
-_MOST_STAGES = 64  # the most that are tried where the user gives no number
+_MOST_STAGES = 64  # the largest number of stages tried by default
 
 
 class GraphError(ValueError):
@@ -37,9 +37,10 @@ class SearchScope:
     """The numbers of stages and the meshes that a search covers.
 
     Attributes:
-        groups: the numbers of device groups, one pipeline stage or more on each; 1 is no pipeline.
+        groups: the numbers of device groups; each group runs one or more pipeline stages, and 1
+            means no pipeline.
         meshes: the meshes of plans without stages.
-        every: whether each number in `groups` is searched; if not, the search climbs among them.
+        every: whether every number in `groups` is searched; if not, hill climbing selects them.
     """
 
     groups: tuple[int, ...]
@@ -53,7 +54,7 @@ def search_scope(machine: Machine, options: PlanOptions, batch: int | None = Non
     Args:
         machine: its number of devices limits both.
         options: the options of the search.
-        batch: samples in the batch; None where it is not known yet.
+        batch: samples in the batch; None if the model is not captured yet.
 
     Raises:
         ConstraintError: no mesh of these devices keeps the constraints.

@@ -1,13 +1,13 @@
-"""A second search of the most promising meshes, without the largest single choices.
+"""Searches the most promising meshes again, without the choices of the largest transient memory.
 
-The search adds up memory. A plan also needs the *largest* of some figures: the workspace of one
-operator, and what one recomputed segment holds while it runs. So the fastest plan within a limit
-may have a larger sum and a smaller maximum than all that was found. Here the single choice of the
-best plan with the largest figure is ruled out, with all choices that need as much, and the rest is
-searched again.
+The search minimises sums. The memory of a plan also contains a *maximum*: over the workspaces of
+operators, and over the bytes that each recomputed segment holds while it runs. So the fastest plan
+within a limit may have a larger sum and a smaller maximum than every plan found. This file takes
+the best plan, removes its choice of the largest transient memory and all choices that need as much
+or more, and searches the remaining space again.
 
-Paper: Hansen 1980, "Bicriterion path problems", where one objective is a sum and the other a
-maximum: a threshold for the maximum, and the best sum below it.
+Paper: Hansen 1980, "Bicriterion path problems", in which one objective is a sum and the other a
+maximum: bound the maximum by a threshold and find the best sum below it.
 Deviation: one threshold for each of two meshes; sums within a segment have none.
 """
 
@@ -23,10 +23,10 @@ _MESHES = 2
 
 
 def search_below(loop: MeshLoop, limit: Bytes, seconds: float) -> None:
-    """Add plans within `limit` bytes whose largest single choice needs less than that of others.
+    """Search for plans within `limit` bytes of smaller transient memory; add them to `loop`.
 
     Args:
-        loop: the searches so far, which get the new candidates.
+        loop: the searches so far; new candidates are added to it.
         limit: bytes per rank, by the tables.
         seconds: the time limit.
     """
@@ -38,7 +38,7 @@ def search_below(loop: MeshLoop, limit: Bytes, seconds: float) -> None:
 
 
 def _promising(loop: MeshLoop, limit: Bytes) -> Iterator[tuple[Searched, Candidate]]:
-    """The searches that may have clearly faster plans within `limit`, with their best plans."""
+    """The searches that may contain clearly faster plans within `limit`, and their best plans."""
     fitting = [c.point.time for c in loop.found if c.peak <= limit and c.staged is None]
     if not fitting:
         return

@@ -1,8 +1,8 @@
 """Pauses Python's cyclic garbage collector while planning.
 
-A search makes many objects and no reference cycles. With a captured model in memory, every pass of
-the collector scans millions of objects of torch. The passes take a tenth of the time of a search,
-half of a memory simulation, and a fifth of a command that plans a large model.
+A search allocates many objects and creates no reference cycles. With a captured model in memory,
+each collection scans millions of torch objects. Collections take a tenth of the time of a search,
+half of that of a memory simulation, and a fifth of that of a command that plans a large model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def paused_to_the_end() -> Iterator[None]:
-    """Like `paused`, and skip the pass when the process ends, which frees all memory anyway."""
+    """Like `paused`, and skip the collection at process exit, which frees all memory anyway."""
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
     with paused():
@@ -36,7 +36,7 @@ def paused_to_the_end() -> Iterator[None]:
 
 
 def _grow_old() -> None:
-    """Move all objects to the oldest generation: else the next allocation starts a pass."""
+    """Move all objects to the oldest generation; else the next allocation starts a collection."""
     if not gc.get_freeze_count():  # keep the objects frozen that other code has frozen
         gc.freeze()
         gc.unfreeze()

@@ -1,6 +1,6 @@
-"""The main loop of a search: one mesh and number of micro-batches after the other.
+"""The main loop of a search, over meshes and numbers of micro-batches.
 
-Each iteration gives points that may become plans, a lower bound, and baselines.
+Each iteration yields points that may become plans, a lower bound, and baselines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
-RESOLUTION = 1e-3  # plans that differ by less in time and in memory count as one
+RESOLUTION = 1e-3  # plans whose relative differences in time and memory are smaller count as one
 
 _POINTS_PER_MESH = 64
 _WEIGHTS_PER_MESH = 40
@@ -66,15 +66,15 @@ class _Group:
     """The search result of one device group of a pipeline, from which its stages choose."""
 
     offer: Offer
-    alone: Callable[[float], float]  # lower bound of the seconds of all stages on it, by memory
+    alone: Callable[[float], float]  # bytes -> lower bound of the seconds of all its stages
     notes: tuple[str, ...]
     most_updates: float  # seconds
 
 
 class Gain(NamedTuple):
-    """The result of a search for pipelines: the number of new plans, and the fastest's seconds.
+    """The result of a search for pipelines: the number of new plans, and seconds of the fastest.
 
-    The seconds of a plan that exceeds the devices' memory are multiplied by the excess ratio.
+    If a plan exceeds the memory of a device, its seconds are multiplied by the ratio of both.
     """
 
     new: int
@@ -116,7 +116,7 @@ class MeshLoop:
         return [c for c in self.known if not c.broken]
 
     def start_from(self, candidates: Sequence[Candidate]) -> None:
-        """Add plans of uniform strategies as baselines, with the bounds that they are."""
+        """Add plans of uniform strategies as baselines, and their costs to the lower bound."""
         self.known += candidates
         for one in candidates:
             at: Callable[[float], float] = one.seconds_within
@@ -161,7 +161,7 @@ class MeshLoop:
         return any(is_new(c.cost, costs) for c in new)
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
-        """Search `space`, a part of the one of `one`; its bound says nothing about all plans."""
+        """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = may_improve(costs, one.writer.least_overhead)
         points, _, notes = _frontier(space, self.options.exact, seconds, worth)
@@ -192,8 +192,8 @@ class MeshLoop:
     ) -> Gain:
         """Search pipelines of `groups` device groups, each on `mesh`.
 
-        The frontier of one group alone bounds all of them: together the stages do the work of one
-        group, in the sum of their times and within the sum of their memory.
+        The frontier of the whole model on one group gives the lower bound: together the stages do
+        that work, in the sum of their times and within the sum of their memory.
 
         Args:
             mesh: the mesh of one group.
@@ -276,7 +276,7 @@ class MeshLoop:
     def _on_steps(
         self, bound: Callable[[float], float], mesh: Mesh, count: int
     ) -> Callable[[float], float]:
-        """The bound on steps that `bound`, on additive seconds, implies."""
+        """The bound on simulated step times that follows from `bound` on additive seconds."""
         if not self.machine.settles:
             return bound
         given = self.factory.graph, self._waiting(mesh, 1), mesh

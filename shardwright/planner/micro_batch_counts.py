@@ -1,6 +1,6 @@
-"""Candidate numbers of micro-batches, and when more than one is worth trying.
+"""Selects candidate numbers of micro-batches.
 
-The number is a choice of the outer loop, like the mesh: each number has a search of its own.
+Like the mesh, the number is a choice of the outer loop: each number has a search of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.rules.micro_graph import micro_graph
 
 F = TypeVar("F", bound=Frontier)
 
-_MOST = 1024  # the most micro-batches that are tried where the user gives no number
+_MOST = 1024  # the largest number of micro-batches that is tried by default
 
 
 @final
@@ -89,9 +89,9 @@ def _powers() -> list[int]:
 def if_tight(run: Callable[[tuple[int, ...] | str], F], limit: str | int | None = None) -> F:
     """The frontier that `run` finds without micro-batches, or with them if `limit` requires them.
 
-    Micro-batches never make a step faster. They save memory, so they are tried only where none of
-    the plans that are about as fast as the fastest fits. To find out, the smallest of these plans
-    is simulated. `limit` is as in `Frontier.fastest`.
+    Micro-batches save memory and never make a step faster. So they are tried only if none of the
+    plans that are about as fast as the fastest fits. To decide this, the plan of least memory among
+    them is simulated. `limit` is as in `Frontier.fastest`.
     """
     plain = run((1,))
     most = plain.limit(limit)

@@ -35,7 +35,7 @@ from shardwright.rules.rule import Tiling
 def requested_stages(
     constraints: Sequence[Constraint], stages: Sequence[int] | None
 ) -> Sequence[int] | None:
-    """The numbers of stages to search: `stages`, or those of mesh constraints if it is (1,)."""
+    """The numbers of stages to search: those of mesh constraints if `stages` is (1,)."""
     named = [c.mesh for c in constraints if isinstance(c, OnMesh)]
     if stages is None or tuple(stages) != (1,):
         return stages
@@ -126,7 +126,10 @@ def _groups(mesh: Mesh) -> int:
 
 
 def _mesh(constraint: OnMesh | OnShape, devices: int, groups: int) -> Mesh:
-    """The mesh that a constraint gives; the first size of all devices is that of the groups."""
+    """The mesh that a constraint gives.
+
+    The first size of a shape of all devices becomes the pipeline axis if it equals `groups`.
+    """
     if isinstance(constraint, OnMesh):
         return constraint.mesh
     first, *rest = constraint.shape
@@ -136,7 +139,7 @@ def _mesh(constraint: OnMesh | OnShape, devices: int, groups: int) -> Mesh:
 
 
 def _of_wrong_size(named: Mapping[str, Mesh], devices: int, groups: int) -> ConstraintError:
-    """The error for mesh constraints of which none has the devices of one group."""
+    """The error if no mesh constraint has the number of devices of a group."""
     have = "; ".join(f"{text} is of {mesh.size}" for text, mesh in named.items())
     every, plural = groups * devices, "s" * (groups * devices > 1)
     if groups == 1:
@@ -163,7 +166,7 @@ def refuse(reasons: Sequence[str], devices: int) -> None:
 def _default_meshes(
     devices: int, constraints: Sequence[Constraint], named_axes: Iterable[str]
 ) -> list[Mesh]:
-    """The meshes of one and of two axes, and those with the other roles that pins name."""
+    """The meshes of one and two axes, and meshes with further axes whose roles pins name."""
     pinned = {a.axis for c in constraints if isinstance(c, Pin) for a in c.along} - {EVERY_AXIS}
     others = [role for role in ROLES if role in pinned and role not in ("dp", "tp", "sp")]
     found = list(meshes_of(devices, 3 if "sp" in named_axes else 2))
@@ -187,7 +190,7 @@ def broken(
 ) -> tuple[Constraint, ...]:
     """The constraints that a plan of the space of `model` breaks.
 
-    `like` maps names of the marked graph to names of the model's graph, where they differ.
+    `like` maps names of the marked graph to those of the model's graph, if they differ.
     """
     mesh, analysis = model.mesh, model.analysis
     names = dimension_names(model.graph, analysis)
@@ -220,7 +223,15 @@ def broken(
 def keeps(
     constraint: Pin | Forbid, along: Along, mesh: Mesh, does: Sequence[bool], *, whole: bool
 ) -> bool:
-    """Whether what something does along each axis, or computing it `whole`, keeps a constraint."""
+    """Whether a choice keeps a constraint.
+
+    Args:
+        constraint: the constraint.
+        along: the axes that it names.
+        mesh: the mesh of the plan.
+        does: for each mesh axis, whether the choice is the one that the constraint names.
+        whole: whether every device computes, or stores, the whole of it.
+    """
     named = [
         done
         for (name, size), done in zip(mesh.axes, does, strict=True)
@@ -251,9 +262,10 @@ def _is_on(mesh: Mesh, constraint: OnMesh | OnShape) -> bool:
 
 
 def permits_mesh(constraints: Sequence[Constraint], mesh: Mesh, groups: int) -> bool:
-    """Whether plans of `groups`, each on a mesh whose axes are named by roles, keep constraints.
+    """Whether plans of `groups` device groups, each on `mesh`, can keep the constraints.
 
-    Only those that name a mesh or cap an axis say anything about it.
+    The axes of `mesh` are named by their roles. Only constraints that name a mesh or cap the size
+    of an axis are checked.
     """
     wanted = [c for c in constraints if isinstance(c, OnMesh | OnShape)]
     plain = _split_axes(mesh)

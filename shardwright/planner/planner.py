@@ -40,12 +40,12 @@ from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
 
-Progress = Callable[[str, float], None]  # the current task, and the part that is done, 0 to 1
+Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
-_MOST_COUNTS = 4  # numbers of micro-batches of strategies, where none are given
-_FIRST_SHARE = 0.1  # of the progress bar, for strategies
-_SHARE = 0.3  # the part of the progress bar for plans without pipelines
+_MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
+_FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
+_SHARE = 0.3  # the fraction of the progress bar for plans without pipelines
 
 
 @paused()
@@ -58,20 +58,20 @@ def search(
 ) -> SearchedFrontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
-    The method "kcut" gives one plan instead, SoyBean's (`kcut/cutter.py`): the devices are cut by
-    one prime factor after the other, or along the axes of the one mesh in `options`, so that the
-    fewest bytes are communicated. `shardwright.search` describes the method "joint".
+    The method "kcut" returns SoyBean's plan alone (`kcut/cutter.py`): it cuts the devices by one
+    prime factor after the other, or along the axes of the one mesh in `options`, and minimises the
+    communicated bytes. `shardwright.search` describes the method "joint".
 
     Args:
         graph: the captured training step.
         machine: the devices and their links.
         options: the options of the search.
         tracer: traces the memory of single operator calls, for the simulation of memory.
-        progress: called with the current task and the part of the search that is done.
+        progress: called with the current task and the fraction of the search that is done, 0 to 1.
 
     Raises:
         ConstraintError: a constraint matches nothing, or no plan keeps all constraints.
-        GraphError: `graph` is no `Graph`.
+        GraphError: `graph` is not a `Graph`.
         PipelineError, MicroBatchError: as in `search_scope`.
     """
     require_graph(graph)
@@ -154,7 +154,7 @@ def _search_meshes(
     end: float,
     notify: Progress,
 ) -> None:
-    """Search every mesh with every number of micro-batches, or until more give no new plan."""
+    """Search every mesh with all numbers of micro-batches, or until more of them add no plan."""
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = counts[0]  # the last number of micro-batches that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
@@ -177,7 +177,7 @@ def _search_meshes(
 
 
 def _shown(mesh: Mesh, options: PlanOptions) -> str:
-    """A mesh that is searched: its sizes where its axes may do anything."""
+    """The text of a searched mesh: only its sizes, unless the user named its axes."""
     named = any(name in _given_names(options) for name in mesh.names)
     return str(mesh) if named else "x".join(map(str, mesh.shape))
 

@@ -1,7 +1,7 @@
-"""Prices a plan that was edited, or prices it for another machine.
+"""Prices an edited plan, or a plan on another machine.
 
-The decisions of the plan are pinned, and the space with the one choice that is left is priced like
-any other. So a plan of the search gets the cost that the search gave it.
+The decisions of the plan are pinned, and the remaining space of one assignment is priced like any
+other. So an unedited plan of the search gets the same cost as in the search.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardwright.solve.elimination.problem import Assignment
 def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: Frontier) -> Plan:
     """The decisions of `plan` with the costs of `machine` and the lower bound of `found`.
 
-    Layouts, seconds, bytes and collectives are derived again from the plan's tilings, storage,
+    Layouts, seconds, bytes and collectives are computed again from the plan's tilings, storage,
     recomputed segments and micro-batches.
 
     Raises:
@@ -87,7 +87,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
 
 
 def _recomputable(plan: Plan, graph: Graph) -> Recomputable | None:
-    """The operators that the strategy of a plan may recompute; None for a search's segments."""
+    """The operators that the strategy of a plan may recompute; None for a plan of the search."""
     if not is_strategy(plan):
         return None
     layers = layers_of(graph, tuple(find_repeats(graph)))

@@ -1,13 +1,14 @@
-"""Bounds on the difference between additive costs and simulated steps.
+"""Bounds on the difference between additive and simulated seconds of a step.
 
-The search adds costs up. A step is shorter than the sum: all-reduces of gradients, and gathers and
-reduce-scatters of sharded parameters, overlap with computation. Let A be the additive seconds, H
-the seconds of such messages and o the part of them that the machine hides. Then T >= A - o H, and,
-as the messages follow one another, T >= H. So T >= A / (1 + o), and a bound on A gives a bound on
-T. Where k messages along different axes may run at once, T >= H / k and T >= A / (1 + k o).
+The search adds costs up. The simulated step time T is smaller than the sum, because all-reduces of
+gradients, and all-gathers and reduce-scatters of sharded parameters, overlap with computation. Let
+A be the additive seconds, H the seconds of these messages and o the fraction of them that the
+machine hides. Then T >= A - o H, and T >= H, because the messages run one after another. So
+T >= A / (1 + o), and a bound on A implies a bound on T. If k messages along different axes may run
+at the same time, T >= H / k and T >= A / (1 + k o).
 
 Operators that read a parameter in the same layout share one redistribution, but in the tables each
-of them pays for it: up to `most_shared` seconds of A are counted too often.
+of them pays for it: up to `most_shared` seconds of A are counted more than once.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def bound_on_step(additive: float, overlap: float, hidden: Seconds, at_once: flo
 def settled(
     candidates: Sequence[T], write: Callable[[T], Plan]
 ) -> tuple[list[tuple[Seconds, Bytes]], Callable[[T], Plan]]:
-    """Costs of the plans of `candidates` by their timelines, and a function that returns a plan."""
+    """Costs of the plans that `write` makes of `candidates`, and a function to look plans up."""
     plans = {id(candidate): write(candidate) for candidate in candidates}
     costs = [(plan.step_seconds, plan.peak_bytes) for plan in plans.values()]
     return costs, lambda candidate: plans[id(candidate)]

@@ -23,7 +23,7 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed
 from shardwright.rules.analysis import Analysis, analyze, expand_analysis
 
-_MOST_ENTRIES = 1_500_000  # of all tables at one weight, for recomputation to be searched
+_MOST_ENTRIES = 1_500_000  # per weight, in all tables; recomputation is not searched beyond
 _MOST_RUN = (
     _MOST_ENTRIES // 8
 )  # of these in the table of one run, before there is any recomputation
@@ -31,13 +31,13 @@ _MOST_RUN = (
 
 @dataclass(frozen=True, slots=True)
 class DecidedOptions:
-    """The subject of a space whose tilings are decided beforehand.
+    """Options of a space whose tilings are given.
 
-    * `optimizer`: its name;
-    * `micro_batches`: of a step;
-    * `segments`: of the whole graph, that may be recomputed;
+    * `optimizer`: the name of the optimizer;
+    * `micro_batches`: their number in a step;
+    * `segments`: ranges of the whole graph that may be recomputed;
     * `gradient_sync`: as in `Plan`;
-    * `skeleton`: the operators inside of segments that run once;
+    * `skeleton`: has the operators inside of segments that run once;
     * `compiled`: whether layers run through `torch.compile`.
     """
 
@@ -50,10 +50,10 @@ class DecidedOptions:
 
 
 class SpaceFactory:
-    """Builds spaces of the shortened graph, or of the whole one where a space does not fold.
+    """Builds spaces of the shortened graph, or of the whole graph if a space cannot be folded.
 
-    Copies of a layer that `marks` distinguish do not count as repeats. Of each run of copies so
-    many `together` are one.
+    Copies of a layer that `marks` distinguish do not count as repeats. `together` copies of a run
+    count as one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SpaceFactory:
 
     @cached_property
     def _segments(self) -> tuple[range, ...]:
-        """The segments of the whole graph, whatever the marks, which may only remove choices."""
+        """The segments of the whole graph; independent of marks, which may only remove choices."""
         return checkpoint_segments(self.graph, self.short.whole)
 
     @cached_property
@@ -107,7 +107,7 @@ class SpaceFactory:
     ) -> tuple[Space, ShortGraph]:
         """The space on `mesh` with `count` micro-batches.
 
-        The space has no recomputation where it would be too wide with it.
+        Recomputation is omitted if the tables would be too large with it.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -136,7 +136,7 @@ class SpaceFactory:
         options: DecidedOptions,
         decide: Callable[[CostModel], Allowed],
     ) -> tuple[Space, ShortGraph]:
-        """The space in which `decide` says what operators and parameters may do."""
+        """The space in which `decide` gives the choices of operators and parameters."""
 
         @cache
         def model(whole: bool) -> CostModel:

@@ -16,11 +16,11 @@ class Decisions:
     """The decisions of a plan: tilings, storage, micro-batches and recomputation on `mesh`.
 
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
-    that are `regathered` are not kept for the backward pass. Operators that
-    `segments` gives the same number, not 0, are recomputed there together, but for those that are
-    `kept`. The batch is taken in `micro_batches` micro-batches, after which gradients are reduced
-    as `gradient_sync` says (`ir/gradient_sync.py`). With a `pipeline`, `mesh` is that of one of
-    its groups.
+    that are `regathered` are not kept for the backward pass. Operators with the same non-zero
+    number in `segments` are recomputed together in the backward pass, except those that are
+    `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
+    (`ir/gradient_sync.py`) gives those after which gradients are reduced. With a `pipeline`, `mesh`
+    is that of one of its groups.
     """
 
     mesh: Mesh

@@ -1,7 +1,7 @@
 """The program of one rank: local operators and redistributions.
 
-A `Program` is not a `Graph`: shapes are local, and communication is explicit.
-It prints as text, and knows no torch.
+In contrast to a `Graph`, a `Program` has local shapes and explicit communication. It prints as
+text and does not depend on torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Redistribute:
-    """`result` is `value` in another layout; its gradient takes the way back.
+    """`result` is `value` in another layout; its gradient is redistributed by `backward`.
 
     Shapes are local: `before` and `after` in the tensor's own dimensions.
     `atoms_before` is the tile seen as atoms, where the forward moves start;
@@ -77,9 +77,9 @@ class Redistribute:
 class Compute:
     """One operator on local tiles.
 
-    What it keeps of `regathers`, results of redistributions, is dropped and
-    redistributed again in the backward pass. A mixture that holds some of its experts has a
-    `routing`.
+    `regathers` are results of redistributions that it does not keep; they are
+    redistributed again in the backward pass. A mixture of experts that holds only some of its
+    experts has a `routing`.
     """
 
     op: Op
@@ -120,7 +120,7 @@ class Uniform:
 class Attention:
     """Attention with dropout on a tile. `positions` are those of the tile of its scores.
 
-    `number` tells it from other operators that draw.
+    `number` distinguishes it from other operators with random numbers.
     """
 
     op: Op
@@ -176,7 +176,7 @@ class SharedAttention:
 
 @dataclass(frozen=True, slots=True)
 class RunModule:
-    """A sub-module that is kept whole. `number` tells it from other operators that draw."""
+    """An opaque sub-module. `number` distinguishes it from other operators with random numbers."""
 
     op: Op
     number: int
@@ -199,11 +199,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedSegment:
-    """Instructions of which nothing is kept for the backward pass: there they run again.
+    """Instructions that keep nothing for the backward pass and are recomputed there.
 
-    `takes` are the values that come in, and are kept, `gives` those that others need. Operators
-    that are `kept` run once: what they save of their own stays, and what they save of the other
-    instructions' results is there again when these have run again.
+    `takes` are its inputs, which are kept, and `gives` the results that other instructions read.
+    Operators that are `kept` run once: their own results stay in memory, and results of other
+    instructions that they save exist again once these are recomputed.
     """
 
     number: int

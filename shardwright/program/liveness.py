@@ -18,8 +18,8 @@ Ints = NDArray[np.int64]
 class Liveness:
     """Birth and last reader, as operator indices, of each value that can cross a cut.
 
-    With `copies` every stage has the parameters that it reads; else what their one stage has of
-    them is handed on.
+    With `copies` every stage has the parameters that it reads; otherwise a parameter is on one
+    stage, and its value is passed on to later stages.
     """
 
     def __init__(self, graph: Graph, copies: bool = False) -> None:
@@ -108,7 +108,7 @@ class Liveness:
         return tuple(found.tolist())
 
     def trained_births(self) -> tuple[int, ...]:
-        """Per operator, how many parameters with a gradient live on the stage that holds it."""
+        """Per operator, the number of parameters with a gradient that it is the first to read."""
         found = [0] * len(self.graph.ops)
         for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
             if self.graph.tensor[leaf.name].requires_grad and leaf.name in self.first:

@@ -1,6 +1,6 @@
 """Optimisation passes over a program: equal results at lower cost.
 
-Who runs a program and who foretells its memory take it from here, so that it is the same one.
+The runtime and the memory simulation both use these passes, so that they see the same program.
 """
 
 from __future__ import annotations

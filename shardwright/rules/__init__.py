@@ -1,4 +1,4 @@
 """Rules of operators in index notation, and unification of dimensions over a graph.
 
-Works on shapes and arguments: never runs an operator and never imports torch.
+Rules depend only on shapes and arguments: no operator is run and torch is not imported.
 """

@@ -26,8 +26,8 @@ class Analysis:
       operands and results have exactly the atoms of the graph's values;
     * `discovered`: names of operators without a written rule, whose rule
       was found by experiment or stated by the user;
-    * `unknown`: names of operators without any rule; they have only whole
-      factors, so they are computed replicated;
+    * `unknown`: names of operators without any rule; their factors cannot be
+      split, so they are computed replicated;
     * `dims`: per value name, the id of each atom in `atoms`: equal ids are the
       same dimension of the model.
     """
@@ -40,7 +40,7 @@ class Analysis:
 
 
 def analyze(graph: Graph) -> Analysis:
-    """Unify the dimensions of `graph` and give every operator its rule."""
+    """Unify the dimensions of `graph` and find the rule of every operator."""
     notations, discovered, unknown = {}, [], []
     for op in graph.ops:
         notation = notation_of(graph, op)
@@ -78,8 +78,8 @@ def expand_analysis(
 ) -> Analysis:
     """The analysis of `graph`, from the analysis of a graph without its repeated layers.
 
-    `representative` maps the name of every operator, leaf and result that was left out to the name
-    of the equal one that was analysed, whose rule, atoms and dimension ids it shares.
+    `representative` maps the name of every omitted operator, leaf and result to the name of the
+    equal one that was analysed, whose rule, atoms and dimension ids it shares.
     Complexity: O(operators); `analyze` would unify the whole graph.
     """
 
@@ -97,7 +97,7 @@ def expand_analysis(
 
 
 def notation_of(graph: Graph, op: Op) -> Notation | None:
-    """The written rule of a call, or None where there is none for it."""
+    """The written rule of a call, or None if it has none."""
     call, kind = Call(graph, op), op.kind
     try:
         if op.target.split(".")[0] not in table.NAMESPACES:
@@ -137,7 +137,7 @@ def _attached_notation(call: Call) -> Notation:
 
 
 def _opaque(call: Call, reason: str) -> Notation:
-    """A rule whose dimensions are all unrelated and whole."""
+    """A rule in which all dimensions are unrelated and none may be split."""
     sizes: dict[str, int] = {}
 
     def dims(tag: str, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:

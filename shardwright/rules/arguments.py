@@ -1,6 +1,6 @@
-"""Makes sizes in an operator's arguments local.
+"""Replaces global sizes in an operator's arguments by the local sizes of a rank.
 
-`view(x, [4, 32, 768])` must say `[2, 32, 384]` on a rank that holds such a tile.
+For example, `view(x, [4, 32, 768])` becomes `view(x, [2, 32, 384])` on a rank with that tile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _as_reshape(op: Op, _r: Sequence[Shape], _o: Sequence[Shape], local: Sequenc
 def _slice(
     op: Op, results: Sequence[Shape], operands: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
-    """A slice that is one of equal chunks (see `views.slice_`): the same chunk of the tile."""
+    """The same chunk of the local tile, if a slice is one of equal chunks (`views.slice_`)."""
     rank = len(results[0])
     dim = whole_number(op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("dim", 0)) % rank
     length, local_length = results[0][dim], local[0][dim]
@@ -77,14 +77,14 @@ def _convolution(op: Op, _r: Sequence[Shape], operands: Sequence[Shape], _l: Seq
 
 
 def _channels(shape: Shape, weight: Shape) -> int:
-    """Channels of a convolution's input or result, which may lack the batch dimension."""
+    """Channels of a convolution's input or result, with or without a batch dimension."""
     return shape[len(shape) - len(weight) + 1]
 
 
 def _group_norm(
     op: Op, results: Sequence[Shape], operands: Sequence[Shape], _l: Sequence[Shape]
 ) -> Op:
-    """The number of groups in the tile's channels."""
+    """`group_norm` with the number of groups that the tile's channels form."""
     groups = op.args[1]
     assert isinstance(groups, int)
     return _at(op, 1, operands[0][1] * groups // results[0][1])
@@ -93,7 +93,7 @@ def _group_norm(
 def _local_batch_norm(
     op: Op, results: Sequence[Shape], _o: Sequence[Shape], local: Sequence[Shape]
 ) -> Op:
-    """The tile's fraction of the batch."""
+    """The local batch norm with the tile's fraction of the batch as argument."""
     share = op.args[3]
     assert isinstance(share, float)
     return _at(op, 3, share * local[0][0] / results[0][0])

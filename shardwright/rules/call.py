@@ -37,5 +37,5 @@ class Call:
         return first.dtype == out.dtype and "float" in first.dtype
 
 
-# The notation of a call, or None where this form of the call has no rule.
+# Returns the notation of a call, or None if this form of the call has no rule.
 Builder = Callable[[Call], Notation | None]

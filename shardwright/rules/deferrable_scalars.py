@@ -1,7 +1,7 @@
 """Scalars whose all-reduce may be deferred to the end of the step.
 
-`program/lower/scalar_reductions.py` starts these all-reduces early and waits for them late; it
-finds in a program what this module finds in a graph.
+`program/lower/scalar_reductions.py` starts these all-reduces early and waits for them late. It
+finds the same scalars in a program that this module finds in a graph.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind, Op, Ref
 
-SCALINGS = ("aten.div.Tensor", "aten.mul.Tensor")  # linear in what they begin with
+SCALINGS = ("aten.div.Tensor", "aten.mul.Tensor")  # linear in their first operand
 
 
 def deferrable_scalars(graph: Graph) -> frozenset[tuple[str, str]]:
-    """Pairs of a scalar value and its reader between which an all-reduce can be in flight.
+    """Pairs (scalar value, reader) between which an all-reduce may be in flight.
 
-    Scalars that depend on the batch alone, where other work comes before their reader; and scalars
-    that the step returns, also through multiplications by constants. The reader of a returned value
-    is `""`.
+    There are two kinds: scalars that depend only on the batch, if other operators run before their
+    reader, and scalars that the step returns, possibly after multiplication by constants. The
+    reader of a returned value is `""`.
     """
     return frozenset((*_batch_scalars(graph), *_returned_scalars(graph)))
 

@@ -1,15 +1,14 @@
 """Micro-batches: data parallelism along time instead of devices.
 
-A step that computes its micro-batches one after the other and accumulates the
-gradients is data parallel along one more mesh axis, `mb`, the outermost. Values
-have placements on it as on any other axis, but nothing can be communicated,
-because the next micro-batch has not been computed yet. Only the free changes of
-placement are allowed: Replicate -> Shard -> Partial.
+A step that computes its micro-batches one after the other and accumulates the gradients is data
+parallel along an additional, outermost mesh axis `mb`. Values have placements on it as on any other
+axis, but nothing can be communicated along it, because later micro-batches are not computed yet.
+Only changes of placement without communication are allowed: Replicate -> Shard -> Partial.
 
-Gradients are accumulated over micro-batches, so along `mb` the gradient of a
-Replicate value is Partial, that of a Partial value is Replicate, and that of a
-Shard is the same Shard. Where an operator is replicated along `mb`, its backward
-pass, being linear, maps Partial gradients to Partial gradients.
+Gradients are accumulated over micro-batches, so along `mb` the gradient of a Replicate value is
+Partial, that of a Partial value is Replicate, and that of a Shard is the same Shard. The backward
+pass of an operator that is replicated along `mb` is linear, so it maps Partial gradients to Partial
+gradients.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def extended(layout: Layout, mesh: Mesh, placement: Placement) -> Layout:
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """The layout that the gradient of a value must have, given the value's on an extended mesh."""
+    """The layout of a value's gradient on an extended mesh, given the layout of the value."""
     return _with_outer(_gradient_placement(layout.placements[0]), layout.dual())
 
 
@@ -94,10 +93,9 @@ def _gradient_placement(placement: Placement) -> Placement:
 def micro_batches(graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     """Split `graph` into `count` micro-batches whose losses and gradients add up to its own.
 
-    The batch is the leading dimension of the inputs. Raises `MicroBatchError`
-    where it cannot be split so, or where the loss is no sum over samples because
-    an operator reduces values that depend on parameters over the whole batch, as
-    a batch norm does for its statistics.
+    The batch is the leading dimension of the inputs. Raises `MicroBatchError` if it cannot be split
+    into `count` parts, or if the loss is not a sum over samples because an operator reduces values
+    that depend on parameters over the whole batch, e.g. the statistics of a batch norm.
     """
     atom, size = _batch(graph, analysis)
     check_micro_batch_count(size, count)
@@ -119,7 +117,7 @@ def batch_size(graph: Graph, analysis: Analysis) -> int:
 def with_count(found: MicroBatches, graph: Graph, analysis: Analysis, count: int) -> MicroBatches:
     """`found` with another number of micro-batches; choices and placements do not depend on it.
 
-    Raises `MicroBatchError` where the batch is too small for `count`.
+    Raises `MicroBatchError` if the batch is too small for `count`.
     """
     check_micro_batch_count(batch_size(graph, analysis), count)
     return replace(found, count=count)
@@ -155,16 +153,15 @@ def _batch(graph: Graph, analysis: Analysis) -> tuple[int, int]:
             votes[dims[0][0]] = votes.get(dims[0][0], 0) + 1
     if not votes:
         raise MicroBatchError("no input has a batch of more than one sample")
-    best = max(votes, key=lambda atom: votes[atom])  # the first of equals
+    best = max(votes, key=lambda atom: votes[atom])  # `max` returns the first of equals
     return best, sizes[best]
 
 
 class _Chooser:
-    """Splits the batch wherever that needs no communication.
+    """Splits the batch in every operator in which that needs no communication.
 
-    Where an operator needs a reduced value that depends on inputs alone (the
-    number of labels), that value and its inputs are computed of the whole batch
-    in every micro-batch.
+    If an operator needs a reduced value that depends only on inputs (e.g. the number of labels),
+    that value and its operands are computed for the whole batch in every micro-batch.
     """
 
     def __init__(self, graph: Graph, analysis: Analysis, atom: int) -> None:
@@ -221,9 +218,9 @@ class _Chooser:
     def _first_of(
         self, rule: Rule, given: Sequence[Placement], trained: Sequence[bool], *, whole: bool
     ) -> tuple[Choice, list[int]]:
-        """The first choice that lacks nothing that depends on parameters, or the last one.
+        """The first choice without missing operands that depend on parameters, or the last choice.
 
-        With the places of the operands that it lacks.
+        Also returns the positions of the operands that would have to be communicated for it.
         """
         choice: Choice = None
         lacking: list[int] = []

@@ -1,7 +1,7 @@
 """A graph and its analysis at the sizes of one micro-batch.
 
-Costs do not depend on values, so one micro-batch costs what the graph costs
-with the size of the longest micro-batch as its batch size.
+Costs do not depend on values, so one micro-batch costs as much as the graph with the size of the
+longest micro-batch as its batch size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shardwright.rules.rule import Factor, FactorKind, Rule, Split
 def micro_graph(graph: Graph, analysis: Analysis, micro: MicroBatches) -> tuple[Graph, Analysis]:
     """`graph` and `analysis` at the sizes of the longest micro-batch.
 
-    Factors keep the size of the shortest (`Factor.least`), so that no tiling leaves a device an
-    empty tile of it. Operators that compute the whole batch in every micro-batch keep their sizes,
-    and devices do not split their batch.
+    Factors also store the size in the shortest micro-batch (`Factor.least`), so that tilings that
+    leave a device an empty tile of it are excluded. Operators that compute the whole batch in every
+    micro-batch keep their sizes, and devices do not split their batch.
     """
     if micro.count == 1:
         return graph, analysis
@@ -73,7 +73,7 @@ def _micro_rule(rule: Rule, micro: MicroBatches, op: Op) -> Rule:
 
 
 def _scale_extra_saved(op: Op, before: dict[str, Tensor], after: dict[str, Tensor]) -> Op:
-    """`op` with `extra_saved` and `extra_rows` scaled like the value that they scale with."""
+    """`op` with `extra_saved` and `extra_rows` scaled in proportion to its first result."""
     if not op.extra_saved or not op.outputs:
         return op
     name = extra_scales_with(op, before)

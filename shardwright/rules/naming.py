@@ -1,8 +1,8 @@
 """Names the dimensions of a model: batch, sequence, heads, features.
 
-Unification finds equal dimensions but not their names. The names follow from the
-operators in which a dimension appears, most specific operators first, and are only
-printed: nothing depends on them.
+Unification finds equal dimensions but not their names. A name follows from the operators in which
+the dimension occurs; more specific operators take precedence. Names are used in printed text and in
+the user's constraints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm")
 
 
 def dimension_names(graph: Graph, analysis: Analysis) -> dict[int, str]:
-    """A name for each atom, by its id in `analysis.dims`; atoms without one are left out."""
+    """A name for each atom, by its id in `analysis.dims`; atoms without a name are omitted."""
     names: dict[int, str] = {}
     for atom, word in _suggestions(graph, analysis):
         names.setdefault(atom, word)

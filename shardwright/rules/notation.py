@@ -62,9 +62,9 @@ def parse(
 ) -> Notation:
     """The notation `text` for operands and results of these shapes.
 
-    Operands of the text beyond those passed are optional and left out.
-    `sizes` has the sizes of indices inside parentheses, but for at most one per
-    group. `work` lists the indices of a contraction's multiply-adds.
+    Operands of the text beyond those passed are optional and ignored. `sizes` has the sizes of
+    indices inside parentheses; one index per group may be missing. `work` lists the indices over
+    which the multiply-adds of a contraction run.
 
     >>> parse("m k, k n -> m n", [(4, 6), (6, 1)], [(4, 1)]).results
     ((('m',), ()),)
@@ -154,7 +154,7 @@ def elementwise(
     linear: Sequence[Sequence[int]] = (),
     reason: str = "",
 ) -> Notation:
-    """Broadcasting operands, one index per dimension of `result`; `whole` ones stay unsplit."""
+    """Broadcasting operands, one index per dimension of `result`; `whole` dims are not split."""
 
     def dims(shape: Shape) -> Dims:
         offset = len(result) - len(shape)

@@ -12,10 +12,10 @@ from shardwright.rules.rule import JointSplit, Rule, Tiling, word_of
 
 @dataclass(frozen=True, slots=True)
 class OpLayouts:
-    """Layouts of everything an operator reads and writes, under one `tiling`.
+    """Layouts of all values that an operator reads and writes under one `tiling`.
 
     * `operand_grads[i]`: the layout in which the backward pass produces the gradient of operand i;
-      the gradient of result i is wanted as `results[i].dual()`;
+      it needs the gradient of result i in the layout `results[i].dual()`;
     * `internal_reductions`: tensors inside of the operator; Partial ones are reduced while it runs.
     """
 
@@ -62,7 +62,7 @@ def tilings(rule: Rule, mesh: Mesh) -> Iterator[tuple[Tiling, OpLayouts]]:
 
 
 def tiling_text(tiling: Tiling) -> tuple[str, ...]:
-    """One word per axis, as `word_of` says.
+    """One word per mesh axis (`word_of`).
 
     >>> tiling_text((None, None))
     ('-', '-')
@@ -71,7 +71,7 @@ def tiling_text(tiling: Tiling) -> tuple[str, ...]:
 
 
 def parse_tiling(rule: Rule, words: tuple[str, ...]) -> Tiling:
-    """The tiling that `tiling_text` wrote; raises `ValueError` for what this operator cannot do."""
+    """The inverse of `tiling_text`; raises `ValueError` for a choice that the rule lacks."""
     known = rule.by_word
     for word in words:
         if word not in known:

@@ -120,20 +120,20 @@ class Rule:
 
     Operands are those of `Op.operands` in that order; results those of `Op.outputs`.
 
-    * `additive`: operands that are added to the result (a bias): Partial where the
-      result is, so that they are added once.
+    * `additive`: operands that are added to the result (a bias): Partial if the
+      result is, so that they are added only once.
     * `linear`: sets of operands in which the operator is linear, so that it maps
       partial sums to partial sums.
     * `work`: factors whose sizes multiply to the number of multiply-adds of a
       contraction, done `work_repeats` times (attention has two); empty for
       operators that are bound by memory.
-    * `internal_reductions`: tensors inside of the operator that its forward pass needs reduced:
-      where a split factor makes one Partial, it is all-reduced over the axis (the largest logit and
+    * `internal_reductions`: tensors inside of the operator that its forward pass needs reduced. If
+      a split factor makes one Partial, it is all-reduced over the axis (e.g. the largest logit and
       the sum of exponentials of a cross entropy).
-    * `routes`: pairs of factors that may be split along one axis together: rows, and the owners
-      among which each row chooses (tokens and experts). A device then works on rows of all devices
-      along the axis; the factor `SPREAD`, of size one otherwise, counts them.
-    * `joint_splits`: factors that may only be split at once, by devices that exchange tiles
+    * `routes`: pairs of factors that may be split together along one axis: rows, and the owners
+      among which each row chooses (tokens and experts). A device then computes rows of all devices
+      along the axis; the factor `SPREAD`, of size one otherwise, is their number.
+    * `joint_splits`: factors that may only be split together, by devices that exchange tiles
       while the operator runs (`contractions.attention`).
     * `reason`: why the whole factors are whole.
     """
@@ -172,7 +172,7 @@ class Rule:
 
     @property
     def why_unsplittable(self) -> str:
-        """Why no factor may be split; empty where one may, or where there is no factor."""
+        """Why no factor may be split; empty if one may be, or if there is no factor."""
         splits = any(self.cuts(choice) for choice in self._choices)
         return "" if splits or not self.factors else self.reason
 
@@ -233,10 +233,10 @@ class Rule:
         return AxisPlacements(tuple(operands), results, tuple(grads), wanted, internal_reductions)
 
     def _passed(self, carriers: frozenset[int]) -> AxisPlacements:
-        """The placements where the operands `carriers` are partial sums.
+        """The placements if the operands `carriers` are partial sums.
 
-        The gradients of `carriers` do not depend on the sum; those of the operands that multiply
-        them do.
+        The gradients of `carriers` do not depend on the sum; the gradients of operands that
+        multiply them do.
         """
         at = range(len(self.operands))
         return AxisPlacements(

@@ -1,4 +1,4 @@
-"""Remarks of a plan on operators: without a written rule, unsplittable, opaque or decomposed."""
+"""Remarks on operators of a plan: discovered rules, unsplittable, opaque and decomposed ones."""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ equal, or products of each other. Solving these equations over the whole graph,
 as a type checker would, refines each dimension into atoms: the 2304 outputs of
 a fused projection become (3, 12, 64) because a later `split` and `view` say so.
 
-Plain equalities are solved first, so that a reshape that contradicts them affects
-only itself: that operator treats the dimension as whole. The solution is checked
-operator by operator, so a missed or failed equation can cost choices but never
-correctness.
+Plain equalities are solved first, so that a reshape that contradicts them affects only its own
+operator, which then does not split the dimension. The solution is checked operator by operator, so
+a missing or unsolvable equation may remove choices but never makes a rule wrong.
 
 Complexity: nearly linear in the number of dimensions (union-find).
 """
@@ -90,7 +89,7 @@ def _bounds(atoms: Sequence[Dim]) -> list[int]:
 
 
 def _refine(atoms: Sequence[Dim], bounds: Sequence[int]) -> bool:
-    """Split the first atom, from the minor side, that has a boundary inside; False if none has."""
+    """Split the first atom, from the minor side, that contains a boundary; False if none does."""
     low = 1
     for atom in reversed(atoms):
         high = low * atom.size
@@ -147,9 +146,9 @@ def refine_rule(
 ) -> Rule:
     """The rule of one operator at the atoms' resolution.
 
-    `values` has the atoms of every dimension of its operands and then of its results, none where
-    the size is one; `atom_ids` the ids of atoms. Where notation and atoms disagree, because an
-    equation could not be solved, the atoms stay whole, and so does every index involved.
+    `values` has the atoms of every dimension of its operands and then of its results (no atoms for
+    size 1), and `atom_ids` the ids of atoms. If notation and atoms disagree, because an equation
+    could not be solved, these atoms and all indices involved are not split.
     """
     atoms = {name: dim.atoms() for name, dim in indices.items()}
     names_of = (*notation.operands, *notation.results)
@@ -226,7 +225,7 @@ class _Factors:
         spelled: Sequence[Sequence[str]],
         matches: Sequence[bool],
     ) -> Dims:
-        """The factors of each dimension of a value: whole ones where its atoms do not match."""
+        """The factors of each dimension of a value; not splittable where atoms do not match."""
         found: list[tuple[str, ...]] = []
         for d, (dim, names) in enumerate(zip(atoms, spelled, strict=True)):
             if not dim:
@@ -257,7 +256,7 @@ class _Factors:
 
 
 def _broken(names_of: Sequence[Dims], matches: Sequence[Sequence[bool]]) -> set[str]:
-    """The indices of dimensions whose atoms are not what the notation says."""
+    """The indices of dimensions whose atoms differ from the notation."""
     return {
         name
         for spelled, per_dim in zip(names_of, matches, strict=True)

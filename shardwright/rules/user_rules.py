@@ -1,7 +1,7 @@
 """Rules that users state for their own operators.
 
-A rule holds for the process in which it is stated. A captured graph contains it, so
-plans and ranks need not state it again.
+A rule is valid in the process in which it is stated. A captured graph stores it, so it need not be
+stated again to plan or on ranks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class RuleError(ValueError):
 
 
 def rule(operator: str, notation: str) -> None:
-    """State the rule of an operator in index notation, for all models captured from here on.
+    """State the rule of an operator in index notation, for all models that are captured afterwards.
 
-    The statement is tried on the first call of the operator.
+    The rule is checked by running the operator when its first call is captured.
 
     Args:
         operator: its name as in `torch.ops`, with or without its overload:

@@ -1,1 +1,1 @@
-"""A parallel program on real ranks, over plain `torch.distributed`."""
+"""Runs parallel programs on ranks with plain `torch.distributed`."""

@@ -1,7 +1,4 @@
-"""Cuts a rank's part out of a global batch.
-
-And of that what each micro-batch reads.
-"""
+"""Cuts a rank's part out of a global batch, and the part of each micro-batch out of that."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from shardwright.rules.analysis import Analysis
 from shardwright.tracing.arguments import BatchError as BatchError
 from shardwright.tracing.arguments import CallForm
 
-Cut = tuple[int, int, int]  # a dimension, where the tile begins there, how long it is
+Cut = tuple[int, int, int]  # a dimension, and start and length of the tile along it
 
 
 @dataclass
@@ -68,7 +65,7 @@ class InputPart:
         return shape_of((*tiles[0][: first.dim], tuple(sizes), *tiles[0][first.dim + 1 :]))
 
     def of(self, given: torch.Tensor, name: str) -> torch.Tensor:
-        """This rank's part of a global batch's argument `name`; that part itself stays as it is."""
+        """This rank's part of a global batch's argument `name`; returns a local part unchanged."""
         if self.shape == self.whole_shape == given.shape:
             return given
         if given.shape == self.whole_shape:
@@ -118,10 +115,10 @@ def local_inputs(
     parts: Mapping[str, InputPart],
     device: torch.device | None = None,
 ) -> dict[str, torch.Tensor]:
-    """By path, this rank's parts of a call's tensors, each global or cut already, contiguous.
+    """This rank's parts of a call's tensors by path, contiguous; each tensor is global or local.
 
-    Raises `BatchError` for arguments that are not those of the planned call, `form`: of what this
-    rank has no part of too, so that all ranks raise it.
+    Raises `BatchError` for arguments that differ from the planned call, `form`. Arguments of which
+    this rank has no part are also checked, so that all ranks raise the error.
     """
     given = form.inputs(args, kwargs, device)
     for key, shape in form.shapes.items():
@@ -148,7 +145,7 @@ def cut(
 
 
 def _cuts(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> tuple[Cut, ...]:
-    """Of a tensor in its atoms' shape, the dimensions of which the tile at `coordinate` is less."""
+    """The dimensions, of a tensor in its atoms' shape, that the tile at `coordinate` cuts."""
     found = []
     for d, sizes in enumerate(atoms):
         for a, size in enumerate(sizes):

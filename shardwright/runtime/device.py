@@ -9,7 +9,7 @@ from shardwright.machine.backends import BACKENDS
 
 
 def default_device() -> torch.device:
-    """The device of this rank: the current one of its backend's type, as its GPU, else the CPU."""
+    """The device of this rank: the current device of its backend's type, e.g. a GPU, or the CPU."""
     named = dist.get_backend() if dist.is_initialized() else ""
     for spec in BACKENDS.values():
         if spec.device != "cpu" and spec.name in named:

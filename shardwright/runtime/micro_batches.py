@@ -1,8 +1,8 @@
-"""Runs a step in micro-batches: the module of a step program.
+"""The module that runs a step program with micro-batches.
 
-Each micro-batch's backward pass runs right after its forward pass, so that only one keeps
-activations. Autograd sees a single function whose gradients are known when it returns, and are
-handed over when its backward comes.
+Each micro-batch's backward pass runs right after its forward pass, so that only one micro-batch
+keeps activations. For autograd the step is a single function: its gradients are computed in the
+forward call, and returned by its backward pass.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MicroBatched(nn.Module):
             or (name in batch and graph.tensor[name].requires_grad)
         )
 
-    # Compiled are the regions: what a backward in a forward does no compiler can follow.
+    # Only regions are compiled: a compiler cannot trace a backward pass inside of a forward pass.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Loss and buffers' new contents, of leaves and the random state."""

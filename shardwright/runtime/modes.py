@@ -1,9 +1,9 @@
-"""The graph of each mode of a model, train or eval, captured on first use.
+"""Captures the graph of each mode of a model, train or eval, on first use.
 
-A graph does what the model does in the mode in which it was captured: batch norm, dropout, and
-`if self.training` are decided. A parallel module keeps the model's structure without weights,
-switches it as the user switches the module, and captures it again where a sub-module is in another
-mode than before. Such a graph runs by the same plan, on the same parameters and buffers.
+A graph computes what the model computes in the mode in which it was captured: the behaviour of
+batch norm, dropout and `if self.training` is fixed. A parallel module keeps the model's structure
+without weights, switches it when the user switches the module, and captures it again if the mode of
+a sub-module differs. The new graph runs by the same plan, on the same parameters and buffers.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Modes:
                 " structure, and it cannot be copied; switch the model before parallelize"
             )
         try:
-            # What is made here lasts, also where the first call is in inference mode.
+            # These tensors outlive the call, which may be in inference mode.
             with torch.inference_mode(False), torch.enable_grad():
                 captured = self.capture(model)
                 if _is_same(self.planned, captured):
@@ -166,7 +166,7 @@ def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
     try:
         trained = recapture(fused)(structure).graph
         evaluated = recapture(fused)(structure.eval()).graph
-    except CaptureError:  # nobody can tell without weights
+    except CaptureError:  # cannot be determined without weights
         return False
     finally:
         for module, training in modes:
@@ -176,7 +176,7 @@ def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
 
 @final
 class WithoutDropout:
-    """Evaluation by the graph of training, for what has no other."""
+    """Evaluation by the training graph, for modules without a graph of evaluation."""
 
     def __init__(self, model: nn.Module, graph: Graph) -> None:
         self.structure, self.graph, self.checked = without_weights(model), graph, False

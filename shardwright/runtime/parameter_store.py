@@ -26,7 +26,7 @@ from shardwright.tracing.graph_builder import Captured
 
 @final
 class ParameterStore:
-    """Registers with `module` what graphs need, and hands it to their programs.
+    """Registers with `module` the tensors that graphs need, and passes them to their programs.
 
     Parameters keep their names and shapes; they are DTensors, sharded along dimensions of the
     model, or plain tensors without a device mesh. Those of `ir/options/mixed_precision.py` are
@@ -54,7 +54,7 @@ class ParameterStore:
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
     def take(self, graph: Graph, options: ModuleOptions) -> None:
-        """Register all that `graph` needs and that is not there yet."""
+        """Register the parameters and buffers of `graph` that are not registered yet."""
         weights, buffers, persistent = options.weights, options.buffers, options.persistent
         for leaf in graph.leaves:
             first = leaf.keys[0]
@@ -87,7 +87,7 @@ class ParameterStore:
                 self.places[leaf.name] = _container(self.module, first)
 
     def adopt(self, other: ParameterStore) -> None:
-        """Use what `other` holds, in its module, and hold nothing twice."""
+        """Use the tensors of `other`, in its module, instead of own copies."""
         self.places.update(other.places)
 
     def keep(self, buffers: Mapping[str, torch.Tensor], persistent: frozenset[str]) -> None:
@@ -139,7 +139,7 @@ class ParameterStore:
             self.tensor(buffer).copy_(value)
 
     def _unread(self, graph: Graph, name: str) -> None:
-        """Something in the place of a parameter that is on another stage and that nothing reads."""
+        """Register a placeholder for a parameter of another stage, which nothing reads."""
         tensor = graph.tensor[name]
         empty = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
         container = nn.Module()

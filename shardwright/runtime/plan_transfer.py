@@ -1,8 +1,8 @@
 """Transfers a plan to other graphs of the model: other batch shapes, and evaluation.
 
-Such a graph has an operator for most of the planned ones. These are split as the
-plan says, and where that would leave a device without work they are computed
-by all of them. Operators that only the other graph has follow the layouts of their operands.
+Most planned operators have a counterpart in such a graph, which is split as planned, or computed by
+all devices if the split would leave a device without work. Operators without a planned counterpart
+follow the layouts of their operands.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def plan_for_graph(
 
 
 def with_last(graph: Graph, outputs: Iterable[str]) -> Graph:
-    """`graph` with what these outputs and buffers do not need after all that they do."""
+    """`graph` with the operators that `outputs` and buffers do not need moved to the end."""
     needed = {*outputs, *(value for _, value in graph.updates)}
     first: list[Op] = []
     for op in reversed(graph.ops):
@@ -142,7 +142,7 @@ def _of_graph(
 def _stored(
     one: PlannedParameter, analysis: Analysis, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> PlannedParameter:
-    """A parameter that lies where it lies, told in the atoms that it has in this graph."""
+    """The same stored layout of a parameter, expressed in its atoms in this graph."""
     atoms = analysis.atoms.get(one.name)
     if atoms is None:
         return one
@@ -157,7 +157,7 @@ def _stored(
 
 
 def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
-    """`op`, not split along the axes where a device would get nothing."""
+    """`op` without splits along axes on which a device would get an empty tile."""
     known = {tiling_text((choice,))[0] for choice in rule.choices()}
     words = [word if word in known else "-" for word in op.tiling]  # of size 1: not split at all
     for axis in reversed(range(len(words))):
@@ -168,9 +168,9 @@ def _feasible(op: PlannedOp, rule: Rule, mesh: Mesh) -> PlannedOp:
 
 
 def same_without_dropout(trained: Graph, evaluated: Graph) -> bool:
-    """Whether training does what evaluation does, but for dropout and in this order.
+    """Whether training runs the same operators as evaluation, in the same order, except dropout.
 
-    Constants and modules kept whole are not compared: a graph that has some is taken to be another.
+    Constants and opaque modules cannot be compared: graphs with any count as different.
     """
     if trained.updates or trained.leaves_of(LeafKind.CONSTANT):
         return False
@@ -194,9 +194,9 @@ def _calls(graph: Graph) -> list[tuple[object, ...]]:
 
 
 def _matched(ops: Iterable[Op], planned: Iterable[PlannedOp]) -> dict[str, PlannedOp]:
-    """The planned operator that each operator stands for, where that is certain.
+    """The planned counterpart of each operator for which it is certain.
 
-    Those of one module and one kind stand for each other in order, if they are equally many.
+    Operators of one module and one kind correspond in order if their numbers are equal.
     """
     mine: dict[tuple[str, str], list[str]] = defaultdict(list)
     theirs: dict[tuple[str, str], list[PlannedOp]] = defaultdict(list)
@@ -213,7 +213,7 @@ def _matched(ops: Iterable[Op], planned: Iterable[PlannedOp]) -> dict[str, Plann
 
 
 def _agreeing(op: Op, rule: Rule, stored: Mapping[str, Layout], mesh: Mesh) -> tuple[str, ...]:
-    """On each axis the tiling under which most elements of the operands of `op` need not move."""
+    """The tiling that, on each axis, leaves most elements of the operands of `op` in place."""
     sizes = {}
     for name, dims in zip(op.operands, rule.operands, strict=True):
         count = 1

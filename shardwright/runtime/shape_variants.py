@@ -1,8 +1,8 @@
 """One module for several batch shapes and modes, with shared parameters.
 
-A captured graph has the shapes of its batch, and does what the model does while it trains. A last,
-smaller batch, or sequences of another length, are captured again and run by the same plan
-(`namesakes.py`). Each of them has the graphs of its modes (`modes.py`).
+A captured graph has fixed batch shapes. For other shapes, such as a smaller last batch or sequences
+of another length, the model is captured again, and the graph runs by the same plan
+(`plan_transfer.py`). Each shape has its own graph for each mode (`modes.py`).
 """
 
 from __future__ import annotations

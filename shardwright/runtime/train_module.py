@@ -21,10 +21,10 @@ from shardwright.tracing.graph_builder import DROPOUT
 
 
 class LastingModule(nn.Module):
-    """A module with a state that goes on from step to step.
+    """A module with state that persists from step to step.
 
-    Sub-classes register `_sw_random`, the state that random numbers depend on,
-    and set `_sw_updates`, the names of the buffers that a call writes.
+    Sub-classes register `_sw_random`, the state of random numbers, and set `_sw_updates`, the names
+    of the buffers that a call writes.
     """
 
     _sw_updates: tuple[str, ...]
@@ -63,8 +63,8 @@ class LastingModule(nn.Module):
             return
         if self._sw_next is None or self._sw_next.device != state.device:
             self._sw_next = state.new_tensor([0, 1])
-        # Not in place: what autograd keeps of this step may still read the old one. The registered
-        # buffer is replaced without the checks of `Module.__setattr__`, which take 10 us.
+        # Not in place: tensors that autograd saved in this step may still read the old state. This
+        # replaces the registered buffer without the checks of `Module.__setattr__` (10 us).
         self._buffers["_sw_random"] = state + self._sw_next
 
     def random_state(self) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class LastingModule(nn.Module):
         return seed, step
 
     def set_random_state(self, state: tuple[int, int]) -> None:
-        """Draw from the next step on what a module in this state would draw."""
+        """Set the state of random numbers for the next step: (seed, number of steps)."""
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
 
 
@@ -87,9 +87,9 @@ class StepModule(Protocol):
 class TrainModule(LastingModule, ABC):
     """A module that can take training steps on global batches.
 
-    A batch is a mapping of keyword arguments or a tuple of positional ones. With `modes` it
-    switches between training and evaluation as the model does; without, to evaluate leaves
-    dropout out.
+    A batch is a mapping of keyword arguments or a tuple of positional ones. With `modes` the module
+    switches between training and evaluation as the model does; without them evaluation only
+    disables dropout.
     """
 
     _sw_program: StepModule
@@ -99,10 +99,10 @@ class TrainModule(LastingModule, ABC):
     _sw_compiled = False
 
     def _sw_set_modes(self, modes: Modes) -> None:
-        """Switch from now on as `modes` says."""
+        """Use `modes` for train and eval from now on."""
         self._sw_modes = modes
         modes.attach(self)
-        self._sw_running()  # now, and not while a compiler looks on
+        self._sw_running()  # now, so that a compiler does not trace it
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation, as the model's own `train` does.

@@ -14,7 +14,7 @@ from shardwright.runtime.async_pipeline.schedule import (
 
 
 class WeightsError(ValueError):
-    """A way to choose weights that is not known."""
+    """The name of a rule for weight versions that does not exist."""
 
 
 def _now(stage: int, stages: int) -> Horizon:
@@ -23,12 +23,12 @@ def _now(stage: int, stages: int) -> Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A way to choose weights.
+    """A rule that chooses the weight versions of the two passes.
 
-    * `horizon`: by how many updates each pass predicts;
-    * `predictor`: how, None where nothing is predicted;
-    * `stashes`: whether the backward pass uses the weights that the forward pass used, else those
-      of its own moment.
+    * `horizon`: the number of updates by which each pass predicts weights;
+    * `predictor`: the prediction method; None if nothing is predicted;
+    * `stashes`: whether the backward pass uses the weights of the forward pass, instead of the
+      current ones.
     """
 
     name: str
@@ -51,7 +51,7 @@ WEIGHTS = {
 
 
 def weights_named(name: str) -> Weights:
-    """The way called `name`; raises `WeightsError` with all names if there is none."""
+    """The rule called `name`; raises `WeightsError` that lists all names if it is unknown."""
     if name not in WEIGHTS:
         raise WeightsError(f"weights={name!r} is not known; choose one of {', '.join(WEIGHTS)}")
     return WEIGHTS[name]

@@ -1,8 +1,8 @@
 """Binds arguments of the planned call, and of later calls, to the module's signature.
 
 A captured graph depends on the shapes and dtypes of its tensor arguments, and on the values of all
-others. A call that differs in one of them would be another graph, so it is an error that names
-the argument. Positional and keyword arguments are equivalent.
+other arguments. A call that differs in one of them would have another graph, so it raises an error
+that names the argument. Positional and keyword arguments are equivalent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BatchError(ValueError):
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:
-    """The signature of `model.forward`; any arguments where Python has none."""
+    """The signature of `model.forward`; one that accepts any arguments if Python knows none."""
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -63,7 +63,7 @@ class CallForm:
     graph: Graph
     signature: inspect.Signature | None = None
     shapes: dict[str, tuple[int, ...]] = field(init=False)
-    names: dict[str, str] = field(init=False)  # of these, as in the signature
+    names: dict[str, str] = field(init=False)  # their names in the signature
     _planned: dict[str, Any] = field(init=False)  # value of each argument that was given
     _signature: inspect.Signature = field(init=False)
     # The arguments by name, where each is a tensor: a call that gives all by name is checked fast.
@@ -92,10 +92,10 @@ class CallForm:
     def inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
     ) -> dict[str, torch.Tensor]:
-        """The tensors of a call by their paths in the captured one; shapes are not checked.
+        """The tensors of a call by their paths in the captured call; shapes are not checked.
 
-        Raises `BatchError` for an argument that differs in more than values of tensors, or that
-        is on another device than `device`.
+        Raises `BatchError` for an argument that differs in anything but the values and shapes of
+        tensors, or that is not on `device`.
         """
         if not args and self._tensors and kwargs.keys() == self._tensors.keys():
             return {

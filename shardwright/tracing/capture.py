@@ -22,7 +22,7 @@ from shardwright.tracing.graph_builder import Captured, build
 from shardwright.tracing.model_copies import call_of_copy, call_on_meta
 from shardwright.tracing.state_check import check_state
 
-_MOST_OPAQUE = 16  # opaque modules; a model with more is hardly captured at all
+_MOST_OPAQUE = 16  # a model with more opaque modules is refused, because hardly any of it is traced
 
 
 def capture_call(
@@ -34,12 +34,11 @@ def capture_call(
 ) -> Captured:
     """The serial dataflow graph of `model(*args, **kwargs)`, its constants and output names.
 
-    The model may be on any device, also the meta device; its mode (train or
-    eval) is captured as it is. A sub-module that export cannot follow becomes one
-    opaque operator. Gradients are recorded even where the caller disabled them. With
-    `outputs="model"` the graph returns all tensors that the model returned, otherwise
-    only the loss if there is one. Raises `CaptureError`, naming the user's line, for
-    code that no static graph can express.
+    The model may be on any device, including the meta device, and is captured in its current mode
+    (train or eval). A sub-module that export cannot trace becomes one opaque operator. Gradients
+    are recorded even if the caller disabled them. With `outputs="model"` the graph returns all
+    tensors that the model returns, otherwise only the loss if there is one. Raises `CaptureError`,
+    with the user's line, for code that no static graph can express.
     """
     tensors, constants = split_call(args, kwargs or {})
     refuse_hooks(model)

@@ -1,13 +1,12 @@
 """Disables activation checkpointing inside a model while it is captured.
 
-The plan decides which values are recomputed, which does not change results. So
-`torch.utils.checkpoint.checkpoint` runs its function as if it were called
-directly.
+The plan decides which values are recomputed, and recomputation does not change results. So
+`torch.utils.checkpoint.checkpoint` calls its function directly.
 
-Functions that a model imported earlier (`from torch.utils.checkpoint import
-checkpoint`, or the partial that Hugging Face models keep) are not found by
-replacing `checkpoint` itself, so the two things that it calls are replaced. One
-of them, `_checkpoint_without_reentrant_generator`, is a private name of torch.
+Replacing `checkpoint` itself would miss references that a model holds already (`from
+torch.utils.checkpoint import checkpoint`, or the partial that Hugging Face models store), so the
+two functions that it calls are replaced. One of them, `_checkpoint_without_reentrant_generator`, is
+a private name of torch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from shardwright.tracing.renumber import renumbered
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
-_SPARSE = {  # which argument asks for a sparse gradient
+_SPARSE = {  # the argument that requests a sparse gradient
     "aten.embedding.default": 4,
     "aten._embedding_bag.default": 5,
     "aten.embedding_bag.default": 5,

@@ -1,8 +1,8 @@
 """Python state of a model: attributes of its modules that are neither parameters nor buffers.
 
-A graph contains such values as constants. So it does with numbers that are drawn by Python's or
-NumPy's generators, whose states belong to it. A `Snapshot` records them before a call, finds what a
-call changed, and restores them.
+A graph contains the values of such attributes, and numbers drawn from Python's or NumPy's
+generators, as constants; the states of these generators are therefore part of the Python state. A
+`Snapshot` records the state before a call, finds what a call changed, and restores it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Renames values so that their names depend on the computation only.
+"""Renames values so that their names depend only on the computation.
 
 Export numbers operators while it traces, dead ones included, and its traces differ slightly between
 device types. After renumbering, in order and by kind, equal computations have equal names, so a

@@ -1,9 +1,9 @@
 """Checks that a second call of a model computes the same, if a call changed Python state.
 
 A graph represents one call. A model that counts its calls, keeps an average in an attribute or
-appends to a list computes something else in each call: it is rejected, naming the line. A cache
-that the second call finds unchanged, or an attribute that is written before it is read, is
-accepted.
+appends to a list may compute something different in each call; it is rejected with an error that
+names the line. A cache that the second call leaves unchanged, or an attribute that is written
+before it is read, is accepted.
 """
 
 from __future__ import annotations

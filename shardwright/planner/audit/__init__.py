@@ -1,1 +1,1 @@
-"""Prices of a strategy and of single changes of it, and the best strategies beside it."""
+"""Prices a strategy, single changes of it, and the best other uniform strategies."""

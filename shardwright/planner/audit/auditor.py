@@ -1,4 +1,4 @@
-"""Prices a strategy, single changes of it, and the best uniform strategies beside it."""
+"""Prices a strategy, single changes of it, and the best other uniform strategies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from shardwright.planner.strategies.frontier import Progress, strategies
 from shardwright.planner.strategies.unpriced import dtypes_of
 from shardwright.simulate.costs.useful_flop import useful_flop
 
-_SAME = 1e-3  # of a step's time and memory: smaller differences are none
-_ROUNDS = 8  # single changes after each other that are tried
-_SETTLED = 3  # of the fastest by the tables, whose time and memory are simulated
+_SAME = 1e-3  # relative differences of step time and memory below this are ignored
+_ROUNDS = 8  # the most single changes that are applied one after the other
+_SETTLED = 3  # the fastest strategies by the tables whose time and memory are simulated
 
 Cost = tuple[Seconds, Bytes]
 Allowed = Callable[[Strategy], Strategy | None]
@@ -34,7 +34,7 @@ Allowed = Callable[[Strategy], Strategy | None]
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A strategy and the plan that it is, with its memory simulated."""
+    """A strategy and its plan, with simulated time and memory."""
 
     strategy: Strategy
     plan: Plan
@@ -42,13 +42,13 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class PricedChange:
-    """A single change with what it buys.
+    """A single change with its effect on time and memory.
 
     Attributes:
         change: the change.
-        gain: the part of the step's time that it saves; below 0 it costs.
-        bytes: how much more memory a rank needs at its peak, by the tables; below 0 it saves.
-        fits: whether that is within the memory limit.
+        gain: the fraction of the step time that it saves; negative if the step gets slower.
+        bytes: the additional peak memory of a rank by the tables; negative if it needs less.
+        fits: whether the changed strategy is within the memory limit.
     """
 
     change: StrategyChange
@@ -64,9 +64,9 @@ class Auditor:
     Args:
         graph: the model's graph.
         machine: the hardware.
-        optimizer: its name.
+        optimizer: the name of the optimizer.
         tracer: traces the memory of single operator calls.
-        limit: bytes of a rank; None: no limit.
+        limit: bytes per rank; None means no limit.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Auditor:
 
     @paused()
     def price(self, strategy: Strategy) -> Priced:
-        """The plan of a strategy as `sw.price` has it; raises `StrategyError` as that does."""
+        """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
         if strategy not in self._priced:
             plan = self._expansion.expanded(strategy).plan(0.0, ())
             self._priced[strategy] = Priced(strategy, self._refinement.settled(plan))
@@ -100,32 +100,32 @@ class Auditor:
 
     @cached_property
     def flop(self) -> int:
-        """Operations of a step without recomputation."""
+        """Floating point operations of a step, without recomputation."""
         return useful_flop(self.graph, self._expansion.sources.analysis)
 
     def utilisation(self, plan: Plan) -> float:
-        """Model FLOPs utilisation: `flop` over what the devices could do meanwhile."""
+        """Model FLOPs utilisation (MFU): `flop` over peak flop of all devices in one step."""
         dtype = dtypes_of(self.graph)[0] or "float32"
         peak = self.machine.device.peak_flop_per_s(dtype) * plan.devices
         return self.flop / (plan.step_seconds * peak)
 
     def fits(self, peak_bytes: int) -> bool:
-        """Whether so much is within the memory limit."""
+        """Whether `peak_bytes` are within the memory limit."""
         return self.limit is None or peak_bytes <= self.limit
 
     @paused()
     def changes(self, base: Priced) -> tuple[PricedChange, ...]:
-        """Single changes of a priced strategy, the most time saved first.
+        """Single changes of a priced strategy, in descending order of saved time.
 
-        Left out are those that have no price, do not fit the model, or change neither time nor
-        memory.
+        Changes that have no price, do not fit the model, or change neither time nor memory are
+        omitted.
         """
         return tuple(sorted(self._changes(base), key=lambda one: (-one.gain, one.bytes)))
 
     def _changes(self, base: Priced) -> Iterator[PricedChange]:
         host = self.machine.levels[0].size
         seconds, peak = self._cost(base.strategy)
-        seen: set[Cost] = set()  # two changes of one effect, as of `zero` and `dp_shard`, are one
+        seen: set[Cost] = set()  # lists changes of equal effect once, e.g. of `zero` and `dp_shard`
         for change in single_changes(base.strategy, self.limits, host):
             cost = self._cost_if_priced(change.strategy)
             if cost is None or cost in seen:
@@ -136,9 +136,9 @@ class Auditor:
                 yield PricedChange(change, gain, more, self.fits(base.plan.peak_bytes + more))
 
     def uniform(self, compiled: str, progress: Progress | None = None) -> Priced | None:
-        """The fastest uniform strategy of the enumeration that fits; None where none does.
+        """The fastest enumerated uniform strategy that fits in memory; None if none does.
 
-        All are `compiled` alike, as that field of a strategy says.
+        `compiled` is the value of that field in all enumerated strategies.
         """
         frontier = strategies(
             self.graph,
@@ -159,11 +159,12 @@ class Auditor:
         """The fastest strategy that fits, reached by single changes from `starts`.
 
         Args:
-            starts: where to start; of those that are not allowed, single changes.
-            allowed: of a strategy the one to take for it, which may be itself; None: none.
+            starts: the strategies to start from; `allowed` is applied to each of them first.
+            allowed: maps a strategy to the allowed one that replaces it (possibly itself), or to
+                None if there is none.
 
         Returns:
-            The best that was found; None where none fits.
+            The fastest strategy found that fits; None if none fits.
         """
         host = self.machine.levels[0].size
         found = [one for start in starts if (one := allowed(start)) is not None]
@@ -184,7 +185,7 @@ class Auditor:
         return self._fastest_settled(found)
 
     def _fastest_settled(self, found: list[Strategy]) -> Priced | None:
-        """The fastest that fits, of those that are fastest by the tables."""
+        """The fastest by simulation that fits, among the fastest by the tables."""
         fitting: list[Priced] = []
         for _ in range(_SETTLED):
             best = self._fastest(found)
@@ -197,7 +198,7 @@ class Auditor:
         return min(fitting, key=lambda one: one.plan.step_seconds, default=None)
 
     def _fastest(self, found: Sequence[Strategy]) -> Strategy | None:
-        """The fastest by the tables, of those that fit if any does."""
+        """The fastest by the tables among those that fit, or among all if none fits."""
         costs = {one: cost for one in found if (cost := self._cost_if_priced(one)) is not None}
         fitting = [one for one, cost in costs.items() if self.fits(cost[1])] or list(costs)
         return min(fitting, key=lambda one: costs[one], default=None)

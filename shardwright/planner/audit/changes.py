@@ -16,7 +16,7 @@ _DATA = ("dp_shard", "dp_replicate")
 
 @dataclass(frozen=True, slots=True)
 class StrategyChange:
-    """One field of a strategy changed, and others as far as that needs.
+    """A change of one field of a strategy, and of the other fields that must change with it.
 
     Attributes:
         field: the field that the change is about.
@@ -31,15 +31,16 @@ class StrategyChange:
 
 
 def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterator[StrategyChange]:
-    """Changes of single fields, without those that contradict the strategy.
+    """Changes of single fields that do not contradict the other fields.
 
-    A changed degree takes its devices from data parallelism, or gives them to it; where the batch
-    does not divide then, micro-batches are made smaller. They may still not fit the model.
+    A higher degree takes devices from data parallelism and a lower one returns them; where the
+    batch is then not divisible, there are fewer micro-batches. A changed strategy may still not
+    fit the model.
 
     Args:
         strategy: the strategy.
         limits: the model's batch and layers.
-        host: devices of one host, which HSDP shards over.
+        host: the number of devices of a host; HSDP shards within one.
     """
     made = (
         *_degrees(strategy, limits),
@@ -82,7 +83,7 @@ def _degrees(strategy: Strategy, limits: ModelLimits) -> _Made:
 
 
 def _moved(strategy: Strategy, name: str, wanted: int) -> dict[str, Any] | None:
-    """A degree changed by devices of data parallelism; None where that has not so many."""
+    """The fields that trade devices with data parallelism; None if it has too few to trade."""
     degree = getattr(strategy, name)
     for data in _DATA:
         ranks = getattr(strategy, data) * degree
@@ -92,7 +93,7 @@ def _moved(strategy: Strategy, name: str, wanted: int) -> dict[str, Any] | None:
 
 
 def _pipeline(strategy: Strategy, wanted: int) -> dict[str, Any]:
-    """Fields that a pipeline of another number of groups needs: its own cut, and micro-batches."""
+    """The fields to reset for another number of pipeline groups: schedule, cut, micro-batches."""
     if wanted == 1:
         return {"schedule": "1F1B", "virtual_stages": 1, "stage_cut": None}
     changes: dict[str, Any] = {"stage_cut": None}
@@ -118,7 +119,7 @@ def _fits_batch(strategy: Strategy, changes: dict[str, Any], limits: ModelLimits
 
 
 def _data(strategy: Strategy, host: int) -> _Made:
-    """Data parallelism sharded everywhere, within a host, and nowhere."""
+    """Data parallelism sharded over all ranks, within each host (HSDP), and not at all."""
     ranks = strategy.dp_replicate * strategy.dp_shard
     inside = max(1, host // (strategy.tp * strategy.cp))
     for shard in (ranks, inside, 1):
@@ -142,9 +143,9 @@ def _recompute(strategy: Strategy) -> _Made:
 
 
 def _storage(strategy: Strategy) -> _Made:
-    """Other stages of ZeRO, and gathered parameters kept or not.
+    """Other ZeRO stages, and gathered parameters freed after the forward pass or kept.
 
-    Stage 3 that keeps them is priced as stage 2, so that is no change of its own.
+    Stage 3 that keeps them has the price of stage 2, so it is not a change of its own.
     """
     if strategy.dp_shard * strategy.cp == 1:
         return
@@ -169,7 +170,7 @@ def _schedules(strategy: Strategy, limits: ModelLimits) -> _Made:
 
 
 def _others(strategy: Strategy) -> _Made:
-    """Switches that keep all degrees."""
+    """Changes of fields that leave all degrees as they are."""
     if strategy.tp > 1:
         yield "sequence_parallel", {"sequence_parallel": not strategy.sequence_parallel}
         losses = [loss for loss in LOSSES if loss != "fused"]

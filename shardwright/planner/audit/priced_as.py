@@ -15,12 +15,12 @@ _DEFAULTS = {one.name: one.default for one in fields(Strategy) if one.name != "r
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A field that is priced with another value, because its own has no price yet.
+    """A field that is priced with another value, because its own value has no price yet.
 
     Attributes:
-        field: its name.
+        field: the name of the field.
         given: its value.
-        priced: the value instead.
+        priced: the value that is priced instead.
     """
 
     field: str
@@ -29,7 +29,7 @@ class Replaced:
 
 
 def priced_as(strategy: Strategy, graph: Graph) -> tuple[Strategy, tuple[Replaced, ...]]:
-    """The nearest strategy with a price, and the fields that differ; none where it has one.
+    """The nearest strategy that has a price, and the fields in which it differs, if any.
 
     Dtypes become those of the captured `graph`. Raises `StrategyError` where the replaced fields
     contradict the others.
@@ -51,10 +51,11 @@ def priced_as(strategy: Strategy, graph: Graph) -> tuple[Strategy, tuple[Replace
 
 
 def merged(strategy: Strategy, priced: Strategy, proposal: Strategy) -> Strategy:
-    """`strategy` with the fields in which a `proposal` differs from what it is `priced` as.
+    """`strategy` with the fields in which `proposal` differs from `priced`.
 
-    A proposal without a dtype has that of the strategy. Raises `StrategyError` where these fields
-    contradict the others.
+    `priced` is the strategy whose price stands for that of `strategy` (`priced_as`). A dtype that
+    the proposal does not set stays that of `strategy`. Raises `StrategyError` if the fields
+    contradict each other.
     """
     changes = {
         one.name: getattr(proposal, one.name)

@@ -1,6 +1,6 @@
 """Names the mesh axes of plans by their roles.
 
-A search splits anything along any axis, so what an axis does is known only once a plan is found.
+The search may split any dimension along any axis, so the role of an axis is known only for a plan.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T", PlannedOp, PlannedParameter, PlannedTransfer)
 
 @final
 class AxisNames:
-    """Names axes of the plans of one search by what they do.
+    """Names the axes of the plans of one search by their roles.
 
-    An axis keeps a name that is no role's word, that is true, or that is `kept` because the user
-    chose it. Parts that plans share are renamed once.
+    An axis keeps its name if it is not the word of a role, if it is the word of the axis' own role,
+    or if the user chose it (`kept`). Parts that several plans share are renamed once.
     """
 
     def __init__(self, machine: Machine, kept: Collection[str] = ()) -> None:
@@ -42,7 +42,7 @@ class AxisNames:
         return self._with(plan, names)
 
     def as_given(self, plan: Plan, meshes: Sequence[Mesh]) -> Plan:
-        """The plan of a strategy, with the names that a user gave its axes in one of `meshes`."""
+        """The plan of a strategy, with the axis names of the one of `meshes` that matches it."""
         mesh = plan.layout_mesh
         for given in map(stage_mesh, meshes):
             pairs = zip(given.names, mesh.names, strict=False)

@@ -1,8 +1,8 @@
-"""The choices of operators and parameters that suit the role of a mesh axis.
+"""The choices of operators and parameters that are permitted along a mesh axis of a given role.
 
-They bind the axes of a mesh that the user names by roles: along `dp` the batch is split and nothing
-else, along `tp` whatever is neither batch nor expert, along `cp` and `sp` the sequence and in
-attention the heads, along `ep` the experts, and batch or sequence elsewhere.
+They restrict the axes that the user names by roles: along `dp` only the batch is split; along `tp`
+any dimension except batch and experts; along `cp` and `sp` the sequence, or the heads in attention;
+along `ep` the experts, and batch or sequence in the other operators.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.rules.rule import Choice, JointSplit, PassPartial, Route, Rule, Tiling
 
 DATA = ("dp", "dp_replicate", "dp_shard")
-ROLES = (*DATA, "cp", "sp", "tp", "ep")  # words that say what an axis does
-_TRUE_OF = {"dp": ("dp_replicate", "dp_shard"), "sp": ("cp",)}  # roles of a word, beside its own
+ROLES = (*DATA, "cp", "sp", "tp", "ep")  # axis names that stand for a role
+_TRUE_OF = {"dp": ("dp_replicate", "dp_shard"), "sp": ("cp",)}  # further roles of a name
 
 
 def is_true(name: str, role: str) -> bool:
-    """Whether an axis of this role may have this name; any may have a name that is no role's.
+    """Whether an axis of this role may have this name; names that are not roles are always allowed.
 
     >>> is_true("dp", "dp_shard"), is_true("tp", "dp_shard"), is_true("inner", "tp")
     (True, False, True)
@@ -30,7 +30,7 @@ def is_true(name: str, role: str) -> bool:
 
 
 def means(word: str, name: str) -> bool:
-    """Whether the axis of this name is one that a constraint means by `word`.
+    """Whether `word` in a constraint refers to the axis of this name.
 
     >>> means("dp", "dp_shard"), means("sp", "cp"), means("dp", "tp")
     (True, True, False)
@@ -39,7 +39,7 @@ def means(word: str, name: str) -> bool:
 
 
 def suitable(op: Op, rule: Rule, role: str, dimensions: ModelDimensions) -> frozenset[int]:
-    """Indices into `rule.choices()` of what an operator may do along an axis of this role."""
+    """Indices into `rule.choices()` of the choices permitted along an axis of this role."""
     attention = is_attention(op, rule)
     return frozenset(
         number
@@ -71,7 +71,7 @@ def _suits(
 def contradicted(
     model: CostModel, tilings: Mapping[str, Tiling], storage: Mapping[str, Layout]
 ) -> bool:
-    """Whether an operator or parameter does something that the name of an axis does not say."""
+    """Whether an operator or parameter makes a choice that the role of an axis does not permit."""
     dimensions = ModelDimensions.of(model.graph, model.analysis)
     for axis, (role, size) in enumerate(model.mesh.axes):
         if size == 1 or role not in ROLES:

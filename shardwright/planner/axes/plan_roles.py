@@ -1,4 +1,4 @@
-"""Roles of a plan's mesh axes: what operators and parameters do along each of them."""
+"""Derives the roles of a plan's mesh axes from the choices of its operators and parameters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from shardwright.ir.plan import Plan, PlannedOp
 
 MIXED = ""  # the role of an axis along which modules do different things
 IDLE = "repeated"  # the role of an axis along which nothing is split
-_SAME = 0.95  # of the compute time that is split along an axis: the role of nearly all
-_SOME = 0.02  # of it: the experts, or the inner features of layers, that decide a role
+# Fractions of the compute time that is split along an axis.
+_SAME = 0.95  # a role that covers this much is the role of the axis
+_SOME = 0.02  # this much on experts, or on inner features, already decides the role
 _DIMENSIONS = {
     "batch": "data",
     "sequence": "sequence",
@@ -44,11 +45,11 @@ class AxisUse:
 
     @property
     def role(self) -> str:
-        """The role that nearly all operators give the axis; `MIXED` or `IDLE` where there is none.
+        """The role that nearly all operators give the axis; `MIXED` or `IDLE` if there is none.
 
-        Tensor parallelism may split the sequence between layers (sequence parallelism), context
-        parallelism the heads in attention (Ulysses). Where experts are split, the axis is one of
-        experts, whatever dense layers do along it.
+        Tensor parallelism may also split the sequence between layers (sequence parallelism), and
+        context parallelism the heads in attention (Ulysses). An axis that splits experts has the
+        role `ep` unless dense layers split their features along it.
         """
         data = "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
         if not self.data + self.sequence + self.experts + self.features:
@@ -117,5 +118,5 @@ def _use(plan: Plan, axis: int) -> AxisUse:
 
 
 def _whole_bytes(size: int, placement: object, plan: Plan, axis: int) -> int:
-    """Bytes of a parameter along an axis, where `size` is what a rank holds."""
+    """Bytes of a parameter before it is split along `axis`; `size` are the bytes of a rank."""
     return size * plan.layout_mesh.shape[axis] if isinstance(placement, Shard) else size

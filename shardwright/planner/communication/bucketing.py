@@ -1,9 +1,9 @@
-"""The cost that parameters save, and add, by communication in buckets.
+"""Seconds that bucketed communication of parameters and gradients saves, and adds.
 
-All-reduces of gradients share a buffer. So do all-gathers of parameters, and reduce-scatters of
-their gradients (`program/step/passes/bucket.py`). Each parameter pays the
-part of its bucket's launch that it fills, so that a full bucket pays for one launch. As no bucket
-is more than full, the sum is never more than the launches of a plan's buckets.
+All-reduces of gradients are bucketed, and so are all-gathers of parameters and reduce-scatters of
+their gradients (`program/step/passes/bucket.py`). Each parameter pays for a launch in proportion to
+the part of a bucket that it fills, so that a full bucket pays for one launch. As buckets are at
+most full, the sum is never more than the launches of a plan's buckets.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Bools = NDArray[np.bool_]
 
 
 class Sizes(NamedTuple):
-    """Bytes of a parameter's tile in each layout of its storage, (Ks,), and of a reader, (Kt,).
+    """Bytes of a parameter's tile in each stored layout, (Ks,), and in each layout read, (Kt,).
 
-    Its gradient has `gradient_ratio` times as many.
+    The gradient has `gradient_ratio` times as many bytes.
     """
 
     stored: Ints
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 class BucketSavings(NamedTuple):
-    """Seconds that one message saves in a bucket, against a message of its own: each (Ks, Kt).
+    """Seconds that one message saves by sharing a bucket instead of being sent alone: (Ks, Kt).
 
     Attributes:
         forward: of the all-gather of a parameter.
@@ -48,7 +48,7 @@ class BucketSavings(NamedTuple):
     summed: Floats
 
     def of(self, phase: Phase, *, each: bool, once: bool) -> Floats:
-        """Seconds saved by a transfer of `each` micro-batch, of one for all (`once`), or both."""
+        """Seconds saved by a transfer in `each` micro-batch, `once` per step, or both."""
         if phase is not Phase.BACKWARD:
             return self.forward
         return self.scattered * each + self.summed * once
@@ -65,7 +65,7 @@ class Bucketing:
         self._scatter = measure.launches(Collective.REDUCE_SCATTER)
 
     def sums(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> BucketSavings:
-        """Savings of gradients that only need an all-reduce: parameters read as they are stored.
+        """Savings of gradients that need only an all-reduce (parameters read in their own layout).
 
         Args:
             sources: codes of the stored layouts, (Ks,).
@@ -85,8 +85,8 @@ class Bucketing:
     def gathers(self, sources: Ints, wanted: Ints, grads: Ints, sizes: Sizes) -> BucketSavings:
         """Savings of parameters that are gathered along one axis and their gradients.
 
-        Packing tiles and unpacking copies takes passes over memory. A message of its own along the
-        first dimension needs neither. Arguments are as in `sums`.
+        A bucket packs tiles and unpacks copies, which reads and writes memory; a single message
+        along the first dimension needs neither. Arguments are as in `sums`.
         """
         eligible, opened, summed = self._gathered(sources, wanted, grads)
         source, _ = self._pairs(sources, wanted)

@@ -1,8 +1,9 @@
 """All-to-all of tokens to the devices that hold their experts, and back (`Route`).
 
-Along each axis that routes, an operator runs two all_to_alls forward and the reverse of both
-backward. The busiest device receives `Machine.expert_skew` times the mean, and all wait for it. The
-routing depends on the data, so devices first exchange the numbers of rows.
+Along each axis that routes, an operator runs two all-to-alls in the forward pass and their reverse
+in the backward pass. The busiest device receives `Machine.expert_skew` times the mean number of
+rows, and all others wait for it. As routing depends on the data, devices exchange the numbers of
+rows first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collectives inside one operator, e.g. in vocabulary-parallel cross entropy.
 
-Two kinds: reductions of terms inside the operator (`Rule.internal_reductions`), and ring attention
-(`Rule.joint_splits`), in which devices exchange halves of their queries and pass keys and values
-around while they compute with those that have arrived.
+There are two kinds: reductions of partial results inside the operator (`Rule.internal_reductions`),
+and ring attention (`Rule.joint_splits`), in which devices exchange halves of their queries (zigzag)
+and send keys and values around a ring while they compute with the blocks that have arrived.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class IntraOpCollectives:
     def _parts(
         self, op: Op, rule: Rule, work: Workload, options: Options, k: int, again: bool
     ) -> Iterator[_Part]:
-        """Swaps of halves, and the part of the ring's rounds that computation does not hide."""
+        """The zigzag exchange, and the part of the ring's rounds that computation does not hide."""
         shared = joint_split(options.tiling(rule, k))
         if shared is None:
             return
@@ -141,11 +141,11 @@ class IntraOpCollectives:
                 yield _Part(phase, Exchange.RING.value, name, block + back, rounds)
 
     def _swap(self, link: Link, moved: int) -> float:
-        """Seconds to send tiles to the devices that compute with them, and back."""
+        """Seconds to exchange `moved` bytes of tiles with another device (zigzag order)."""
         return step_price(Exchange.SWAP, link, self._machine).seconds(moved, moved)
 
     def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
-        """Seconds to send blocks of these bytes to the next device, less the part that overlaps."""
+        """Seconds to send blocks to the next device, minus the part hidden by `step` seconds."""
         price = step_price(Exchange.RING, link, self._machine)
         sent = sum(price.seconds(size, size) for size in sizes)
         return float(sent - self._machine.soon_overlap * min(sent, step))

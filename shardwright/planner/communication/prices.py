@@ -1,8 +1,7 @@
-"""Seconds of many redistributions at once, over codes of layouts.
+"""Prices many redistributions at once, over arrays of layout codes.
 
-All pairs of layouts take together the steps that `redistribution.steps_between` takes one by one;
-that function is the oracle. The steps do not depend on the tensor, so they are found once for all
-tensors of one form.
+The steps of each pair of layouts are those of `redistribution.steps_between`, which tests use as
+oracle. They do not depend on the tensor, so they are computed once for all tensors.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class Prices:
         return total
 
     def launches(self, kind: Collective) -> Floats:
-        """Seconds of a step of `kind` along each axis that do not depend on its size: (axes,)."""
+        """The size-independent seconds of a step of `kind` along each axis: (axes,)."""
         src, dst = kind.change
         found: Floats = self._coefficients[:, _TYPE[src], _TYPE[dst], 0]
         return found

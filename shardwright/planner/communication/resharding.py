@@ -1,4 +1,4 @@
-"""Costs of reading values in another layout than they have, and of reducing their gradients.
+"""Prices redistributions of values to the layouts of their readers, and gradient reductions.
 
 All pairs of a source and a wanted layout are priced at once, as codes (`tables/layout_codes.py`).
 """
@@ -88,11 +88,11 @@ class Terms(NamedTuple):
         back: how its gradient is reduced: `NO_GRADIENT`, `EACH_TIME` or `SUMMED_FIRST`.
         pays: whether the reader pays for the memory of the value, moved or not.
         copies: whether it pays for a moved copy only.
-        bucketed: whether an all-reduce of the gradient shares a bucket with others.
-        ahead: whether an all-gather of the value shares a bucket with others.
+        bucketed: whether the all-reduce of the gradient may share a bucket.
+        ahead: whether the all-gather of the value may share a bucket.
         converted: whether the redistribution is counted twice (SoyBean's objective).
         kept: whether all micro-batches read one copy of a parameter.
-        deferrable_scalars: whether the value is a scalar whose reduction may overlap with operators
+        deferrable_scalars: whether the value is a scalar whose reduction may be deferred
             (`rules/deferrable_scalars.py`), if its gradient is replicated.
     """
 
@@ -259,7 +259,7 @@ class Reads:
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _terms_bytes(self, value: str, sources: Ints, grads: Ints) -> Ints:
-        """Bytes by which terms that are added up whole are larger than their sum: (S, T)."""
+        """Bytes by which accumulated partial gradients exceed their reduced layout: (S, T)."""
         axes, atoms = len(self._mesh.axes), self._analysis.atoms[value]
         summed = summed_gradients(sources, grads, axes, self._sync)
         whole = local_elements(digits(summed, axes), atoms, self._mesh)

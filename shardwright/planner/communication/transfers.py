@@ -1,4 +1,4 @@
-"""The redistributions of one read, one by one, as plans list them."""
+"""Lists the redistributions of one read as a plan's transfers."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Rounds(NamedTuple):
 def moves_of(
     source: int, want: tuple[int, int], back: int, axes: int, rounds: Rounds
 ) -> list[tuple[Phase, int, int, int]]:
-    """The moves of a value to the layout that is wanted, and of its gradient to the source's dual.
+    """The moves of a value to the wanted layout, and of its gradient to the dual of the source.
 
     Args:
         source: the code of the value's layout.
         want: the codes of the wanted layout and of the gradient's layout.
         back: how the gradient is reduced (`communication/resharding.py`).
         axes: the number of mesh axes.
-        rounds: how often they are made.
+        rounds: the numbers of repetitions in a step.
 
     Returns:
         (phase, code before, code after, times a step) for each move.

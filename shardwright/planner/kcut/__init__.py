@@ -1,1 +1,1 @@
-"""SoyBean's k-cut: a plan of least communication, for comparison."""
+"""SoyBean's k-cut: the plan of least communication volume, for comparison."""

@@ -32,8 +32,8 @@ def kcut_frontier(
 ) -> SearchedFrontier:
     """A frontier of one plan: SoyBean's k-cut along the axes of `mesh`, outermost first.
 
-    The plan is chosen by the bytes that it communicates and priced like every plan. `joint` is a
-    search that gives the baselines and the lower bound; its fastest plan is enough.
+    The plan minimises communicated bytes and is priced like every plan. `joint` is a search that
+    provides the baselines and the lower bound.
 
     Raises:
         CutError: the mesh has more axes than can be cut.

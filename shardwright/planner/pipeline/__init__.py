@@ -1,1 +1,1 @@
-"""Searches for pipeline stages, schedules and their meshes."""
+"""Searches for pipelines: stage cuts, schedules and the meshes of device groups."""

@@ -17,9 +17,9 @@ _MOST_POSITIONS = 160  # the most candidate positions of a graph
 
 @final
 class StageCuts:
-    """Finds the positions of one graph at which a stage may begin, as indices of operators.
+    """Finds the operator indices at which a pipeline stage of one graph may begin.
 
-    Every stage has the parameters that it reads.
+    A stage holds all parameters that it reads.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -29,7 +29,7 @@ class StageCuts:
         self._splits: dict[tuple[int, int], bool] = {}
 
     def positions(self, groups: int) -> Ints:
-        """Candidate positions of cuts, which the fewest bytes cross, and both ends of the graph."""
+        """Candidate positions, those crossed by the fewest bytes, and both ends of the graph."""
         crossing = self._bytes
         may = np.flatnonzero(crossing >= 0)
         few = max(_MOST_POSITIONS // 4, 4 * groups)
@@ -44,7 +44,7 @@ class StageCuts:
         return len(np.unique(self._births[self.positions(groups)])) > groups
 
     def trains(self, positions: Ints) -> Bools:
-        """Whether each interval has trained parameters of its own, for its optimizer: (C, C)."""
+        """Whether each interval has trained parameters of its own for its optimizer: (C, C)."""
         births = self._births[positions]
         found: Bools = births[None, :] > births[:, None]
         return found

@@ -1,12 +1,12 @@
 """Candidate pipelines: numbers of stages, meshes and numbers of micro-batches.
 
 If the user gives numbers of stages, all of them are searched, on meshes in order of their distance
-from the best one, until several give nothing new. Otherwise the search climbs: from a medium number
-of stages it tries more and fewer stages, and meshes of a group with a longer and a shorter inner
-axis, as long as that is faster. Each candidate has four micro-batches for each stage, or as many as
-the batch allows. Then other schedules are tried on the best candidate (with several stages on a
-group, or with split backward passes), deeper pipelines under the best schedule, and more and fewer
-micro-batches.
+from the best one, until several meshes give no new plan. Otherwise the search is hill climbing: it
+starts from a medium number of stages and moves to more or fewer stages, or to a longer or shorter
+inner axis of the group's mesh, as long as the step gets faster. Each candidate has four
+micro-batches per stage, or as many as the batch allows. Then the search tries, on the best
+candidate, other schedules (several stages per group, or split backward passes), more stages under
+the best schedule, and more and fewer micro-batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Candidate:
 
     @property
     def weights(self) -> bool:
-        """Whether passes use other weights than on one device."""
+        """Whether passes may use other weights than on one device (asynchronous schedules)."""
         return bool(self.schedule) and schedule_named(self.schedule).asynchronous
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class PipelineSearch:
     _found: dict[_Candidate, Gain] = field(default_factory=dict)
 
     def search(self, stages: Sequence[int]) -> None:
-        """Add the pipelines of each of these numbers of stages, or of the best ones."""
+        """Add pipelines of each of these numbers of stages, or only of the best ones."""
         possible = [groups for groups in stages if self.loop.factory.cuts.allow(groups)]
         for i, groups in enumerate(possible):
             self.done = i / len(possible)
@@ -88,7 +88,7 @@ class PipelineSearch:
             self.done = _CLIMB
             fastest = self._try_schedules(best, possible)
             for one in () if self._counts_given else dict.fromkeys((best, fastest)):
-                self._vary_counts(one)  # more of them save memory
+                self._vary_counts(one)  # more micro-batches need less memory
 
     @property
     def _best(self) -> _Candidate | None:
@@ -174,7 +174,7 @@ class PipelineSearch:
                     )
 
     def _all_counts(self, groups: int, mesh: Mesh) -> bool:
-        """Search with the requested numbers of micro-batches, or one; whether a plan is new."""
+        """Search the requested numbers of micro-batches, or one; return whether a plan is new."""
         counts = self._counts(groups)
         tried = counts if self._counts_given else [self._first(counts, mesh, groups)]
         gains = [self._try(_Candidate(mesh, groups, count)) for count in tried]
@@ -200,8 +200,8 @@ class PipelineSearch:
     def _first(self, counts: Sequence[int], mesh: Mesh, groups: int) -> int:
         """The number of micro-batches to begin with on a mesh.
 
-        It is large enough for a short pipeline bubble, and each micro-batch has a sample for every
-        device of the outer axis.
+        It is large enough for a small pipeline bubble, and each micro-batch has at least one sample
+        for every device of the outer axis.
         """
         most = min(_FIRST * groups, self.loop.factory.batch // mesh.shape[0])
         return max((count for count in counts if count <= most), default=counts[0])
@@ -253,5 +253,5 @@ class PipelineSearch:
 
 
 def _inner(mesh: Mesh) -> int:
-    """Devices that share an index on the outer axis."""
+    """The number of devices that share an index on the outer axis."""
     return mesh.size // mesh.shape[0]

@@ -1,9 +1,10 @@
 """Pipeline plans on one mesh of a group of devices, built from the points found on it.
 
-A point of the search on the mesh of one group decides everything but the stages. Each stage takes
-the fastest point within its memory limit. Values that cross from one point to another are priced
-like all others, and points that do not fit together are dropped. Each pipeline that is found is
-priced again from scratch: by the order of the schedule, and by the memory of its worst group.
+A point of the search on the mesh of one group decides everything except the stages. Each stage
+takes the fastest point within its memory limit. A value that crosses from a stage to one with
+another point is redistributed and priced like any other; combinations without such a redistribution
+are dropped. Each pipeline found is priced again from scratch, from the order of its schedule and
+the memory of the group that needs most.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, steps_seconds
 from shardwright.solve.elimination.problem import Assignment, Floats, Ints, Point
 
-_LIMITS = 14  # memory limits that are tried
-_SLOWER = (1.0, 2.0, 4.0)  # pipelines are searched up to these multiples of the fastest
-_ENDLESS = 10**6  # mini-batches without a flush between them
+_LIMITS = 14  # the number of memory limits that are tried
+_SLOWER = (1.0, 2.0, 4.0)  # search up to these multiples of the seconds of the fastest pipeline
+_ENDLESS = 10**6  # stands for any number of mini-batches without a flush
 _NARROWER = 0.85  # ratio of one memory limit to the one before
 
 # Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
@@ -54,7 +55,7 @@ class Staged:
 
 
 def schedule_of(groups: int, micro_batches: int) -> str:
-    """1F1B, or GPipe where 1F1B cannot run: both take as long, and 1F1B needs less memory."""
+    """1F1B, or GPipe if 1F1B cannot run: both take equally long, and 1F1B needs less memory."""
     runs = not ONE_F_ONE_B.needs(groups, groups, micro_batches)
     return (ONE_F_ONE_B if runs else GPIPE).name
 
@@ -75,10 +76,10 @@ class Pipelines:
         self.link = links(model.machine, self.mesh)[0]
         self.micro_batches = model.micro_batches
         self.schedule, self.spec = schedule, schedule_named(schedule)
-        # Without a flush only the slowest stage counts, and the sum breaks ties.
+        # Without a flush only the slowest stage determines the time; the sum breaks ties.
         self.rounds = _ENDLESS if self.spec.asynchronous else self.micro_batches * each
         self.group_of_stage = np.array(self.spec.homes(groups, self.stages), np.int64)
-        # Predicted weights, as a part of the state: they exist while a pass runs.
+        # Predicted weights, as a fraction of the state; they are in memory while a pass runs.
         self.copies = 0.0
         if self.spec.asynchronous:
             self.copies = 1 / (2 + optimizer_spec(writer.optimizer).state_tensors)
@@ -216,7 +217,7 @@ class Pipelines:
 
     @property
     def _waiting(self) -> tuple[Ints, ...]:
-        """For each group, the micro-batches in flight in its stages: (moments, stages)."""
+        """For each group, micro-batches in flight in its stages over time: (moments, stages)."""
         passes = self.stages if self.spec.asynchronous else self.micro_batches
         return waiting(self.schedule, self.groups, self.stages, passes)
 
@@ -230,7 +231,7 @@ class Pipelines:
         return StageCosts(running, self.cuts, positions, self.link)
 
     def _combined(self, every: Sequence[_Picked]) -> list[_Priced | None]:
-        """Pipelines of which every stage has its own point, or all have the most frequent one."""
+        """Pipelines in which every stage has its own point, or all have the most frequent point."""
         if not every:
             return []
         nodes = np.arange(self.points.shape[1])
@@ -249,11 +250,11 @@ class Pipelines:
         return found
 
     def _widening_intervals(self, every: Floats) -> Iterator[tuple[Intervals, Seconds]]:
-        """Sets of intervals, each larger than the one before, with their complete range in seconds.
+        """Growing sets of intervals, each with the seconds up to which it is complete.
 
-        A set has the stages of all pipelines up to a multiple of the fastest one's seconds: a
-        pipeline takes at least as long as its slowest stage. `every` are the seconds of intervals
-        under each point, (P, C, C).
+        A set contains the stages of all pipelines that take at most a multiple of the seconds of
+        the fastest one, because a pipeline takes at least as long as its slowest stage. `every` are
+        the seconds of intervals under each point, (P, C, C).
         """
         seconds = every.min(axis=0)
         intervals = Intervals.of(np.isfinite(seconds))
@@ -283,7 +284,7 @@ class _StageBytes:
     weights: Ints
 
     def worst(self, row: int, groups: Ints, waiting: Sequence[Ints]) -> tuple[int, int, Ints]:
-        """The bytes of the worst group, its index, and the micro-batches in its stages at the peak.
+        """Bytes of the group that needs most, its index, and its micro-batches in flight then.
 
         `groups` are the groups of the stages, `waiting` as `pipeline_schedules.waiting` gives it.
         """

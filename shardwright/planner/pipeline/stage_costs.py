@@ -1,8 +1,9 @@
 """Costs of graph intervals as pipeline stages, at selected points of one space.
 
-A point decides everything on the mesh of one group of devices. Each of its terms, the costs of
-nodes and edges, belongs to one operator, so the cost of a stage is a difference of running sums.
-Parameters and their state count once, activations once for every micro-batch in flight.
+A point decides everything on the mesh of one group of devices. Its cost is a sum over nodes and
+edges, each of which belongs to one operator, so the cost of a stage is a difference of two prefix
+sums over operators. Parameters and their state count once, activations once for each micro-batch in
+flight.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class NodeOwners:
 
     Attributes:
         cost: the index of the operator whose stage pays for the node, (nodes,).
-        choice: the index of the operator whose stage decides the node, (nodes,); segments that may
-            be recomputed are decided as a whole.
+        choice: the index of the operator whose stage decides the node, (nodes,); a segment that may
+            be recomputed is decided by one stage.
         state: whether the node is a parameter, (nodes,).
     """
 
@@ -60,7 +61,7 @@ class NodeOwners:
                 switches[node] = switch
         cost, switch_of = np.array(owners, np.int64), np.array(switches, np.int64)
         _, tail, head = folded.edge_ends()
-        unknown = cost == last  # readings and switches belong to their first neighbour
+        unknown = cost == last  # readings and switches belong to the operator of a neighbour
         found = cost.copy()
         np.minimum.at(found, tail[unknown[tail]], cost[head[unknown[tail]]])
         np.minimum.at(found, head[unknown[head]], cost[tail[unknown[head]]])
@@ -138,8 +139,8 @@ class RunningCosts:
 class StageCosts:
     """Costs of intervals between `positions`, some of `cuts` with both ends of the graph.
 
-    `positions` are equal for all `running` assignments, (C,), or given for each of them,
-    (P, C); `link` joins the groups.
+    `positions` are the same for all `running` assignments, (C,), or one row for each, (P, C).
+    `link` connects the groups.
     """
 
     def __init__(self, running: RunningCosts, cuts: StageCuts, positions: Ints, link: Link) -> None:

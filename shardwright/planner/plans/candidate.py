@@ -1,4 +1,4 @@
-"""A point that may become a plan, and whether a search can improve on the known ones."""
+"""Candidates, which are points that may become plans, and tests whether one improves on others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def least(self) -> int:
-        """A lower bound of its bytes: state and batch, of a pipeline that of a mean group."""
+        """A lower bound of its bytes: state and batch; of a pipeline, their mean over groups."""
         lasting = self.writer.lasting_bytes(self.point.choice)
         if self.staged is None:
             return lasting
@@ -79,9 +79,9 @@ class Candidate:
 def may_improve(
     costs: Sequence[tuple[Seconds, Bytes]], overhead: int
 ) -> Callable[[DualBound], bool]:
-    """A test whether a lower bound allows a plan that improves on `costs`, of known plans.
+    """A test whether a lower bound permits a plan that improves on the known `costs`.
 
-    Of a mesh that cannot improve on the others anywhere, only the ends are searched.
+    If a mesh cannot improve on them anywhere, only the ends of its frontier are searched.
     """
     corners: list[tuple[float, float]] = []
     limit = math.inf

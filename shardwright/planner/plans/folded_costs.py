@@ -1,7 +1,7 @@
-"""Costs of a plan from the step program of few of its equal layers.
+"""Computes time and memory of a plan from the step program of a few of its equal layers.
 
-They equal those of the whole program: time and memory of layers that were left out follow from the
-ones beside them, where those are run alike (`program/step/sections.py`).
+They equal those of the whole program: the costs of omitted layers follow from the remaining ones if
+these run in the same way (`program/step/sections.py`).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_program import simulated
 
 _Cost = TypeVar("_Cost")
-_WIDTHS = (1, 2)  # copies that may count as one layer, as where two kinds alternate
+_WIDTHS = (1, 2)  # copies that count as one layer; 2 if layers of two kinds alternate
 
 
 @final
 class FoldedCosts:
-    """Time and memory of plans of `graph` on `machine`, where their layers can be left out."""
+    """Computes time and memory of plans of `graph` on `machine` from a few of their layers."""
 
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
         self.graph, self.analysis, self.machine = graph, analysis, machine
         self._layers = RepeatedLayers(graph)
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
-        # The last plan, and by the width of a layer its program with few of them.
+        # The last plan, and for each layer width its program with few layers.
         self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
 
     def seconds(self, plan: Plan, decisions: Decisions) -> Seconds | None:
-        """Seconds of a step; None where only the whole program tells."""
+        """Seconds of a step; None if only the whole program determines them."""
 
         def seconds(folded: _FoldedPlan) -> Seconds:
             prices = prices_of(plan, folded.folded.graph, self.machine)
@@ -62,7 +62,7 @@ class FoldedCosts:
     def peak_bytes(
         self, plan: Plan, decisions: Decisions, trainer: Trainer, tracer: OpTracer
     ) -> Bytes | None:
-        """The most memory that a rank needs; None where only the whole program tells."""
+        """The peak memory of a rank; None if only the whole program determines it."""
 
         def peak(folded: _FoldedPlan) -> Bytes:
             found = []
@@ -76,7 +76,7 @@ class FoldedCosts:
     def _first(
         self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
     ) -> _Cost | None:
-        """The cost for the first width of layers that are run alike."""
+        """The cost for the first layer width with which the omitted layers run like the others."""
         if plan.pipeline is not None:
             return None
         if self._last is None or self._last[0] is not plan:
@@ -112,7 +112,7 @@ class FoldedCosts:
         return _FoldedPlan(folded, PlanLowering(*given))
 
     def _split(self, folded: FoldedGraph) -> Split:
-        """Cuts the batch of a graph of few layers; plans in as many micro-batches share the cut."""
+        """The micro-batch split of a graph of few layers, shared by plans of equal counts."""
         graph = folded.graph
 
         def split(count: int) -> MicroBatches:
@@ -126,7 +126,7 @@ class FoldedCosts:
 
 @final
 class _FoldedPlan:
-    """A plan of the graph `folded`, which has few of many equal layers."""
+    """A plan of the graph `folded`, which has only a few of many equal layers."""
 
     def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
         self.folded, self.lowering = folded, lowering

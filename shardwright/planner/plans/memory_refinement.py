@@ -1,7 +1,7 @@
 """Refines the memory of finished plans by simulating the lifetimes of their tensors.
 
-Tables add up, and so they count tensors that are never alive together. A plan is lowered for its
-first rank, and for its last where ranks may differ, and its memory is simulated
+The tables are additive, so they also count tensors that are never alive at the same time. A plan is
+lowered for its first rank, and for its last rank if ranks may differ, and its memory is simulated
 (`simulate/memory/step.py`).
 """
 
@@ -26,7 +26,7 @@ from shardwright.simulate.memory.values import RankModel
 
 @final
 class MemoryRefinement:
-    """Settles the memory of plans on `machine`.
+    """Replaces the additive memory of plans on `machine` by simulated memory.
 
     `tracer` traces the memory of single operator calls.
     """
@@ -45,7 +45,7 @@ class MemoryRefinement:
     def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:
         """`plan`, lowered by `lowering`, with its simulated memory.
 
-        Asynchronous pipelines have no step program, and keep the additive one.
+        Asynchronous pipelines have no step program and keep the additive memory.
         """
         if plan.memory is not None:
             return plan
@@ -58,7 +58,7 @@ class MemoryRefinement:
 
 
 def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
-    """The ranks among which one needs the most memory."""
+    """The ranks to simulate; one of them has the largest peak memory of all ranks."""
     decisions = lowering.decisions
     size, pipeline = decisions.mesh.size, decisions.pipeline
     alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, decisions)

@@ -1,10 +1,10 @@
 """Plans off the additive frontier that fit a memory limit which faster frontier plans exceed.
 
-The frontier keeps the plans that no other plan beats in time and in *additive* memory. The memory
-that a plan needs is found by simulation (`memory_refinement.py`); its ratio to additive memory
-differs between meshes. So a plan may be beaten by one of another mesh that needs less additive and
-more simulated memory: within a limit between the two it is the better one. This file tries the
-candidates of every mesh, the fastest first.
+The frontier contains the plans that no other plan dominates in time and *additive* memory. The
+actual memory of a plan is simulated (`memory_refinement.py`), and its ratio to additive memory
+differs between meshes. So the frontier may omit a plan that is dominated only in additive memory:
+within a limit that it fits and the dominating plan exceeds by simulation, it is the better one.
+This file tries the candidates of every mesh in order of time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
 
-_TRIES = 8  # plans that are simulated
-_GAIN = 1e-2  # plans that are faster by less are not tried
+_TRIES = 8  # the most plans that are simulated
+_GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 
 
 @dataclass
 class _Group:
     """The candidates of one search, fastest first.
 
-    `again` says that it was a second search (`bottlenecks.py`), whose plans need less than others
-    of the same sum: `share`, the last known ratio of settled to additive memory, may be too large.
+    `share` is the last known ratio of simulated to additive memory. `again` marks the candidates of
+    a second search (`bottlenecks.py`), which need less memory than others of equal additive memory,
+    so that `share` may be too large for them.
     """
 
     left: list[Candidate]
@@ -37,8 +38,8 @@ class _Group:
     def next(self, limit: Bytes, enough: Seconds) -> Candidate | None:
         """Remove and return the fastest candidate that is likely to fit, or None.
 
-        Of a second search that has none among those that take less than `enough` seconds, it is
-        the last of these.
+        If none of those faster than `enough` seconds is likely to fit, a second search offers the
+        slowest of these once.
         """
         may = [c for c in self.left if min(c.least, c.peak) <= limit]
         likely = next((c for c in may if self.share * c.peak <= limit), None)
@@ -74,10 +75,10 @@ class OffFrontierPlans:
         """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
 
         Args:
-            limit: bytes of settled memory.
+            limit: bytes of simulated memory.
             than: seconds of the best plan so far.
-            share: a first estimate of the ratio of settled to additive memory; each mesh then has
-                its own.
+            share: the initial estimate of the ratio of simulated to additive memory, which is then
+                updated for each mesh.
 
         Returns:
             The plan, or None if none is found within `_TRIES` simulations.

@@ -1,6 +1,6 @@
 """Builds plans from points of a search: every operator's tiling, every parameter's storage.
 
-The searched space is one of a shortened graph; the plan names the operators of the whole graph.
+The search runs on a shortened graph; the plan names the operators of the whole graph.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class PlanBuilder:
 
     @cached_property
     def _node(self) -> dict[str, tuple[int, int, int] | None]:
-        """The node of every operator and parameter in whole assignments, with twin and switch.
+        """For every operator and parameter its node in whole assignments, its twin and its switch.
 
-        Twin and switch are -1 where there are none; the value is None where nothing is decided.
+        Twin and switch are -1 if there are none; the value is None if it has no node.
         """
         op_nodes, first = self.space.op_nodes, self.space.first_parameter
         own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
@@ -72,8 +72,8 @@ class PlanBuilder:
         """The nodes of an operator or parameter in whole assignments, and its switch.
 
         Returns:
-            The nodes, none if nothing is decided; a second node decides where the operator is
-            recomputed. The switch is the node that decides whether it is, -1 if it never is.
+            The nodes, none if nothing is decided. A second node (the twin) decides if the operator
+            is recomputed. The switch is the node that decides whether it is; -1 if it never is.
         """
         decision = self._node[name]
         if decision is None:
@@ -81,10 +81,10 @@ class PlanBuilder:
         return decision[: 1 if decision[1] < 0 else 2], decision[2]
 
     def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
-        """Every operator of a whole assignment, in order, and what stands for it in the space.
+        """The option of every operator under a whole assignment, in order.
 
-        Yields the operator, its representative, the index among the representative's options, and
-        whether it is recomputed.
+        Yields the operator, its representative in the short graph, the index among the options of
+        the representative, and whether the operator is recomputed.
         """
         for op in self.graph.ops:
             like, op_node = self._like[self._rep(op.name)], self.space.op_nodes[self._rep(op.name)]
@@ -92,9 +92,10 @@ class PlanBuilder:
             yield op, like, int(op_node.options[chosen]), switch >= 0
 
     def segment_nodes(self, names: Iterable[str]) -> list[int]:
-        """All nodes of whole assignments that say whether these operators are recomputed, and how.
+        """The nodes of whole assignments that decide whether and how operators are recomputed.
 
-        The operators are those of one checkpoint segment; none where nothing of it may run again.
+        The operators are those of one checkpoint segment. There are no nodes if nothing of it may
+        be recomputed.
         """
         both, segment_of = self.space.recompute_choice, self.space.segment_of
         for name in names:
@@ -155,14 +156,14 @@ class PlanBuilder:
         return (choice[twin], switch) if again else (choice[node], -1)
 
     def _keeps(self, name: str, choice: Sequence[int]) -> bool:
-        """Whether an operator runs once, and the segment that it is inside of again."""
+        """Whether an operator runs once although the segment that contains it is recomputed."""
         if not self.space.kept_in or self._rep(name) not in self.space.kept_in:
             return False
         switch = self._kept_switch(name)
         return switch >= 0 and choice[switch] == 1
 
     def _kept_switch(self, name: str) -> int:
-        """The switch of the segment that a kept operator is inside of; -1: nothing of it moves."""
+        """The switch of the segment that contains a kept operator; -1 if it is never recomputed."""
         segment = self.space.kept_in[self._rep(name)]
         switch = self.space.recompute_choice.switches.get(segment)
         return -1 if switch is None else self._whole(name, switch)
@@ -171,13 +172,13 @@ class PlanBuilder:
         return self.short.stands_for.get(name, name)
 
     def _whole(self, name: str, node: int) -> int:
-        """The node of `name` in whole assignments; its short graph's representative has `node`."""
+        """The node of `name` in whole assignments, given the `node` of its representative."""
         folded = self.space.folded
         if not folded.runs:
             return node
         if name in self.short.copy_of:
             number, copy = self.short.copy_of[name]
-            copy += 1  # the second copy of the graph is the run's first
+            copy += 1  # the second copy of the graph is the first of the run
         else:
             number, copy = self._second.get(name, (-1, 0))
             if number < 0:
@@ -189,7 +190,7 @@ class PlanBuilder:
 
     @cached_property
     def _run_nodes(self) -> list[tuple[list[list[int]], dict[int, int]]]:
-        """For every run its nodes in whole assignments, copy by copy, and each node's column."""
+        """For each run, its nodes in whole assignments by copy, and the column of each node."""
         folded = self.space.folded
         return [
             (folded.positions(number).tolist(), {node: i for i, node in enumerate(run.nodes)})
@@ -198,7 +199,7 @@ class PlanBuilder:
 
     @cached_property
     def _second(self) -> dict[str, tuple[int, int]]:
-        """The operators and parameters of the second copy of each repeat, the first of its run."""
+        """Operators and parameters of the second copy of each repeat, which starts its run."""
         graph = self.space.model.graph
         parameters = {leaf.name for leaf in self.space.parameters}
         found = {}
@@ -258,7 +259,7 @@ class PlanBuilder:
             bound: a lower bound of the seconds of all plans within that memory.
             name: the plan's name.
             notes: texts that the plan shows.
-            staged: whether it is one of pipeline stages, each of which copies its parameters.
+            staged: whether it has pipeline stages, each with its own copies of parameters.
         """
         machine, measure = self.space.model.machine, self.space.model.measure
         shares = machine.settles and measure.redistributes_once and not staged
@@ -293,7 +294,7 @@ class PlanBuilder:
         )
 
     def _skew(self, ops: list[PlannedOp]) -> float:
-        """The skew of experts that times and memory assume, 0 if every device has all experts."""
+        """The assumed skew of expert loads; 0 if every device has all experts."""
         model = self.space.model
         rules = (model.analysis.rules[self._rep(op.name)] for op in ops)
         split = any(
@@ -305,7 +306,7 @@ class PlanBuilder:
     def _operators(
         self, choice: tuple[int, ...], *, shares: bool
     ) -> tuple[list[PlannedOp], list[PlannedTransfer], Seconds]:
-        """Operators, transfers, and the seconds of transfers that are only in the tables.
+        """Operators, transfers, and the seconds of transfers that the tables count in addition.
 
         With `shares`, operators that read a parameter in the same layout share one copy and one
         reduction of its gradient; in the tables every reader pays for its own.
@@ -347,7 +348,10 @@ class PlanBuilder:
         return ops, transfers, Seconds(saved)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
-        """Every parameter: code, whether it is regathered, its index in the short graph."""
+        """For every parameter: name, code of its layout, whether it is regathered, short index.
+
+        The short index is that of the parameter in the short graph.
+        """
         for name, number, codes, regathered in self._storage:
             k, _ = self._chosen(name, choice)
             yield name, codes[k], regathered[k], number

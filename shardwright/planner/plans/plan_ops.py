@@ -1,6 +1,6 @@
-"""Operators of plans: the operator itself and the redistributions of its operands.
+"""Builds the operators of plans and the redistributions of their operands.
 
-Equal choices recur in other plans, so each is formatted once.
+Equal choices recur in many plans, so each is formatted once and cached.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PlannedCall(NamedTuple):
         op: the operator.
         like: its representative in the short graph.
         options: its option under each choice of its node.
-        values: the operands whose transfers it lists: no earlier operator lists them.
+        values: the operands whose transfers no earlier operator lists.
         form: operands and outputs in the representative's names; equal forms have equal entries.
     """
 
@@ -127,7 +127,7 @@ class PlanEntries:
     def of(
         self, call: PlannedCall, k: int, again: Again, sources: tuple[StoredLayout, ...]
     ) -> PlanEntry:
-        """The step of an operator under its option `k`, given the layouts of its operands."""
+        """The plan entry of an operator under its option `k`, given the layouts of its operands."""
         key = call.op.name, k, again, sources
         found = self._known.get(key)
         if found is None:
@@ -165,9 +165,9 @@ class PlanEntries:
     def _pattern(
         self, call: PlannedCall, k: int, runs: Again, sources: tuple[StoredLayout, ...]
     ) -> _Pattern:
-        """The step of operators of one form, given the layouts of their operands.
+        """The plan entry of operators of one form, given the layouts of their operands.
 
-        The operands of one that is kept are there again when its segment has run again.
+        The operands of a kept operator exist again once its segment is recomputed.
         """
         reads_again, again = bool(runs.segment), bool(runs.segment) and not runs.kept
         model, like, (reads, out) = self.space.model, call.like, call.form

@@ -23,9 +23,9 @@ from shardwright.rules.analysis import Analysis, analyze
 
 @final
 class Refinement:
-    """Settles plans of `graph` on `machine`: simulates the time and the memory of their programs.
+    """Settles plans of `graph` on `machine`: simulates time and memory of their step programs.
 
-    `tracer` traces the memory of single operator calls. The default `analysis` is computed.
+    `tracer` traces the memory of single operator calls. `analysis` is computed if it is not given.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Refinement:
         self._alone_bytes = machine.backend_spec.alone_bytes
         self._times = TimeRefinement(graph, machine)
         self._memories = MemoryRefinement(machine, optimizer, tracer)
-        # By the identity of the given plan, which the first keeps alive.
+        # By the id of the given plan; the first entry keeps that plan alive.
         self._timed: dict[int, tuple[Plan, Plan]] = {}
         self._settled: dict[int, tuple[Plan, Plan]] = {}
         self._compared: dict[int, tuple[Plan, Plan]] = {}
@@ -59,10 +59,10 @@ class Refinement:
         return MicroBatchCounts(self.graph, self._analysis)
 
     def ranked(self, plan: Plan) -> Plan:
-        """`plan` as candidates are compared: with the time of its step if its batch is whole.
+        """`plan` with the simulated step time, by which candidates are ranked.
 
-        That of equal layers follows from few of them. Lowering others takes too long for every
-        candidate.
+        Plans with micro-batches or stages keep their additive time: lowering them takes too long
+        for every candidate.
         """
         if plan.pipeline is not None or plan.micro_batches > 1:
             return plan
@@ -70,9 +70,9 @@ class Refinement:
         return self.timed(plan) if seconds is None else _with_seconds(plan, seconds)
 
     def compared(self, plan: Plan) -> Plan:
-        """`plan` with the time and memory of its step, as `settled` finds them.
+        """`plan` with the time and peak memory that `settled` finds.
 
-        Those of equal layers follow from few of them; then nothing says what they consist of.
+        If they are computed from a few layers, the plan has no timeline and no breakdown of memory.
         """
         if id(plan) in self._settled:
             return self._settled[id(plan)][1]
@@ -99,7 +99,7 @@ class Refinement:
         return self._timed[id(plan)][1]
 
     def settled(self, plan: Plan) -> Plan:
-        """`plan` as it is shown: with the time and the memory of its step."""
+        """`plan` with the time and the memory of its step, as it is shown to users."""
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
             found = self._memories.settled(self.timed(plan), self._lowering(plan))
@@ -131,6 +131,6 @@ class Refinement:
 
 
 def _with_seconds(plan: Plan, seconds: Seconds) -> Plan:
-    """`plan` with the time of its step, which no lower bound exceeds."""
+    """`plan` with this step time, and its lower bound reduced to it if that is larger."""
     least = min(plan.lower_bound_seconds, seconds)
     return replace(plan, step_seconds=seconds, lower_bound_seconds=least)

@@ -1,9 +1,9 @@
-"""Leaves out layers that a plan computes as it does their neighbours.
+"""Removes layers whose neighbours have the same plan.
 
-The step program of what is left tells what the whole step costs (`folded_costs.py`). Copies of a
-repeat (`planner/space/repeats.py`) are equal if all that lowering and simulation know of them is:
-tilings, storage, recomputation and seconds. `width` copies count as one layer, for plans and
-buckets that only repeat after so many.
+The cost of the whole step follows from the step program of the remaining layers
+(`folded_costs.py`). Copies of a repeat (`planner/space/repeats.py`) are equal if all inputs of
+lowering and simulation are: tilings, storage, recomputation and seconds. `width` copies count as
+one layer, for plans and buckets that only repeat after so many copies.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.sections import FoldedGraph, Layer
 from shardwright.simulate.time.program_prices import seconds_of_transfers
 
-_LAYERS = 2  # that stay on both sides of a gap
+_LAYERS = 2  # layers that remain on each side of a gap
 
 
 class _Gap(NamedTuple):
-    """Copies `first` to `last` of a repeat, which are left out: a multiple of `width`."""
+    """Copies `first` to `last` of a repeat, which are removed; their number divides by `width`."""
 
     repeat: Repeat
     first: int
@@ -36,7 +36,7 @@ class _Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class _Marks:
-    """Of every copy of a repeat a number, equal for equal copies."""
+    """A number for each copy of a repeat; equal copies have equal numbers."""
 
     repeat: Repeat
     numbers: Sequence[int]
@@ -44,7 +44,7 @@ class _Marks:
 
 @final
 class RepeatedLayers:
-    """The repeats of a graph, and what is left of it without equal layers."""
+    """Finds the repeats of a graph and removes layers that are equal under a plan."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -62,7 +62,7 @@ class RepeatedLayers:
         return tuple(one for one in find_repeats(self.graph) if not updates(one))
 
     def folded(self, plan: Plan, decisions: Decisions, width: int) -> FoldedGraph | None:
-        """The graph without layers of `width` copies that are equal under a plan; None if none."""
+        """The graph without the equal layers of `width` copies; None if no layer can be removed."""
         if not self.repeats:
             return None
         gaps = tuple(gap for marks in self._marks(plan, decisions) for gap in _gaps(marks, width))
@@ -121,7 +121,7 @@ class RepeatedLayers:
 
     @cached_property
     def _names(self) -> list[list[list[str]]]:
-        """Of every copy of every repeat its operators."""
+        """The operator names of every copy of every repeat."""
         return [
             [[self.graph.ops[i].name for i in repeat.copy(c)] for c in range(repeat.count)]
             for repeat in self.repeats
@@ -129,7 +129,7 @@ class RepeatedLayers:
 
     @cached_property
     def _own_leaves(self) -> list[list[list[str]]]:
-        """Of every copy of every repeat the leaves that it reads alone, in the order of reading."""
+        """The leaves that only one copy reads, for every copy of every repeat, in reading order."""
         return [
             [list(dict.fromkeys(self._leaves(repeat, c))) for c in range(repeat.count)]
             for repeat in self.repeats
@@ -167,13 +167,13 @@ class RepeatedLayers:
 
 
 def _pattern(segments: Sequence[int]) -> tuple[int, ...]:
-    """The segments of a copy, numbered from 1 on in the order in which they come."""
+    """The segments of a copy, renumbered from 1 in order of appearance; 0 stays 0."""
     local = {0: 0}
     return tuple([local.setdefault(segment, len(local)) for segment in segments])
 
 
 def _gaps(marks: _Marks, width: int) -> Iterator[_Gap]:
-    """Runs of equal layers, whose middle copies are left out."""
+    """The copies to remove: the middle ones of each run of equal layers."""
     numbers, begin = marks.numbers, 0
     kept = _LAYERS * width
     while begin < len(numbers):

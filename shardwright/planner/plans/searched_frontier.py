@@ -1,4 +1,4 @@
-"""A frontier of additive costs, whose plans are simulated for the time and memory they take."""
+"""A frontier of additive costs whose plans are simulated on demand."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from shardwright.ir.frontier import MOST_SETTLED, Frontier
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
-_NEAR_TIE = 1.1  # of the additive time of a plan: slower baselines are not simulated beside it
+_NEAR_TIE = 1.1  # baselines slower than this multiple of a plan's additive time are not simulated
 
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 
 
 @dataclass(frozen=True)
 class SearchedFrontier(Frontier):
-    """A frontier as a search finds it.
+    """The frontier that a search returns.
 
-    The search adds up costs and so knows neither buckets and what runs beside operators, nor which
-    tensors are alive at once. A plan that is shown is *settled*: its step program is simulated.
+    The search adds costs up, so it models neither buckets, nor overlap of communication with
+    computation, nor which tensors are alive at the same time. A plan that is shown is *settled*:
+    its step program is simulated.
 
-    * `settle`: returns a plan with settled time and memory; None where it is settled already;
-    * `compare`: the same two figures alone, which may take less; None settles the plan;
-    * `least`: a lower bound in bytes of the settled memory of the plan at an index;
-    * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose settled memory
-      fits into `limit`, among those that the added-up memory hides from the frontier, or None.
-      `share` is the smallest ratio of settled to added-up memory seen so far;
-    * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only shows
-      them.
+    * `settle`: returns a plan with simulated time and memory; None if plans are settled already;
+    * `compare`: computes only these two figures, which may be faster; None uses `settle`;
+    * `least`: a lower bound in bytes of the simulated memory of the plan at an index;
+    * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
+      memory fits into `limit`, among those that are dominated in additive memory only, or None.
+      `share` is the smallest ratio of simulated to additive memory seen so far;
+    * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
+      shows them.
     """
 
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
@@ -40,7 +41,7 @@ class SearchedFrontier(Frontier):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the memory of plans is settled already."""
+        """Whether the time and memory of the plans are simulated already."""
         return self.settle is None
 
     def settled(self, plan: Plan) -> Plan:
@@ -65,11 +66,11 @@ class SearchedFrontier(Frontier):
         Simulation takes a quarter of a second to a second for a plan of a large model.
 
         Args:
-            most: plans to simulate at most; of a longer frontier they are taken evenly, with both
-                ends.
+            most: the largest number of plans to simulate; of a longer frontier, evenly spaced plans
+                with both ends.
 
         Returns:
-            Those plans that none of the others beats, and the baselines.
+            The plans that no other of them dominates, and the baselines.
         """
         if self.settle is None:
             return self
@@ -101,14 +102,14 @@ class SearchedFrontier(Frontier):
         return self._shown(self._best_of_baselines(found, seconds, limit))
 
     def _fastest_of_all(self) -> Plan:
-        """The fastest plan, whatever memory it needs."""
+        """The fastest plan, without a memory limit."""
         found = self.compared(self.plans[0])
         best = self._shown(self._best_of_baselines(found, self.costs[0][0], None))
         assert best is not None
         return best
 
     def _shown(self, plan: Plan | None) -> Plan | None:
-        """The compared plan, settled."""
+        """The settled plan of a compared one; None stays None."""
         return plan if plan is None or self.compare is None else self.settled(plan)
 
     def _best_of_baselines(
@@ -116,8 +117,8 @@ class SearchedFrontier(Frontier):
     ) -> Plan | None:
         """`found`, or a baseline that fits and is faster once both are simulated.
 
-        Additive costs tell near ties apart by what simulation may not confirm. `seconds` are the
-        additive ones of `found`.
+        Simulation may reverse the order of plans whose additive times are nearly equal. `seconds`
+        is the additive time of `found`.
         """
         if found is None or not self.chooses_baselines:
             return found
@@ -131,10 +132,11 @@ class SearchedFrontier(Frontier):
         return found
 
     def _fastest_listed(self, limit: Bytes) -> tuple[int | None, float]:
-        """The fastest of these plans that fits, and the smallest settled share of added-up memory.
+        """The fastest plan that fits, and the least ratio of simulated to additive memory.
 
-        Tries first the smallest of the plans that are about as fast as the fastest; then those that
-        would fit at the smallest share seen so far; and all others only if none of those fits.
+        First tries the plan of least memory among those about as fast as the fastest; then the
+        plans that would fit at the smallest ratio seen so far; the others only if none of those
+        fits.
         """
         mosts = [most for _, most in self.costs]
         left = [i for i, m in enumerate(mosts) if min(m, self._min_bytes(i)) <= limit]

@@ -1,8 +1,8 @@
 """Refines the time of finished plans by simulating their step programs.
 
-Tables add up, and so they know neither buckets nor what runs beside operators. The program of a
-plan's first rank, whose tiles are the largest, is played on streams and links; of a pipeline those
-of the first ranks of all groups.
+The tables are additive, so they model neither buckets nor overlap of communication with
+computation. The program of the first rank, whose tiles are the largest, is simulated on streams and
+links; for a pipeline, those of the first ranks of all groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TimeRefinement:
     def refined(self, plan: Plan, lowering: PlanLowering) -> Plan:
         """`plan`, lowered by `lowering`, with the time of its step program, and its timeline.
 
-        Asynchronous pipelines have no step program, and keep the time that they have.
+        Asynchronous pipelines have no step program and keep their time.
         """
         if plan.timeline is not None or plan.is_asynchronous:
             return plan

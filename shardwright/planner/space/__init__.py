@@ -1,1 +1,1 @@
-"""The search problem of one mesh: what every operator and parameter may do."""
+"""Builds the search problem of one mesh: the choices of every operator and parameter."""

@@ -32,15 +32,15 @@ class Reading:
 class Storage:
     """The ways to store a parameter: choice k has layout `codes[k]`, (K,).
 
-    Copies of it in other layouts are kept for the backward pass, or dropped
-    and made again there where `regathered[k]`, (K,).
+    Copies in other layouts are kept for the backward pass, or, where `regathered[k]`, (K,), freed
+    after the forward pass and made again.
     """
 
     codes: Ints
     regathered: Bools
 
     def find(self, code: int, *, regathered: bool) -> int:
-        """The choice with this layout, `regathered` if that is a choice of its own."""
+        """The choice with this layout; with `regathered`, the regathering one if there is one."""
         here = np.flatnonzero(self.codes == code)
         return int(here[-1] if regathered else here[0])
 
@@ -51,11 +51,11 @@ class Skeleton:
 
     Attributes:
         leaders: the operators that lead a cluster; None derives them from the model.
-        forced_leaders: operators that also lead where `leaders` is None.
-        shared: by value, the readers of each reading; None derives them from the model.
-        kept: operators inside of segments that run once, and keep their results.
-        ends_again: whether an operator at the end of a segment runs again where it saves values
-            that the segment makes.
+        forced_leaders: operators that must lead if `leaders` is None.
+        shared: for each value, the readers of each reading; None derives them from the model.
+        kept: operators inside of recomputed segments that run once and keep their results.
+        ends_again: whether an operator at the end of a segment is recomputed if it saves values
+            that the segment produces.
     """
 
     leaders: frozenset[str] | None = None
@@ -134,7 +134,7 @@ class Assembly:
             node = self.clusters.op_nodes[op.name].node
             if node is not None and node in self.segment_of:
                 groups.setdefault(self.segment_of[node], set()).add(op.name)
-        given = dict.fromkeys(groups, frozenset[str]())  # to those that run once what they save
+        given = dict.fromkeys(groups, frozenset[str]())  # what operators that run once save
         for name, segment in self.kept_in.items():
             given[segment] = given.get(segment, frozenset()) | {name}
         return {
@@ -162,7 +162,7 @@ class Assembly:
         return Problem(tuple(nodes), tuple(edges))
 
     def _movable(self) -> dict[int, int]:
-        """The clusters that are recomputed with their segment: all but those at its end.
+        """For each recomputable cluster its segment; clusters at the end of a segment have none.
 
         A value that only later segments read is computed once: no recomputed operator needs it.
         """
@@ -193,7 +193,7 @@ class Assembly:
         return found
 
     def _saves_inside(self, ops: Sequence[Op], segment: int) -> bool:
-        """Whether operators save what a segment makes, or more than what they read."""
+        """Whether operators save values that a segment produces, or tensors beside operands."""
         made = self.model.graph.producer
         saved = [name for op in ops for name in op.saves if name in made]
         own = {name for op in ops for name in op.outputs}

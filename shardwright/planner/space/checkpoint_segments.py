@@ -19,13 +19,14 @@ from shardwright.planner.space.repeats import Repeat
 from shardwright.solve.elimination.problem import Ints
 
 _SEGMENTS = 8  # outside of repeats
-_LEAST_PART = 0.1  # segments that save less than this part of the largest are dropped
+_LEAST_PART = 0.1  # segments that save less than this fraction of the largest are dropped
 
 
 def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
-    """Pieces, as operator numbers, in order. `repeats` are of `graph`.
+    """The checkpoint segments of `graph` as ranges of operator indices, in order.
 
-    The last operators are no segment: their backward pass begins as soon as they have run.
+    `repeats` are the repeats of `graph`. The last operators are in no segment, because their
+    backward pass begins as soon as they have run.
     """
     saved = _saved(graph)
     crossing = _crossing(graph)
@@ -45,9 +46,10 @@ def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range,
 
 
 def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
-    """The segments of the `whole` graph that the `short` graph has, in its numbering.
+    """The segments of the `whole` graph that the `short` graph contains, by its indices.
 
-    The short graph drops copies of repeats as a whole, so it has all of a segment or nothing of it.
+    The short graph omits whole copies of repeats, so it contains a segment completely or not at
+    all.
     """
     at = {op.name: i for i, op in enumerate(short.ops)}
     starts = ((at.get(whole.ops[segment.start].name), len(segment)) for segment in segments)
@@ -84,7 +86,7 @@ def _saved(graph: Graph) -> Ints:
 
 
 def _crossing(graph: Graph) -> Ints:
-    """For each operator, the activations with a gradient that cross from before it to after."""
+    """For each cut before an operator, the number of activations with a gradient that cross it."""
     change = np.zeros(len(graph.ops) + 1, np.int64)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     for i, op in enumerate(graph.ops):

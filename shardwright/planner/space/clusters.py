@@ -1,15 +1,13 @@
-"""Clusters operators that have no choice of their own with the operator that decides them.
+"""Groups operators into clusters, each decided by the choice of one operator, its leader.
 
-An operator follows a cluster if all its activations come from that cluster and
-for every choice of the cluster some tiling reads them without redistribution:
-views, pointwise operators after an operator without partial sums, the two
-halves of a rotary embedding. The other operators lead a cluster each. The space
-has no redistribution in front of a follower; it has the same one after it. No
-cluster reaches from one segment that may be recomputed into another.
+An operator follows a cluster if all its activations come from that cluster and, for every choice of
+the cluster, one of its tilings reads them without redistribution. Followers are views, pointwise
+operators after an operator without partial sums, the two halves of a rotary embedding. Each other
+operator leads a cluster of its own. In this space a value is never redistributed before a follower,
+but it may be after it. A cluster does not extend over several segments that may be recomputed.
 
-Operators that depend on constants alone (positions, causal masks, rotary
-angles) are computed whole on every device: they are small, and a device reads a
-slice of the result.
+Operators that depend only on constants (positions, causal masks, rotary angles) are computed whole
+on every device: they are small, and a device reads a slice of the result.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ class OpNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutChoices:
-    """The layouts of a value under the choices of its node; replicated where it has none."""
+    """The layouts of a value under the choices of its node; replicated if it has no node."""
 
     node: int | None
     codes: Ints
 
 
 def constant_values(graph: Graph) -> set[str]:
-    """Names of the values that depend on constants alone."""
+    """Names of the values that depend only on constants."""
     found = {leaf.name for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER)}
     for op in graph.ops:
         if all(name in found for name in op.operands):
@@ -151,7 +149,7 @@ class Clusters:
         return self._arrays[numbers]
 
     def _follow(self, op: Op) -> tuple[int, Ints] | None:
-        """The one cluster that `op` can follow, and its option under each choice of it."""
+        """The cluster that `op` can follow, and its option under each choice of that cluster."""
         sources = [self.written.get(name) for name in op.operands]
         if any(source is None for source in sources):
             return None  # reads a parameter
@@ -192,7 +190,7 @@ class Clusters:
         return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
 
     def _pay(self, op: Op, op_node: OpNode, part: _Sum, recomputed: frozenset[str]) -> None:
-        """Add the cost of an operator, of slices of replicated operands, and of copies it keeps."""
+        """Add to `part` the cost of an operator, of slicing its operands and of copies it keeps."""
         model, again = self.model, op.name in recomputed
         table = model.operator(op, recomputed)
         part.add(table.seconds, table.bytes, op_node.options)
@@ -200,7 +198,7 @@ class Clusters:
             source = self.written.get(name)
             if source is None or (op_node.leads and source.node is not None):
                 continue
-            if source.node is not None:  # read in its own layout, but it may be kept
+            if source.node is not None:  # it moves nothing, but its memory may be kept
                 memory = model.kept_in_place(name, op, source.codes)
                 if memory is not None and not again:
                     part.add(np.zeros(len(memory)), memory, slice(None), of=memory.tobytes())
@@ -224,7 +222,7 @@ class _Sum:
     alive: list[object] = field(default_factory=list)  # objects whose ids are in keys
 
     def add(self, seconds: Floats, memory: Ints, at: Ints | slice, of: object = None) -> None:
-        """Entries `at` of a table; `of` identifies it, else the array of seconds does."""
+        """Add entries `at` of a table, identified by `of`, or by its array of seconds."""
         key = of if isinstance(of, bytes) else id(seconds if of is None else of)
         where = None if isinstance(at, slice) else id(at)
         self.alive += [of, seconds, at]

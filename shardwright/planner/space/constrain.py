@@ -1,9 +1,9 @@
-"""Applies the user's constraints to one graph: the remaining choices of operators and parameters.
+"""Applies the user's constraints to a graph: restricts the choices of operators and parameters.
 
-A pin binds the operators that it applies to: in an attention, `tp:heads` binds the operators that
-have heads and leaves the others free. Choices that are ruled out are not in the space, so the lower
-bound holds under the constraints, and the space gets smaller. Operators on constants alone are
-computed whole on every device, and constraints on their modules do not bind them.
+A pin restricts only the operators that have the dimension it names: in an attention module,
+`tp:heads` restricts the operators with heads and leaves the others free. Excluded choices are not
+in the space, so the space is smaller and the lower bound holds under the constraints. Operators
+that depend only on constants are computed whole on every device and are not restricted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _WHOLE = 0  # the choice without a split, and the digit of Replicate
 class Marks:
     """Maps operators and parameters of a graph, by name, to the `statements` that match them.
 
-    Axes with the name of a role do what it says on `meshes`, which constraints name, and on all
-    where a constraint caps a role (`caps_roles`).
+    On `meshes`, those that constraints name, an axis named by a role may only be used in that role;
+    with `caps_roles` (a constraint caps the size of a role) this holds on all meshes.
     """
 
     statements: tuple[tuple[Pin | Forbid, Along], ...]
@@ -61,13 +61,13 @@ class Marks:
     caps_roles: bool = False
 
     def binds_roles(self, mesh: Mesh) -> bool:
-        """Whether operators on a mesh, perhaps of one group of a pipeline, keep to its roles."""
+        """Whether the axis names of `mesh`, perhaps of a pipeline group, restrict operators."""
         named = self.caps_roles or mesh in {*self.meshes, *map(stage_mesh, self.meshes)}
         return mesh.size > 1 and named and any(name in ROLES for name in mesh.names)
 
     @classmethod
     def on(cls, graph: Graph, constraints: Sequence[Constraint]) -> Marks:
-        """Match every glob; raises `ConstraintError` for one that matches nothing."""
+        """Match every glob; raises `ConstraintError` if one matches nothing."""
         constant = constant_values(graph)
         modules: dict[str, list[str]] = {}
         for op in graph.ops:
@@ -108,11 +108,11 @@ NO_MARKS = Marks((), {})
 
 @final
 class Limits:
-    """The choices that `marks` leave of an analysed graph, mesh by mesh.
+    """The choices that the constraints in `marks` permit in an analysed graph, for any mesh.
 
     Raises:
-        ConstraintError: a word that none of the matched operators knows, or a placement that none
-            of the matched parameters has.
+        ConstraintError: none of the matched operators has the named dimension, or none of the
+            matched parameters can have the placement.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Limits:
     def _restrict(
         self, left: list[set[int]], number: int, found: frozenset[int], mesh: Mesh
     ) -> None:
-        """Restrict `left` by one statement, whose words mean `found`, along the axes it names."""
+        """Apply a statement to `left` along its axes: keep or remove the choices `found`."""
         constraint, along = self._marks.statements[number]
         axes = [
             i
@@ -309,7 +309,7 @@ class Limits:
 
 
 def hits(along: Along, rule: Rule, names: Mapping[int, str]) -> frozenset[int]:
-    """Indices into `rule.choices()` of the choices that a word of `along` means."""
+    """Indices into `rule.choices()` of the choices that `along` names."""
     return frozenset(
         number
         for number, choice in enumerate(rule.choices())
@@ -318,7 +318,7 @@ def hits(along: Along, rule: Rule, names: Mapping[int, str]) -> frozenset[int]:
 
 
 def exists(placement: Placement, atoms_per_dim: Sequence[int]) -> bool:
-    """Whether a tensor with these numbers of atoms can have `placement` along an axis.
+    """Whether a tensor with so many atoms per dimension can have `placement` along an axis.
 
     >>> exists(Shard(1, 2), (1, 3)), exists(Shard(2), (1, 3))
     (True, False)

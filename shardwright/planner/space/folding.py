@@ -1,6 +1,6 @@
-"""Maps repeats of a graph to its search problem, which is then folded.
+"""Folds the search problem of a graph along the graph's repeats.
 
-It knows nodes, edges and the operators to which nodes belong, and no costs.
+It uses only nodes, edges and the operators to which nodes belong, not costs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def fold(
     repeats: Sequence[Repeat],
     skipped: Sequence[int],
 ) -> Folded | None:
-    """`problem` with the second copy of each of `repeats` taken `1 + skipped` times.
+    """`problem` in which the second copy of each of `repeats` counts `1 + skipped` times.
 
-    `owners` are the operators to which each node belongs. Returns None where a repeat has more than
-    one entry or exit node, or where the two differ.
+    `owners` are the operators to which each node belongs. Returns None if a repeat has several
+    entry or exit nodes, or if these two differ.
     """
     runs = []
     for repeat, left_out in zip(repeats, skipped, strict=True):

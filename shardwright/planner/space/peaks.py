@@ -1,8 +1,8 @@
-"""Transient memory of plans: workspaces, and segments while they are recomputed.
+"""Transient memory of plans: operator workspaces, and activations of recomputed segments.
 
-They are maxima over a plan, not sums, so the search does not see them; they are added to the
-points that it finds. During its backward pass a recomputed segment also holds the bytes that it
-would otherwise have kept.
+Transient memory is a maximum over a plan, not a sum, so the search does not optimise it; it is
+added to the points found. During its backward pass a recomputed segment holds the activations that
+it would otherwise have kept since the forward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.solve.elimination.problem import Floats, Ints, Node, Problem
 
 @final
 class Peaks:
-    """Bytes on top of the sum, for whole assignments of `space`."""
+    """Computes transient bytes, which add to the summed bytes, of whole assignments of `space`."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -40,13 +40,13 @@ class Peaks:
         return max(int(workspace.min()) for workspace in self.space.workspaces)
 
     def of_one_choice(self, choice: tuple[int, ...]) -> int:
-        """Bytes that the largest single choice of a whole assignment needs on top of the sum."""
+        """Transient bytes of the choice that needs most in a whole assignment."""
         return int(np.concatenate(self._alone)[self.first + np.array(choice)].max())
 
     def below(self, most: int) -> Space | None:
-        """The space without choices that alone need `most` bytes or more on top of the sum.
+        """The space without the choices that alone need `most` transient bytes or more.
 
-        Choices keep their numbers. None if a node has no choice left.
+        Choices keep their indices. Returns None if a node has no choice left.
         """
         known: dict[tuple[int, int], Floats] = {}  # nodes with equal tables still share them
         nodes = []
@@ -63,8 +63,8 @@ class Peaks:
 
     @cached_property
     def _alone(self) -> tuple[Ints, ...]:
-        """Bytes that each choice of a node needs on top of the sum: its workspace, and what it
-        would keep where it is recomputed.
+        """Transient bytes of each choice of each node: its workspace, or the activations that it
+        would keep if it were not recomputed.
         """
         nodes, sizes = self.space.problem.nodes, list(self.space.workspaces)
         for node, twin in self.space.recompute_choice.twins.items():
@@ -75,7 +75,7 @@ class Peaks:
 
     @cached_property
     def _recomputable(self) -> tuple[Ints, Ints, Ints]:
-        """Whole nodes that have a twin, those twins, and the switch of each."""
+        """Nodes of whole assignments that have a twin, their twins, and their switches."""
         both, segment_of = self.space.recompute_choice, self.space.segment_of
         triples = [
             (node, twin, both.switches[segment_of[node]]) for node, twin in both.twins.items()

@@ -1,4 +1,4 @@
-"""Finds repeated layers of a graph; a shortened graph is searched instead.
+"""Finds repeated layers of a graph, and shortens the graph to be searched.
 
 Paper: TAPAS (arXiv 2302.00247), folding of repeated substructures.
 Deviation: copies need not have equal plans. The short graph has the first, the second and the last
@@ -7,8 +7,8 @@ chooses for each of them separately (`solve/folding/folded.py`).
 Complexity: O(operators) for each candidate period.
 Oracle: the same search on the whole graph.
 
-Constraints on some copies split a run of repeats at these copies. They do not move the borders of
-copies, so that the segments that may be recomputed do not depend on constraints.
+A constraint on some copies splits a run of repeats at these copies. It does not move the boundaries
+of copies, so that checkpoint segments do not depend on constraints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref
 _GRAM = 6  # operators that must repeat for a distance to be tried as a period
 _PERIODS_TRIED = 6
 _LEAST_COPIES = 5  # three of them stay in the short graph
-# Random operators, whose last argument is the index of their draw in the graph.
+# Random operators, whose last argument is the number of the operator among all random ones.
 _NUMBERED = ("shardwright.dropout.default", "shardwright.uniform.default")
 
 
@@ -68,9 +68,9 @@ class ShortGraph:
 
 
 def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGraph:
-    """Leave out all but the first, second and last copy of every repeat of `graph`.
+    """Keep only the first, second and last copy of every repeat of `graph`.
 
-    Operators and parameters with different `marks`, by name, do not repeat each other.
+    Copies whose operators or parameters have different `marks`, by name, are not equal.
     """
     whole = tuple(find_repeats(graph))
     repeats = tuple(_equally_marked(graph, whole, marks)) if marks else whole
@@ -95,7 +95,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
 
 
 def grouped(graph: Graph, together: int) -> dict[str, object]:
-    """Marks that join so many copies of each repeat into one; what is left over does not repeat."""
+    """Marks that make `together` copies of each repeat one copy; the remainder does not repeat."""
     marks: dict[str, object] = {}
     for repeat in find_repeats(graph):
         full = repeat.count - repeat.count % together
@@ -106,7 +106,7 @@ def grouped(graph: Graph, together: int) -> dict[str, object]:
 
 
 def divides(segments: Sequence[range], short: ShortGraph) -> bool:
-    """Whether no segment of the whole graph lies in several copies of what `short` repeats."""
+    """Whether every segment of the whole graph is within one copy of a repeat of `short`."""
     borders: set[int] = set()
     shift = 0
     for repeat, skipped in zip(short.repeats, short.skipped, strict=True):
@@ -119,9 +119,10 @@ def divides(segments: Sequence[range], short: ShortGraph) -> bool:
 
 
 def without_copies(graph: Graph, gaps: Sequence[tuple[Repeat, int, int]]) -> Graph:
-    """`graph` without copies `first` to `last` of repeats; the one behind reads the one before.
+    """`graph` without copies `first` to `last` of repeats.
 
-    Gaps are (repeat, first, last), in order.
+    The copy after a gap reads the results of the copy before it. Gaps are (repeat, first, last), in
+    order.
     """
     stands_for: dict[str, str] = {}
     dropped: set[int] = set()
@@ -134,7 +135,7 @@ def without_copies(graph: Graph, gaps: Sequence[tuple[Repeat, int, int]]) -> Gra
 
 
 def _without(graph: Graph, dropped: set[int], stands_for: dict[str, str]) -> Graph:
-    """`graph` without operators `dropped`; what reads them reads what they are given as."""
+    """`graph` without operators `dropped`; their readers read the `stands_for` of the results."""
     return replace(
         graph,
         leaves=tuple(leaf for leaf in graph.leaves if leaf.name not in stands_for),
@@ -149,7 +150,7 @@ def _without(graph: Graph, dropped: set[int], stands_for: dict[str, str]) -> Gra
 
 
 def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
-    """The names of `op`, its results and its own leaves, each with that of `like`."""
+    """The names of `op`, of its results and own leaves, each with its counterpart of `like`."""
     yield op.name, like.name
     yield from zip(op.outputs, like.outputs, strict=True)
     for name, other in zip(op.operands, like.operands, strict=True):
@@ -160,9 +161,9 @@ def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
 def _equally_marked(
     graph: Graph, repeats: Sequence[Repeat], marks: Mapping[str, object]
 ) -> Iterator[Repeat]:
-    """The parts of `repeats` whose copies have the same marks, in order.
+    """The parts of `repeats` whose copies have equal marks, in order.
 
-    A copy of a part is one or several copies of a repeat: where marks alternate, pairs repeat.
+    A copy in a part is one or more copies of the repeat: if marks alternate, pairs repeat.
     """
     for repeat in repeats:
         numbers: dict[object, int] = {}
@@ -195,7 +196,7 @@ def _marks_of(graph: Graph, copy: range, marks: Mapping[str, object]) -> tuple[o
 
 
 def _runs(mark_ids: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Runs of enough equal groups of numbers: (numbers covered, minus the width, start)."""
+    """Runs of enough equal groups of copies, as (copies covered, -copies per group, start)."""
     for width in range(1, (end - begin) // _LEAST_COPIES + 1):
         for low, high in _stretches(mark_ids[begin : end - width] == mark_ids[begin + width : end]):
             count = (high - low) // width + 1
@@ -210,7 +211,7 @@ def _stretches(true: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def find_repeats(graph: Graph) -> Iterator[Repeat]:
-    """Runs of at least five equal stretches, in order; where several are possible, the longest."""
+    """Runs of at least five equal stretches of operators, in order; the longest if they overlap."""
     kinds = _kinds(graph)
     numbers = _Numbers(graph)
     pending = [(0, len(kinds))]

@@ -1,10 +1,9 @@
 """Leaders, followers and shared readings of a space, computed without regard to constraints.
 
-Which operators follow others, and which share a reading, depends on their allowed choices. If it
-were computed under constraints, fewer choices could give more decisions: an operator that can no
-longer follow becomes a leader, and a value may be redistributed in front of it. So the structure is
-computed from all choices, and constraints only remove some. Then constrained plans are a subset of
-all plans.
+Which operators follow others, and which share a reading, depends on their allowed choices. Computed
+under constraints, fewer choices could permit more plans: an operator that can no longer follow
+becomes a leader, and a value may then be redistributed before it. So the structure is computed from
+all choices, and constraints only remove choices: constrained plans are a subset of all plans.
 
 A cluster whose members have no common choice under the constraints is split.
 """
@@ -28,7 +27,7 @@ def constrained(
 ) -> tuple[CostModel, Skeleton]:
     """The cost model `wanted`, restricted to choices of unconstrained clusters, and the structure.
 
-    The choices of the operators that are `marked` are constrained.
+    `marked` are the operators whose choices are constrained.
     """
     free = wanted.with_allowed(Allowed())
     forced_leaders: frozenset[str] = frozenset()

@@ -1,16 +1,14 @@
 """The search space of plans on one mesh: the options of every operator and parameter.
 
-A node is a cluster of operators (`clusters.py`) with the options of its leader,
-or a parameter with its possible storage layouts. An edge is a value that one
-node writes and the other reads. Operators of one kind that read the same value,
-such as the three projections of an attention, read it through a node of its
-own, a reading: they agree on a layout, to which the value is redistributed
-once. Sharded storage (ZeRO, FSDP) needs no special case: a parameter stored as
-Shard and read as Replicate pays for the all-gather on the edge, and its
-gradient for the reduce-scatter. The gathered copy is kept until the backward
-pass, or gathered again there.
-Pieces of the graph (`segments.py`) keep what autograd saves, or are recomputed:
-their nodes are there twice (`recompute_choice.py`).
+A node is a cluster of operators (`clusters.py`) with the options of its leader, or a parameter with
+its possible storage layouts. An edge is a value that one node writes and the other reads. Operators
+of one kind that read the same value, such as the three projections of an attention, share a third
+kind of node, a reading: its choice is the one layout to which the value is redistributed for all of
+them. Sharded storage (ZeRO, FSDP) needs no special case: the edge of a parameter that is stored as
+Shard and read as Replicate has the cost of the all-gather, and of the reduce-scatter of the
+gradient. The gathered copy is kept until the backward pass, or gathered again there.
+Checkpoint segments (`checkpoint_segments.py`) keep what autograd saves or are recomputed; each of
+their nodes exists twice, once for either case (`solve/elimination/recompute_choice.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from shardwright.solve.elimination.recompute_choice import RecomputeChoice, with
 from shardwright.solve.elimination.solver import Solver, make_solver
 from shardwright.solve.folding.folded import Folded
 
-_MOST_TABLE = 500_000  # entries at one weight, beyond which nodes are pinned
+_MOST_TABLE = 500_000  # nodes are pinned if tables have more entries per weight
 
 
 class TooWideError(Exception):
@@ -48,9 +46,9 @@ class TooWideError(Exception):
 class Space:
     """A problem and the meaning of its choices.
 
-    Nodes are clusters, then readings, then parameters, then the twins and switches of segments that
-    may be recomputed. `op_nodes` has every operator, `stored[i]` the ways to store parameter i,
-    `kept` the problem without recomputation.
+    Nodes are in this order: clusters, readings, parameters, then the twins and switches of segments
+    that may be recomputed. `op_nodes` maps every operator to its node, `stored[i]` lists the ways
+    to store parameter i, and `kept` is the problem without recomputation.
     """
 
     model: CostModel
@@ -78,7 +76,7 @@ class Space:
 
     @property
     def problem(self) -> Problem:
-        """The problem, each run of repeats once."""
+        """The problem in which each run of repeats occurs once."""
         return self.folded.problem
 
     @property
@@ -92,7 +90,7 @@ class Space:
         return int(op_node.options[k])
 
     def present(self, node: int, choice: Sequence[int]) -> int:
-        """The choice of a node, or of its twin where it is absent."""
+        """The choice of a node, or of its twin if the node is absent."""
         absent = choice[node] == self.kept.nodes[node].num_choices
         return choice[self.recompute_choice.twins[node] if absent else node]
 
@@ -134,8 +132,8 @@ class Space:
     ) -> Assignment:
         """The assignment closest to these choices: leaders decide for their followers.
 
-        `storage` has the choice of every parameter; all segments are recomputed or none. Where the
-        readers of a reading differ, the first one decides.
+        `storage` has the choice of every parameter. `recompute` recomputes all segments. If the
+        readers of a reading differ, the first of them decides.
         """
         choice = [0] * len(self.problem.nodes)
         for name, op_node in self.op_nodes.items():

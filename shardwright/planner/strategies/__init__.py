@@ -1,1 +1,1 @@
-"""Uniform strategies: expanded to tilings and storage, priced as any plan, enumerated."""
+"""Expands uniform strategies to tilings and storage, prices them as plans, and enumerates them."""

@@ -1,8 +1,8 @@
 """Lower bounds on the seconds and bytes of strategies, from one device's step and single messages.
 
-They decide which strategies are priced, never what one costs. A step takes no less than its share
-of one device's step, what its schedule waits, and the largest messages of its axes; a rank holds no
-less than its share of state and saved activations.
+The bounds select the strategies to price and do not affect prices. A step takes at least its share
+of the step of a single device, plus the pipeline bubble, plus the largest messages of its axes. A
+rank holds at least its share of state and saved activations.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shardwright.solve.elimination.problem import Ints
 
 Floats = NDArray[np.float64]
 
-_EVEN = 0.8  # of an even share: what the first stage of a pipeline has at least
-_LEAST = 0.98  # of a bound: tiles of other shapes may be computed a little faster
+_EVEN = 0.8  # the first stage of a pipeline has at least this fraction of an even share
+_LEAST = 0.98  # factor on bounds, because tiles of other shapes may be computed slightly faster
 
 
 @final
 class Bounds:
-    """Bounds of the strategies of one graph on one machine, all `compiled` alike."""
+    """Computes bounds of strategies of one graph on one machine; `compiled` applies to all."""
 
     def __init__(self, expansion: Expansion, compiled: str = COMPILES[0]) -> None:
         self.expansion = expansion
@@ -60,7 +60,7 @@ class Bounds:
         self._buckets = bucket_sizes(graph)
 
     def seconds(self, strategy: Strategy) -> float:
-        """No plan of this strategy takes less."""
+        """A lower bound of the step time of this strategy."""
         groups = self.expansion.machine.devices // strategy.pp
         kept, again = self._times
         part = self._recomputed_part(strategy)
@@ -75,7 +75,7 @@ class Bounds:
         )
 
     def bytes(self, strategy: Strategy) -> int:
-        """No rank of this strategy holds less, on the worst rank."""
+        """A lower bound of the peak memory of this strategy on the rank that needs most."""
         state, kept, again = self._memory_parts
         model = strategy.tp * strategy.pp * strategy.ep
         shards = strategy.dp_shard * strategy.cp if strategy.zero >= 1 else 1
@@ -121,14 +121,14 @@ class Bounds:
 
     @cached_property
     def _crossing(self) -> int:
-        """Bytes that the least cut between two layers hands on, of the whole batch."""
+        """Bytes of the values, for the whole batch, that cross the smallest cut between layers."""
         graph, cuts = self.expansion.graph, self.expansion.sources.cuts
         starts = [layer.start for layer in self.expansion.layers[1:]]
         found = (sum(graph.tensor[n].bytes for n in cuts.crossing(place)) for place in starts)
         return min(found, default=0)
 
     def _recomputed_part(self, strategy: Strategy) -> float:
-        """The part of the layers that is recomputed; of parts of layers nothing is assumed."""
+        """The fraction of layers that is recomputed; 0 if only parts of layers are."""
         layers = self.expansion.layers
         if not layers or strategy.recompute.kind not in ("full", "every"):
             return 0.0
@@ -165,9 +165,9 @@ class Bounds:
         return found
 
     def _seconds(self, kind: Collective, link: Link, sizes: Floats) -> float:
-        """Seconds of messages that have these bytes where they are whole, together in buckets.
+        """Seconds of bucketed messages of these bytes (of the whole tensors).
 
-        Each pays the part of a bucket's launch that it fills.
+        Each message pays for a launch in proportion to the part of a bucket that it fills.
         """
         price = step_price(kind, link, self.expansion.machine)
         bucket = self._buckets.gathers if kind is Collective.ALL_GATHER else self._buckets.sums
@@ -181,7 +181,7 @@ class Bounds:
         return float(price.fixed * launches + moved)
 
     def _row_parallel(self, degree: int) -> int:
-        """Bytes of the results of contractions over inner features, which tp sums."""
+        """Bytes of the results of contractions over inner features, which `tp` reduces."""
         if degree not in self._sums:
             graph, rules = self.expansion.graph, self.expansion.sources.analysis.rules
             inner, total = self.expansion.dimensions.splits(degree), 0

@@ -23,12 +23,12 @@ class ModelDimensions:
     """Atoms of each dimension that a strategy splits, and the sizes of all atoms.
 
     Attributes:
-        batch: of the leading dimension of inputs.
-        sequence: of the second dimension of inputs of tokens.
-        heads: of attention, queries and keys.
-        inner: that tensor parallelism splits, one for each weight matrix.
-        experts: of mixtures, the owners of routed rows.
-        sizes: by atom.
+        batch: atoms of the leading dimension of inputs.
+        sequence: atoms of the second dimension of inputs of tokens.
+        heads: atoms of attention heads, of queries and of keys.
+        inner: atoms that tensor parallelism splits, one for each weight matrix.
+        experts: atoms of the experts of mixture-of-experts layers.
+        sizes: the size of each atom.
     """
 
     batch: frozenset[int]
@@ -65,7 +65,7 @@ class ModelDimensions:
         return frozenset(atom for atom in self.inner if self.sizes[atom] % degree == 0)
 
     def limits(self, graph: Graph, analysis: Analysis, layers: int) -> ModelLimits:
-        """Sizes that limit degrees. The whole model has `layers`; `graph` may be shortened."""
+        """The sizes that limit degrees; `graph` may be shortened, `layers` is the full number."""
         attention = [_query_heads(op, graph, analysis) for op in attention_ops(graph, analysis)]
         heads = [math.prod(self.sizes[atom] for atom in atoms) for atoms in attention if atoms]
         split = [self.sizes[a] for atoms in attention for a in atoms if a in self.inner]
@@ -81,7 +81,7 @@ class ModelDimensions:
 
 
 def attention_ops(graph: Graph, analysis: Analysis) -> Sequence[Op]:
-    """Operators that compute attention whole."""
+    """The operators that compute an entire attention (fused or scaled dot product attention)."""
     return [op for op in graph.ops if is_attention(op, analysis.rules[op.name])]
 
 
@@ -122,7 +122,7 @@ def _heads(graph: Graph, analysis: Analysis) -> frozenset[int]:
 def _inner(
     graph: Graph, analysis: Analysis, batch: frozenset[int], experts: frozenset[int]
 ) -> frozenset[int]:
-    """Of each weight matrix the first atom that every operator can split.
+    """The first atom of each weight matrix that all its operators can split.
 
     The residual stream, which is the atom that most weights have, stays whole.
     """

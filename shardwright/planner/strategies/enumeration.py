@@ -1,11 +1,11 @@
 """All sensible uniform strategies of a model on a machine.
 
-Degrees divide the devices, and what they split; tensor parallelism stays on the innermost links.
-What is left out: GPipe, which 1F1B beats in memory; ZeRO-2, which is the same as ZeRO-3 that keeps
-gathered parameters; context parallelism of short sequences, unless data parallelism has more ranks
-than the batch has samples; tensor parallelism inside of experts that are split; more pipeline
-groups than micro-batches. Pipelines run 1F1B here; other schedules are tried on the best of them
-(`rescheduled`).
+Degrees divide the number of devices and the sizes that they split; tensor parallelism stays on the
+innermost links. Omitted are: GPipe, which needs more memory than 1F1B; ZeRO-2, which equals ZeRO-3
+that keeps gathered parameters; context parallelism of short sequences, unless data parallelism has
+more ranks than the batch has samples; tensor parallelism inside of experts that are split; more
+pipeline groups than micro-batches. Pipelines use 1F1B; other schedules are tried on the best of
+them (`rescheduled`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardwright.machine.model import Machine
 from shardwright.planner.strategies.roles import nests
 
 LEVELS = (NONE, Recompute("every", 2), FULL)
-_LONG = 32_768  # tokens of a sequence from which on `cp` is tried
+_LONG = 32_768  # `cp` is tried for sequences of at least this many tokens
 _MOST_STAGES = 64
-_ROUNDS = 16  # micro-batches for each pipeline group, at most
+_ROUNDS = 16  # the most micro-batches per pipeline group
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Limited:
     """The limits of an enumeration.
 
     Attributes:
-        model: what of the model limits degrees.
-        tp: degrees of tensor parallelism that split weights evenly.
-        widest_tp: the largest of them that is tried.
+        model: the sizes of the model that limit degrees.
+        tp: the degrees of tensor parallelism that split weights evenly.
+        widest_tp: the largest degree of tensor parallelism that is tried.
         pipelines: whether the model can be cut into stages.
-        micro_batches: numbers that the model's batch can be taken in.
+        micro_batches: the numbers of micro-batches that the graph supports.
     """
 
     model: ModelLimits
@@ -54,7 +54,7 @@ def strategies_on(machine: Machine, limited: Limited) -> Iterator[Strategy]:
 
 
 def _degrees(machine: Machine, limited: Limited) -> Iterator[Strategy]:
-    """Degrees of all axes, in one micro-batch."""
+    """All combinations of degrees, each with one micro-batch."""
     model, devices = limited.model, machine.devices
     batch = model.batch or 1
     stages = min(model.layers or 1, _MOST_STAGES) if limited.pipelines else 1
@@ -75,7 +75,7 @@ def _degrees(machine: Machine, limited: Limited) -> Iterator[Strategy]:
 
 
 def _experts(dense: Strategy, model: ModelLimits) -> Iterator[Strategy]:
-    """Experts whole, or each on one rank of the innermost ones; their features are not split."""
+    """Replicated experts, or expert parallelism over the innermost ranks without expert tp."""
     yield dense
     ranks = dense.dp_shard * dense.cp * dense.tp
     for ep in divisors(model.experts or 1)[1:]:
@@ -89,7 +89,7 @@ def _splits_sequence(cp: int, model: ModelLimits) -> bool:
 
 
 def _schedules(degrees: Strategy, limited: Limited) -> Iterator[Strategy]:
-    """Numbers of micro-batches; pipelines run 1F1B."""
+    """All numbers of micro-batches for these degrees; pipelines use 1F1B."""
     left = (limited.model.batch or 1) // (degrees.dp_replicate * degrees.dp_shard)
     counts = [n for n in limited.micro_batches if left % n == 0]
     if degrees.pp == 1:
@@ -100,7 +100,7 @@ def _schedules(degrees: Strategy, limited: Limited) -> Iterator[Strategy]:
 
 
 def rescheduled(strategy: Strategy, layers: int) -> Iterator[Strategy]:
-    """A pipeline under other schedules, which give a group several stages or split backward."""
+    """The same pipeline under schedules with several stages per group or split backward passes."""
     for name, schedule in SCHEDULES.items():
         if schedule.asynchronous or strategy.pp == 1 or name in ("GPipe", "1F1B"):
             continue
@@ -111,7 +111,7 @@ def rescheduled(strategy: Strategy, layers: int) -> Iterator[Strategy]:
 
 
 def _storages(strategy: Strategy) -> Iterator[Strategy]:
-    """Ways to store parameters: whole, or sharded and kept, or sharded and gathered again."""
+    """Ways to store parameters: replicated, or sharded with gathered copies kept or regathered."""
     if strategy.dp_shard * strategy.cp == 1:
         yield strategy
         return

@@ -1,4 +1,4 @@
-"""Expands a uniform strategy to a point of the search space, and so to a plan."""
+"""Expands a uniform strategy to a point of the search space, which becomes a plan."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from shardwright.program.lower.stages import needs_one_stage
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.problem import Ints
 
-_EVERYWHERE = ("full", "groups", "children", "modules", "ops")  # in every layer alike
+_EVERYWHERE = ("full", "groups", "children", "modules", "ops")  # kinds that apply to every layer
 
 
 @final
 class Expansion:
     """Expands strategies of one graph on one machine.
 
-    Strategies that differ in recomputation, storage and pipeline schedule alone share a space.
+    Strategies that differ only in recomputation, storage and pipeline schedule share a space.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Expansion:
         return SpaceOfStrategy(self, strategy, (StorageKind.of(strategy),)).candidate(strategy)
 
     def factory(self, together: int) -> SpaceFactory:
-        """Builds spaces in which so many layers together repeat."""
+        """The factory of spaces in which a repeat has `together` layers."""
         if together == 1:
             return self.sources
         if together not in self._factories:
@@ -117,16 +117,16 @@ class Expansion:
         return self._factories[together]
 
     def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
-        """The machine, with what ranks of a group wait for each other in one micro-batch."""
+        """The machine with the straggler time of a group of `devices` in one micro-batch."""
         meetings = devices * micro_batches
         return skewed(self.machine, lambda: self._stretch, meetings, whole=staged)
 
 
 @final
 class SpaceOfStrategy:
-    """The space that a strategy shares with those of other `kinds` of storage and recomputation.
+    """The space that strategies of several `kinds` of storage and any recomputation share.
 
-    They have the same axes, number of micro-batches and pipeline groups.
+    These strategies have equal axes and equal numbers of micro-batches and pipeline groups.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class SpaceOfStrategy:
         return np.array(space.folded.expand(chosen), np.int64)
 
     def _storage(self, kind: StorageKind) -> Iterator[tuple[str, int]]:
-        """Of every parameter the number of its storage."""
+        """For every parameter the index of its storage choice."""
         space = self.writer.space
         for leaf, stored in zip(space.parameters, space.stored, strict=True):
             if len(stored.codes) == 1:

@@ -33,10 +33,10 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 
 Progress = Callable[[str, float], None]
 
-RESOLUTION = 1e-2  # of time: a strategy that can be faster by less is not priced
+RESOLUTION = 1e-2  # strategies whose bound permits a smaller relative gain in time are not priced
 _PLANS = 48
-_LEVELS = 3  # limits of memory, each half of the one before
-_TRIES = 24  # strategies priced for each limit below that of a device
+_LEVELS = 3  # the number of memory limits, each half of the one before
+_TRIES = 24  # the most strategies priced for each limit below the memory of a device
 
 
 @paused()
@@ -50,11 +50,11 @@ def strategies(
     progress: Progress | None = None,
     compiled: str = COMPILES[0],
 ) -> SearchedFrontier:
-    """The plans of uniform strategies that none of them beats in both time and memory.
+    """The Pareto frontier of step time and memory over the plans of uniform strategies.
 
-    A strategy is priced only where its lower bounds leave it more than one per cent of time to win
-    over one that is known and needs no more memory. All are `compiled` as that field of a strategy
-    says. Raises `StrategyError` where there is none.
+    A strategy is priced only if its lower bounds permit a gain of more than one per cent in time
+    over every priced strategy that needs no more memory. `compiled` is the value of that field in
+    all strategies. Raises `StrategyError` if there is no strategy for these devices.
     """
     require_graph(graph)
     start = time.perf_counter()
@@ -94,10 +94,10 @@ def priced(
     limits: Sequence[float] | None = None,
     end: float = math.inf,
 ) -> list[Candidate]:
-    """The strategies that bounds do not rule out, priced, and the best under other schedules.
+    """Price the strategies that bounds do not exclude, and the best ones under other schedules.
 
-    Bounds are about each of these `limits` of bytes; None: the memory of a device, half of it, and
-    so on. After `end`, by the performance counter, no more are priced.
+    The best strategy is searched within each of `limits`, in bytes; None means the memory of a
+    device, half of it, and so on. After the time `end` (of the performance counter), pricing stops.
     """
     if limits is None:
         memory = expansion.machine.device.usable_bytes
@@ -109,11 +109,11 @@ def priced(
 
 
 class _Pricing:
-    """Prices strategies in order of their bounds.
+    """Prices strategies in order of their bounds, within several memory limits.
 
-    Bounds are about limits of memory. A strategy is ruled out where a known one is as fast as its
-    bound within the first limit that it may keep. For a limit below the largest only so many are
-    tried, as it may be out of reach.
+    A strategy is excluded if a priced one is at least as fast as its bound within the first limit
+    that it may fit. For limits below the largest only `_TRIES` strategies are priced, because no
+    strategy may fit them.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _Pricing:
         self._tries = Counter[float]()
 
     def search(self, progress: Progress | None, end: float) -> None:
-        """Price what bounds do not rule out."""
+        """Price the strategies that bounds do not exclude."""
         least = {one: self.bounds.bytes(one) for one in self.every}
         fitting = {one: size for one, size in least.items() if size <= self._most}
         order = sorted(
@@ -168,7 +168,7 @@ class _Pricing:
             self._spaces[key] = SpaceOfStrategy(self.expansion, strategy, kinds)
         try:
             candidate = self._spaces[key].candidate(strategy)
-        except StrategyError:  # no pipeline of so many stages
+        except StrategyError:  # the model has no such number of stages
             return
         self.candidates.append(candidate)
         seconds = candidate.point.time
@@ -193,7 +193,7 @@ def _key(strategy: Strategy) -> _Key:
 def _frontier(
     expansion: Expansion, found: list[Candidate], tracer: OpTracer, start: float
 ) -> SearchedFrontier:
-    """The plans worth showing; they are written when they are looked at."""
+    """The frontier of the priced strategies; plans are built on first use."""
     machine, graph = expansion.machine, expansion.graph
 
     def write(candidate: Candidate) -> Plan:

@@ -1,4 +1,4 @@
-"""Layers of a graph as ranges of operators: what recomputation and stage cuts count."""
+"""Finds the layers of a graph, as ranges of operators, for recomputation and stage cuts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBERED = re.compile(r"(.*?\.)?(\d+)(\.|$)")
 
 
 def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
-    """The layers of `graph` as operator numbers, in order; none where it has none.
+    """The layers of `graph` as ranges of operator indices, in order; empty if it has none.
 
-    They are the copies of its `repeats`, or, in a graph too shallow for these, the modules that are
-    numbered outermost, such as `model.layers.0`.
+    They are the copies of its `repeats`. A graph with too few layers for repeats has as layers its
+    outermost numbered modules, such as `model.layers.0`.
     """
     if repeats:
         return tuple(repeat.copy(i) for repeat in repeats for i in range(repeat.count))
@@ -33,7 +33,7 @@ def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
 
 
 def child_module(path: str) -> str:
-    """The child of a layer that a module's path lies in; "" for a layer itself, and outside.
+    """The child module of a layer that contains a path; "" for a layer itself and outside layers.
 
     >>> child_module("model.layers.0.mlp.up_proj"), child_module("model.layers.0")
     ('model.layers.0.mlp', '')
@@ -45,9 +45,10 @@ def child_module(path: str) -> str:
 
 
 def recomputable(graph: Graph, layers: Sequence[range]) -> tuple[range, ...]:
-    """The layers that may run again: a module that is kept whole may change something of its own.
+    """The layers that may be recomputed.
 
-    A layer that ends the graph is none: its backward pass begins as soon as it has run.
+    Layers with an opaque module are excluded, because it may change state of its own, and so is a
+    layer at the end of the graph, because its backward pass begins as soon as it has run.
     """
     return tuple(
         layer
@@ -59,7 +60,7 @@ def recomputable(graph: Graph, layers: Sequence[range]) -> tuple[range, ...]:
 def recomputed_layers(
     recompute: Recompute, layers: Sequence[range], cuts: Sequence[int] = ()
 ) -> tuple[range, ...]:
-    """The layers that a word of `Recompute` runs again, with the pipeline's `cuts`.
+    """The layers that `recompute` recomputes; `cuts` are those of the pipeline.
 
     `every(n)` counts from the first layer of the model, as torchtitan does: the n-th is the first
     that is recomputed. `first(n)` counts in each stage.
@@ -81,9 +82,9 @@ def recomputed_layers(
 
 
 def cuts_of(stage_cut: Sequence[int], layers: Sequence[range]) -> tuple[int, ...]:
-    """The operators that later stages begin with, where stages have these numbers of layers.
+    """The operators at which the second and later stages begin, given the layers of each stage.
 
-    Raises `StrategyError` where the model has another number of layers, or a stage has none.
+    Raises `StrategyError` if the layers do not add up to those of the model, or a stage has none.
     """
     if sum(stage_cut) != len(layers) or not all(stage_cut):
         raise StrategyError(

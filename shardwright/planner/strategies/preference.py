@@ -10,19 +10,19 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
-NEAR = 1e-2  # a uniform strategy that is slower by no more is handed out: it runs anywhere
-_EQUAL = 5e-4  # a gain that rounds to nothing
-_TRIES = 4  # strategies whose memory is simulated
+NEAR = 1e-2  # a uniform strategy slower by at most this fraction is preferred
+_EQUAL = 5e-4  # relative gains below this count as zero
+_TRIES = 4  # the most strategies whose memory is simulated
 
 
 @dataclass(frozen=True, slots=True)
 class Preferred:
-    """The plan to hand out within a memory limit, and what it was chosen from.
+    """The plan to return within a memory limit, and the plans that it was chosen from.
 
     Attributes:
         plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`.
         fastest: the fastest plan found.
-        uniform: the fastest uniform strategy that was found to fit; None where there is none.
+        uniform: the fastest uniform strategy found that fits; None if there is none.
     """
 
     plan: Plan
@@ -31,7 +31,7 @@ class Preferred:
 
     @property
     def gain(self) -> float | None:
-        """The part of the uniform strategy's time that the fastest plan saves."""
+        """The fraction of the uniform strategy's time that the fastest plan saves; None without."""
         if self.uniform is None:
             return None
         return 1 - self.fastest.step_seconds / self.uniform.step_seconds
@@ -58,7 +58,7 @@ def is_strategy(plan: Plan) -> bool:
 
 
 def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Preferred:
-    """The plan to hand out: a uniform strategy where it is as fast as any within one per cent.
+    """The plan to return: a uniform strategy if it is at most one per cent slower than the fastest.
 
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """

@@ -1,4 +1,4 @@
-"""Prices one strategy: the plan that it is, with its time and memory settled."""
+"""Prices one strategy: expands it to a plan and simulates its time and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.planner.strategies.expansion import Expansion
 
 
 def as_strategy(given: object) -> Strategy:
-    """A strategy, or that of a text; raises `StrategyError` for anything else."""
+    """The given strategy, or the strategy of a text; raises `StrategyError` for anything else."""
     if isinstance(given, Strategy):
         return given
     if isinstance(given, str):
@@ -31,8 +31,8 @@ def price(
 ) -> Plan:
     """The plan of a strategy, with the time and memory of its step program.
 
-    It has no lower bound: nothing else was searched. Raises `StrategyError` for a strategy that
-    does not fit model or machine, or that has no price yet.
+    It has no lower bound, because nothing else is searched. Raises `StrategyError` if the strategy
+    does not fit the model or the machine, or has no price yet.
     """
     require_graph(graph)
     expansion = Expansion(graph, machine, optimizer)

@@ -1,4 +1,4 @@
-"""Reads a plan back as a uniform strategy: the nearest one that its decisions spell."""
+"""Finds the uniform strategy that is nearest to a plan's decisions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
 
 
 def strategy_of(plan: Plan) -> Strategy | None:
-    """The uniform strategy that is nearest to a plan; None where there is none for its devices.
+    """The uniform strategy that is nearest to a plan; None if there is none for its devices.
 
-    Every mesh axis counts with the role that most of its compute time gives it, and layers are
-    recomputed as most of them are. A plan that was priced from a strategy gives that strategy. Of
-    another one, `same_decisions` says whether it is that strategy exactly, once that is priced.
+    Every mesh axis gets the role that most of its compute time has, and the strategy recomputes
+    layers as most of them are. A plan that was priced from a strategy returns that strategy. For
+    any other plan, price the result and compare with `same_decisions` to see if it is exact.
     """
     found = _of_name(plan)
     if found is not None:
@@ -55,7 +55,7 @@ def strategy_of(plan: Plan) -> Strategy | None:
 
 
 def same_decisions(plan: Plan, other: Plan) -> bool:
-    """Whether two plans of one graph decide the same about everything that ranks do."""
+    """Whether two plans of one graph make the same decisions, so that ranks run the same steps."""
     return _decisions(plan) == _decisions(other)
 
 
@@ -101,7 +101,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def _order(roles: Sequence[str]) -> tuple[str, ...]:
-    """The axes in the plan's order; those without an axis where they are by default."""
+    """The roles in the plan's order; roles without an axis keep their default positions."""
     named = list(dict.fromkeys(roles))
     if named == [axis for axis in AXES if axis in named]:
         return AXES
@@ -155,7 +155,7 @@ def _splits_of_sequence(
 
 
 def layers_of_plan(plan: Plan) -> dict[str, list[int]]:
-    """Operators of the modules that are numbered outermost, by their path."""
+    """Operator indices of the outermost numbered modules (layers), by module path."""
     found: dict[str, list[int]] = {}
     for number, op in enumerate(plan.ops):
         match = _LAYER.match(op.source.module)
@@ -165,7 +165,7 @@ def layers_of_plan(plan: Plan) -> dict[str, list[int]]:
 
 
 def _recompute(plan: Plan) -> Recompute:
-    """The recomputed layers, as the nearest word."""
+    """The `Recompute` that is nearest to the recomputed layers of a plan."""
     again = [
         2 * sum(plan.ops[i].segment > 0 for i in numbers) > len(numbers)
         for numbers in layers_of_plan(plan).values()
@@ -185,7 +185,7 @@ def _recompute(plan: Plan) -> Recompute:
 
 
 def _stage_cut(plan: Plan) -> tuple[int, ...] | None:
-    """Layers of each stage; None where a stage does not begin with a layer."""
+    """The number of layers of each stage; None if a stage does not begin with a layer."""
     place = {op.name: number for number, op in enumerate(plan.ops)}
     starts = [numbers[0] for numbers in layers_of_plan(plan).values()]
     cuts = [place[name] for name in plan.cuts]

@@ -1,7 +1,8 @@
-"""Segments of a graph that a word of `Recompute` may run again, and operators that they keep.
+"""Maps a `Recompute` value to checkpoint segments of a graph, and to operators that they keep.
 
-Layers are segments, except under `groups(n)`, where n layers are one, and under `children` and
-`modules`, where each run of operators of one module is. `ops` keeps operators inside of layers.
+Each layer is a segment, except under `groups(n)`, where n layers are one segment, and under
+`children` and `modules`, where each run of operators of one module is one. `ops` keeps operators
+inside of layers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from shardwright.planner.strategies.layers import (
 )
 
 BY_LAYER = ("none", "full", "every", "first")  # kinds that share the layers as segments
-# Names of operators that a list such as torchtitan's gives, where they are not the kind's own.
+# Operators that users name differently from their kind, e.g. in torchtitan's list.
 _PRODUCTS = frozenset({"mm", "linear", "addmm", "matmul"})
 _COLLECTIVES = ("reduce_scatter", "all_to_all")  # sums of kept operators are kept with them
-# Megatron-LM's words for parts of a layer, where they are not the names of modules.
+# Megatron-LM's names for parts of a layer that are not names of modules.
 _PARTS: Mapping[str, Callable[[Op], bool]] = {
     "core_attn": lambda op: "attention" in op.kind,
     "layernorm": lambda op: "norm" in op.source.module.rpartition(".")[2],
@@ -47,7 +48,7 @@ class Recomputable:
 
 
 def recomputable_by(recompute: Recompute, graph: Graph, layers: Sequence[range]) -> Recomputable:
-    """The segments that a word needs; raises `StrategyError` where this model has none of them."""
+    """The segments for `recompute`; raises `StrategyError` if this model has none of them."""
     kind = recompute.kind
     if kind == "groups" and recompute.count > 1:
         groups = tuple(_groups(layers, recompute.count))
@@ -75,7 +76,7 @@ def recomputed(
     possible: Recomputable,
     cuts: Sequence[int] = (),
 ) -> tuple[range, ...]:
-    """The segments that run again, with a pipeline's `cuts`."""
+    """The segments that are recomputed; `cuts` are those of the pipeline."""
     if recompute.kind == "budget":
         return _within_budget(recompute, graph, possible.segments)
     if recompute.kind in BY_LAYER:
@@ -86,7 +87,7 @@ def recomputed(
 
 
 def _groups(layers: Sequence[range], count: int) -> Iterator[range]:
-    """Each `count` layers as one; layers that do not follow each other are not joined."""
+    """Ranges of `count` consecutive layers; layers that are not adjacent are not joined."""
     for first in range(0, len(layers), count):
         group = layers[first : first + count]
         if all(one.stop == other.start for one, other in itertools.pairwise(group)):
@@ -101,7 +102,7 @@ def _in_children(op: Op) -> str:
 
 def _in_modules(names: Sequence[str]) -> Callable[[Op], str]:
     def inside(op: Op) -> str:
-        """The layer that an operator of the modules is in; "" for another operator."""
+        """The path of the layer whose named modules contain an operator; "" if none does."""
         path = op.source.module
         for name in names:
             part = _PARTS.get(name)
@@ -113,7 +114,7 @@ def _in_modules(names: Sequence[str]) -> Callable[[Op], str]:
 
 
 def _runs(graph: Graph, inside: Callable[[Op], str]) -> Iterator[range]:
-    """Runs of operators for which `inside` gives one text, and not an empty one."""
+    """Runs of operators for which `inside` returns the same non-empty text."""
     numbered = ((i, inside(op)) for i, op in enumerate(graph.ops))
     for text, run in itertools.groupby(numbered, key=lambda one: one[1]):
         numbers = [i for i, _ in run]
@@ -122,7 +123,7 @@ def _runs(graph: Graph, inside: Callable[[Op], str]) -> Iterator[range]:
 
 
 def _kept(names: Sequence[str], graph: Graph, layers: Sequence[range]) -> Iterator[str]:
-    """Of each layer the operators of these `names`: of `NAME/n` the first of every n."""
+    """The operators of each layer with these `names`; `NAME/n` means the first of every n."""
     rules = [(name, int(every or 1)) for name, _, every in (n.partition("/") for n in names)]
     found = False
     for layer in layers:
@@ -150,7 +151,7 @@ def _is_named(op: Op, name: str) -> bool:
 def _within_budget(
     recompute: Recompute, graph: Graph, layers: Sequence[range]
 ) -> tuple[range, ...]:
-    """The fewest layers, evenly spread, without whose activations no more than the part is kept."""
+    """The fewest evenly spaced layers to recompute so that the rest keeps at most the budget."""
     saved = [_saved(graph, layer) for layer in layers]
     freed = [size - _taken(graph, layer) for size, layer in zip(saved, layers, strict=True)]
     more = _saved(graph, range(len(graph.ops))) * (1 - recompute.fraction)

@@ -34,9 +34,9 @@ class RoleAxis:
 def role_axes(strategy: Strategy) -> tuple[RoleAxis, ...]:
     """The mesh axes of one group of devices (a pipeline stage), outer to inner.
 
-    Experts are split over the innermost ranks, past those of `tp` where `etp` is `tp`. An axis that
-    holds more ranks than that is cut in two, and its inner part is named `ep`. Raises
-    `StrategyError` where the degrees do not nest.
+    Experts are split over the innermost ranks, outside of those of `tp` if `etp` equals `tp`. An
+    axis with more ranks than that is split in two, and its inner part is named `ep`. Raises
+    `StrategyError` if the degrees do not nest.
     """
     dense = [(name, degree) for name, degree in strategy.axes if name != "pp"]
     if strategy.expert_tensor not in (1, strategy.tp):
@@ -71,7 +71,7 @@ def nests(strategy: Strategy) -> bool:
 
 
 def mesh_of(axes: tuple[RoleAxis, ...]) -> Mesh:
-    """The mesh of one group of devices; of one device, an axis of size one."""
+    """The mesh of one group of devices; a single device gets one axis of size 1."""
     return Mesh(tuple((axis.name, axis.size) for axis in axes) or (("dp_shard", 1),))
 
 

@@ -36,8 +36,8 @@ _MOST = 8  # candidates of a search
 class StartingStrategies:
     """Prices the strategies that the options of one search permit.
 
-    Those that keep the constraints are priced. On meshes that are given, and for an exact frontier,
-    there are no strategies to start from.
+    Only strategies that keep the constraints are priced. If meshes are given, or the frontier is
+    exact, the search does not start from strategies.
     """
 
     factory: SpaceFactory
@@ -73,7 +73,7 @@ class StartingStrategies:
 
     @cached_property
     def _expansion(self) -> Expansion:
-        """Of a factory without constraints, of which axes of strategies would keep too much."""
+        """The expansion, without constraints: axis names would restrict strategies too much."""
         graph, factory = self.factory.graph, self.factory
         if self.options.constraints:
             factory = SpaceFactory(graph, recompute=False)
@@ -139,7 +139,10 @@ class StartingStrategies:
 
 
 def _best(found: Sequence[Candidate], limit: Bytes) -> list[Candidate]:
-    """All that are as fast as the fastest that fits, as simulated memory is less; then smaller."""
+    """Candidates at least as fast as the fastest that fits, then those of less memory.
+
+    The faster ones may fit too, because simulated memory is less than additive memory.
+    """
     if not found:
         return []
     front = spaced(found, [one.cost for one in found], len(found), 0.0)

@@ -1,8 +1,8 @@
 """The tiling of every operator, and the storage of every parameter, under a strategy.
 
-Along an axis of data parallelism an operator splits the batch; along `cp` the sequence, in
-attention too; along `tp` what Megatron-LM splits, and with sequence parallelism the sequence where
-that is not there; along an axis of experts it routes rows to their experts.
+Along an axis of data parallelism an operator splits the batch; along `cp` the sequence, also in
+attention; along `tp` the dimensions that Megatron-LM splits, or, with sequence parallelism, the
+sequence in operators that have none of these; along an axis of experts it routes rows to experts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed, Only
 from shardwright.rules.rule import FactorKind, JointSplit, Route, Rule, Split
 
-_NONE = 0  # the number, among choices, of every device computing all
+_NONE = 0  # the index of the choice without a split
 
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """Whether parameters are sharded over data parallel ranks, and gathered again backward."""
+    """Whether parameters are sharded over data-parallel ranks and regathered in backward."""
 
     sharded: bool
     regathered: bool
@@ -55,7 +55,7 @@ class Tilings:
         axes: tuple[RoleAxis, ...],
         known: dict[int, ModelDimensions],
     ) -> None:
-        """`known` dimensions, by the number of operators of a graph, are added to."""
+        """`known` caches dimensions by the number of operators of a graph; it is extended."""
         self.strategy = strategy
         self.axes = axes
         self._dimensions = known
@@ -63,8 +63,8 @@ class Tilings:
     def allowed(self, model: CostModel, kinds: Sequence[StorageKind]) -> Allowed:
         """The choices that a strategy leaves: one tiling per operator, one layout per parameter.
 
-        Parameters may be stored in each of these ways. Where a tiling leaves some device nothing,
-        its innermost splits are given up.
+        Parameters may be stored in each of `kinds`. If a tiling leaves a device without data, its
+        innermost splits are removed.
         """
         if model.mesh.size == 1:
             return Allowed()
@@ -114,7 +114,7 @@ class Tilings:
             elif axis.whole_experts and owned:
                 continue
             elif axis.role == "tp" and (at := _place(dims, inner)) is not None:
-                # Else, as a fused projection that is split by heads, along its other dimension.
+                # Else along another dimension, e.g. a fused projection that is split by heads.
                 shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
             layout, shard = _first_natural(atoms, layout, place, shards)
             split |= {shard.dim} if shard is not None else set()
@@ -207,7 +207,7 @@ def _find_route(rule: Rule) -> int:
 
 
 def _most_split(choices: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """`wanted`, or with innermost splits given up until it is among `choices`."""
+    """`wanted` without as few innermost splits as needed to be one of `choices`."""
     for keep in range(len(wanted), -1, -1):
         tried = (*wanted[:keep], *(_NONE,) * (len(wanted) - keep))
         if tried in choices:
@@ -216,7 +216,7 @@ def _most_split(choices: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> 
 
 
 def _place(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard | None:
-    """The first place of a tensor at which one of these atoms stands."""
+    """The shard of the first of a tensor's atoms that is in `wanted`; None if none is."""
     for d, ids in enumerate(dims):
         for a, atom in enumerate(ids):
             if atom in wanted:
@@ -233,7 +233,7 @@ def _largest(atoms: Atoms) -> list[int]:
 def _first_natural(
     atoms: Atoms, layout: Layout, place: int, shards: Sequence[Shard]
 ) -> tuple[Layout, Shard | None]:
-    """`layout` with the first of `shards` at one axis that leaves it natural, and that shard."""
+    """`layout` with the first of `shards` on one axis that keeps it natural, and that shard."""
     for shard in shards:
         placements: list[Placement] = list(layout.placements)
         placements[place] = shard

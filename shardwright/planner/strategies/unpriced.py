@@ -1,4 +1,4 @@
-"""Fields of a strategy whose mechanism does not exist yet, each refused by its name."""
+"""Refuses, by name, fields of a strategy whose mechanism is not implemented."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shardwright.ir.strategy.strategy import Strategy
 
 
 def require_priced(strategy: Strategy, graph: Graph) -> None:
-    """Raise `StrategyError` for the first field whose value has no price yet, or not this graph's.
+    """Raise `StrategyError` for the first field whose value has no price for this graph.
 
-    A value that changes nothing is let pass, as a `loss` split over a single device.
+    A value without effect is accepted, e.g. a `loss` split over a single device.
     """
     for name, instead in unpriced_fields(strategy):
         word = getattr(strategy, name)

@@ -17,18 +17,18 @@ from shardwright.simulate.costs.op_calls import form_of
 from shardwright.simulate.costs.tile_sizes import local_sizes
 from shardwright.simulate.costs.workload import OperatorClass, workload
 
-PART = 0.97  # of the compute time
-MOST = 80  # calls
-_SOME = 0.002  # of the compute time: operators above it have at least one timed call
+PART = 0.97  # the fraction of the compute time that the timed calls cover
+MOST = 80  # the largest number of timed calls
+_SOME = 0.002  # operators above this fraction of the compute time have at least one timed call
 _UNTIMED = (OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS)
 
 
 def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[OpCall]:
     """The calls of `plans` that take longest, which together cover `PART` of the compute time.
 
-    The longest call of each operator above `_SOME` comes first: where the formula of an operator is
-    far off, each of its many calls may seem short. Plans with micro-batches give calls of the size
-    of one micro-batch.
+    The longest call of each operator above `_SOME` comes first, because an operator whose formula
+    underestimates its time would otherwise be missed. Plans with micro-batches give calls of the
+    size of one micro-batch.
     """
     most: defaultdict[OpCall, float] = defaultdict(float)
     sized = {1: (graph, analysis)}
@@ -56,7 +56,7 @@ def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[O
 
 
 def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[OpCall, float]:
-    """Each call's part of the compute time of a plan."""
+    """The fraction of a plan's compute time that each call takes."""
     found: defaultdict[OpCall, float] = defaultdict(float)
     planned = {op.name: op for op in plan.ops}
     total = sum(op.seconds for op in plan.ops) or 1.0

@@ -1,10 +1,9 @@
-"""Layouts as integer codes, so that thousands are handled as one array.
+"""Encodes layouts as integers, so that thousands are handled as one array.
 
-A search handles hundreds of thousands of layouts, and objects are slow. The
-code of a layout has one digit per mesh axis, outermost axis last: 0 is
-Replicate, 1 is Partial, 2 + i shards atom i of the tensor, its atoms being
-counted through all dimensions. A code means something only together with the
-atoms of its tensor; equal codes of equal atoms are equal layouts.
+A search handles hundreds of thousands of layouts, for which Python objects are too slow. A code has
+one digit in base `BASE` per mesh axis, the least significant digit for the outermost axis: 0 is
+Replicate, 1 is Partial, and 2 + i is Shard of atom i of the tensor, counted over all dimensions. A
+code has a meaning only together with the atoms of its tensor.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 WHOLE, SUMS, FIRST_ATOM = 0, 1, 2  # digits: Replicate, Partial, Shard of the first atom
-BASE = 64  # more than a tensor of 2**61 elements has atoms, as each is at least two long
-MOST_AXES = 10  # whose digits fit an int64
+BASE = 64  # exceeds the number of atoms of any tensor, because each has size 2 or more
+MOST_AXES = 10  # the most axes whose digits fit into an int64
 
 
 def digit(placement: Placement, atoms_per_dim: Sequence[int]) -> int:
@@ -85,8 +84,8 @@ def duals(codes: Ints, axes: int) -> Ints:
 def summed_gradients(stored: Ints, grads: Ints, axes: int, sync: str | None = None) -> Ints:
     """The layouts in which a parameter's gradient is accumulated: (S,), (T,) -> (S, T).
 
-    They are the `stored` layouts, but Partial along axes where the parameter is replicated and the
-    gradient, of layout `grads`, is not. `sync` is as in `Plan.gradient_sync`.
+    They equal the `stored` layouts, except along axes on which the parameter is replicated and the
+    gradient (layout `grads`) is not: there they are Partial. `sync` is as in `Plan.gradient_sync`.
     """
     stored_digits, grad_digits = digits(stored, axes)[:, None], digits(grads, axes)[None, :]
     if sync == EVERY:
@@ -112,9 +111,9 @@ def local_elements(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Ints:
 def storable(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:
     """Codes of all layouts in which a parameter of `atoms` may be stored.
 
-    They have no partial sums, leave no device an empty tile and are natural (`ir/layout.py`), so
-    that parameters have the model's shape. `only` has the digits that are allowed along each axis.
-    The replicated layout, if it is among them, comes first.
+    They have no partial sums, give every device a non-empty tile and are natural (`ir/layout.py`),
+    so that parameters have the model's shape. `only` are the digits that are allowed along each
+    axis. The replicated layout, if allowed, comes first.
     """
     every = layouts_of(atoms, mesh, only)
     by_axis = digits(every, len(mesh.axes))
@@ -144,9 +143,9 @@ def _natural(by_axis: Ints, atoms: Atoms, mesh: Mesh) -> Bools:
 
 
 def layouts_of(atoms: Atoms, mesh: Mesh, only: Sequence[Collection[int]] | None = None) -> Ints:
-    """Codes of all layouts that leave no device an empty tile, the replicated one first.
+    """Codes of all layouts that give every device a non-empty tile, the replicated one first.
 
-    `only` has the digits that are allowed along each axis; of one of size 1 it does not matter.
+    `only` are the digits that are allowed along each axis; it is ignored for axes of size 1.
     """
     flat = [size for sizes in atoms for size in sizes]
     every = range(FIRST_ATOM + len(flat))

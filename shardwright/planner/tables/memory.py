@@ -1,8 +1,9 @@
-"""Bytes that training keeps on a device, attributed so that they add up over nodes and edges.
+"""Attributes the bytes that training keeps on a device to nodes and edges, so that they add up.
 
-Parameters pay for weight, gradient and optimizer state. The activations that autograd saves for the
-backward pass are kept; `Retention` attributes each to a node or an edge. The transient peak is no
-sum and therefore not part of the tables: `workspace_bytes` of the largest operator is added.
+The node of a parameter has the bytes of weight, gradient and optimizer state. `Retention`
+attributes each activation that autograd saves for the backward pass to a node or an edge. Transient
+memory is a maximum, not a sum, and so not part of the tables: `workspace_bytes` of the largest
+operator is added afterwards.
 """
 
 from __future__ import annotations
@@ -23,19 +24,18 @@ from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_sha
 
 @dataclass(frozen=True)
 class Retention:
-    """The values that stay in memory until the backward pass, and the nodes and edges that pay.
+    """The values kept until the backward pass, and the nodes and edges that pay for their memory.
 
-    A view has no memory of its own: what is saved of it keeps the value at the
-    root of its `alias_of` chain. Edges are pairs (value, operator that reads it).
+    A view has no memory of its own: if it is saved, the value at the root of its `alias_of` chain
+    is kept. Edges are pairs (value, operator that reads it).
 
-    * `at_producer`: roots that their producing operator pays for, in its layout;
-    * `at_edge`: edges that pay for the value in the layout that their operator
-      reads, moved or not. Such an operator is the only one that saves the value
-      or a view of it, so that a moved copy is kept *instead* of the original;
-    * `copies`: edges that pay only when they move the value: the operator saves
-      the copy, or returns a view of it that is saved later, while others keep
-      the original;
-    * `savers`: of every root that is kept, the operators that save it or a view of it.
+    * `at_producer`: roots for which the operator that produces them pays, in its layout;
+    * `at_edge`: edges that pay for the value in the layout that their operator reads,
+      redistributed or not. Such an operator is the only one that saves the value or a view of it,
+      so that a redistributed copy is kept *instead* of the original;
+    * `copies`: edges that pay only if they redistribute the value: the operator saves the copy, or
+      returns a view of it that is saved later, while other operators keep the original;
+    * `savers`: for every root that is kept, the operators that save it or a view of it.
     """
 
     at_producer: frozenset[str]
@@ -91,10 +91,10 @@ def retention(graph: Graph) -> Retention:
 def kept_bytes(
     work: Workload, stays: tuple[bool, ...], extra_saved: int, sizes: Ints, extra_rows: int = 0
 ) -> Ints:
-    """Bytes that an operator pays for: its results that `stays` marks, and `extra_saved`.
+    """Bytes that an operator pays for: the results marked by `stays`, and `extra_saved`: (K,).
 
-    `extra_saved` bytes scale with the local part of `work.extra`; of these, `extra_rows` bytes
-    scale with the rows of experts. `sizes` are the local sizes of the factors (factors, K): (K,).
+    `extra_saved` bytes scale with the local fraction of `work.extra`, except `extra_rows` of them,
+    which scale with the rows of experts. `sizes` are the local sizes of the factors, (factors, K).
     """
     own = [port.local_bytes(sizes) for port in work.results]
     kept = np.zeros(sizes.shape[1], np.int64)
@@ -108,7 +108,7 @@ def kept_bytes(
 
 
 def _scaled(work: Workload, extra: int, scale: Port, sizes: Ints) -> Ints:
-    """The part of `extra` bytes that the local part of `scale` stands for: (K,)."""
+    """`extra` bytes times the local fraction of `scale`: (K,)."""
     (whole,) = scale.local_bytes(np.array(work.sizes)[:, None]).tolist()
     if not whole:
         return np.full(sizes.shape[1], extra, np.int64)

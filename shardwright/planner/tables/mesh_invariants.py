@@ -1,4 +1,4 @@
-"""The inputs of a graph's costs that are equal on every mesh."""
+"""The inputs of a graph's costs that do not depend on the mesh."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MeshInvariants:
         self._equal: dict[Workload, Workload] = {}
 
     def holds_on(self, machine: Machine) -> bool:
-        """Whether these values hold on `machine`, too."""
+        """Whether these values are also valid on `machine`."""
         return machine.device is self._device and machine.expert_skew == self._expert_skew
 
     def workload(self, op: Op) -> Workload:

@@ -1,10 +1,9 @@
 """Costs of tilings on a machine, as tables over the options of a graph's operators.
 
-Tables add up: seconds and bytes of a plan are the sums over operators,
-parameters and edges of the entries that it chose. Prices depend on shapes,
-layouts and flags and never on names, so repeated layers share their tables:
-equal queries return the *same* array objects, which are read-only. Layouts are
-codes (`layout_codes.py`), and a table is computed in one array operation.
+Tables are additive: seconds and bytes of a plan are the sums, over operators, parameters and edges,
+of the entries that it selects. Prices depend on shapes, layouts and flags and not on names, so
+repeated layers share their tables: equal queries return the *same* read-only array objects. Layouts
+are codes (`layout_codes.py`), and a table is computed in one array operation.
 """
 
 from __future__ import annotations
@@ -81,13 +80,13 @@ class CostModel:
 
     Args:
         graph: with micro-batches, the graph of one of them (`rules.micro_graph`); seconds are those
-            of all.
-        analysis: of `graph`.
+            of all micro-batches.
+        analysis: the analysis of `graph`.
         machine: prices operators and messages.
         mesh: the arrangement of the devices.
         pricing: the objective and the kind of step.
         allowed: the allowed choices of operators and parameters; by default all.
-        meshless: values that models on several meshes may share.
+        meshless: mesh-independent values, which models on several meshes may share.
 
     Raises:
         ValueError: the machine cannot hold the mesh.
@@ -150,10 +149,10 @@ class CostModel:
         return self.with_allowed(replace(self._allowed, tilings=tilings))
 
     def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
-        """Seconds of `op` forward and backward, and bytes of its results kept for backward.
+        """Seconds of `op` forward and backward, and bytes of its results kept for backward: (K,).
 
-        If `op` is one of the operators that are `recomputed` together, it runs forward twice and
-        keeps only the results that other operators save.
+        `recomputed` are the operators of its recomputed segment. If `op` is one of them, it runs
+        forward twice and keeps only the results that operators outside of the segment save.
         """
         work, options = self.meshless.workload(op), self.options(op)
         stays = tuple(self._stays(name, recomputed) for name in op.outputs)
@@ -331,14 +330,14 @@ class CostModel:
         return any(self.keeps_copy(value, op) for op in self.graph.consumers[value])
 
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
-        """Bytes that `op` pays for `value`, read in its own `layouts`; None if it pays none."""
+        """Bytes that `op` pays for `value`, which it reads in `layouts`; None if it pays none."""
         pays, _ = self._pays(value, op)
         return self._reads.local_bytes(value, layouts) if pays else None
 
     def kept_for(self, value: str, recomputed: Collection[str], layouts: Ints) -> Ints | None:
         """Bytes of `value` in `layouts`, kept because `recomputed` operators read it.
 
-        None where the producer of the value, or of the value that it is a view of, pays already.
+        None if the producer of the value, or of the value that it is a view of, pays already.
         """
         root = value
         while alias := self.graph.tensor[root].alias_of:
@@ -362,8 +361,8 @@ class CostModel:
     ) -> list[PlannedTransfer]:
         """The redistributions of one read; their seconds sum to those of the edge.
 
-        The forward one runs `again` in the backward pass where the reader is `recomputed`, or keeps
-        no copy of a regathered parameter.
+        The forward redistribution is repeated in the backward pass (`again`) if the reader is
+        `recomputed`, or if it keeps no copy of a regathered parameter.
         """
         axes, back = len(self.mesh.axes), self._reads.gradient_reduction(value, op)
         again = again or recomputed
@@ -440,7 +439,7 @@ class CostModel:
         return self._exchanged[key]
 
     def _stays(self, value: str, recomputed: Collection[str]) -> bool:
-        """Whether the producer of `value` pays for it where `recomputed` operators save nothing."""
+        """Whether the producer of `value` pays for it if `recomputed` operators save nothing."""
         savers = self._retention.savers
         return value in self._retention.at_producer and any(
             saver not in recomputed for saver in savers[value]

@@ -1,7 +1,7 @@
 """The objective of a cost table: seconds of a step, or another additive measure.
 
-The search minimises its sum. Bytes of memory are no objective: every table has them, in its second
-column.
+The search minimises its sum. Bytes of memory are not an objective: every table has them in its
+second column.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Objective(Protocol):
 
     @property
     def redistributes_once(self) -> bool:
-        """Whether a redistributed value is shared by readers and kept for the backward pass.
+        """Whether readers share a redistributed value and keep it for the backward pass.
 
-        If not, every operator, forward or backward, pays for all values that it reads.
+        If not, every forward and backward operator pays for all values that it reads.
         """
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
@@ -50,9 +50,9 @@ class Objective(Protocol):
         """Copies of parameters, `times` a step, each of `moved` bytes: (K,) -> (K,)."""
 
     def packed(self, moved: Ints, handled: int) -> Floats:
-        """Packing of `handled` tiles into buckets and unpacking, once: (K,) -> (K,).
+        """Packing `handled` tiles into buckets and unpacking them, once: (K,) -> (K,).
 
-        Together they move `moved` bytes, (K,).
+        `moved` are the bytes that both copy together, (K,).
         """
 
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
@@ -82,7 +82,7 @@ class Duration:
         self._machine, self._mesh = machine, mesh
         self._ranks = mesh.size
         self._prices = Prices(machine, mesh, routes)
-        # By workload and sizes, which are kept alive: seconds of both passes, and of the first.
+        # By the ids of workload and sizes (kept alive): seconds of both passes, and of forward.
         self._kernels: dict[tuple[int, int], tuple[Workload, Ints, Floats, Floats]] = {}
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:

@@ -1,7 +1,7 @@
 """The options of one operator on a mesh, as arrays: its feasible tilings and their layouts.
 
-Operators whose rules differ only in the names of their factors share one object of
-options, so that repeated layers are computed once.
+Operators whose rules differ only in factor names share one `Options` object, so that the options of
+repeated layers are computed once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Options:
     """The K feasible tilings of an operator; the replicated one is first if it is allowed.
 
     `choices[k]` has, per mesh axis, an index into `Rule.choices()`. Layouts are codes. `sizes` are
-    the local sizes of the rule's factors on the largest device; that of `SPREAD` is the number of
-    devices that its rows are from.
+    the local sizes of the rule's factors on the device with the largest tile; that of `SPREAD` is
+    the number of devices from which an expert receives rows.
     """
 
     choices: tuple[tuple[int, ...], ...]
     sizes: Ints  # (factors, K)
     operands: Ints  # (operands, K)
-    grads: Ints  # (operands, K), how the operands' gradients come back
+    grads: Ints  # (operands, K), layouts of the operands' gradients as they are computed
     results: Ints  # (results, K)
     internal_reductions: Ints  # (tensors of `Rule.internal_reductions`, K)
 
@@ -49,7 +49,7 @@ class Options:
         )
 
     def tiling(self, rule: Rule, k: int) -> Tiling:
-        """Tiling `k` in the factor names of `rule`, one of those that share these options."""
+        """Tiling `k` with the factor names of `rule`, which is one of those with these options."""
         known = rule.choices()
         return tuple(known[choice] for choice in self.choices[k])
 
@@ -65,7 +65,7 @@ Tilings = frozenset[tuple[int, ...]]  # each has one choice per mesh axis
 
 @dataclass(frozen=True)
 class Allowed:
-    """The choices that constraints or earlier decisions leave; names that are missing may do all.
+    """The choices that constraints or earlier decisions permit; missing names are unrestricted.
 
     Attributes:
         operators: by operator, per mesh axis the allowed indices into `Rule.choices()`.
@@ -235,7 +235,7 @@ def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
 
 
 def _options(form: _Form, mesh: Mesh, every: _Every) -> Options:
-    """The options: all tilings that leave no device an empty tile."""
+    """The options: all tilings that give every device a non-empty tile."""
     meaning, chosen = form.meaning, every.chosen
     largest = np.repeat(form.sizes[:, None], len(chosen), axis=1)
     last = np.broadcast_to(form.least[:, None], largest.shape)

@@ -9,16 +9,16 @@ tensor of S bytes, a cut into p parts moves
     partial sums  -> replicated    2 (p - 1) · S     (2 S)
     replicated    -> anything      0
 
-and n devices that earlier cuts have made into g groups do so in every group, on the tensor of one
-group: the sum of g · c over the cuts. Forward operators, backward operators and gradients of
-parameters count; arithmetic, memory, latency and bandwidth do not. Pure data parallelism over n
-devices costs 2 (n - 1) |W| however n is factored.
+If earlier cuts divided the n devices into g groups, each group moves that many bytes of its own
+tensor, so the total is the sum of g · c over the cuts. Forward operators, backward operators and
+gradients of parameters count; arithmetic, memory, latency and bandwidth do not. Pure data
+parallelism over n devices costs 2 (n - 1) |W| for every factorisation of n.
 
-Deviations: any number of parts, and tiles of different sizes: as the tiles of a cut make up the
-whole tensor, all conversions but row -> column are exact for them too. Where an earlier cut
-converts the tensor as well, sums are reduced before that and tiles gathered after it, so that the
-cuts add up to what n devices must receive. Scalars are omitted: the paper's graph has none.
-Operands may be partial sums (a bias where a reduction is split); a conversion to them is free.
+Deviations: any number of parts, and tiles of different sizes. As the tiles of a cut make up the
+whole tensor, all conversions except row -> column remain exact for them. If an earlier cut also
+converts the tensor, sums are reduced before that conversion and tiles gathered after it, so that
+the cuts add up to the bytes that n devices must receive. Scalars are omitted, because the paper's
+graph has none. Operands may be partial sums (a bias if a reduction is split), at no cost.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Communication:
         return np.zeros(moved.shape)
 
     def packed(self, moved: Ints, handled: int) -> Floats:
-        """Nothing either."""
+        """Nothing: no bytes between devices."""
         return np.zeros(moved.shape)
 
     def exchanges(self, axis: int, moved: Ints) -> Floats:

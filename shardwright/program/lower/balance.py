@@ -1,9 +1,8 @@
 """Cuts a graph into stages of about equal work with small interfaces.
 
-First the smallest possible work of the busiest stage is found, by bisection over
-a greedy filling; then, among all cuts whose busiest stage has at most `slack`
-more, those that hand on the fewest bytes, by dynamic programming over the last
-cut with a sliding minimum. O(stages · operators).
+First, bisection over greedy cuts finds the smallest possible work of the busiest stage. Then, among
+all cuts whose busiest stage has at most a fraction `slack` more, dynamic programming over the last
+cut with a sliding minimum finds those crossed by the fewest bytes. O(stages · operators).
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ def together(
     returned: Collection[str],
     kept: frozenset[str] = frozenset(),
 ) -> tuple[Instruction, ...]:
-    """`instructions` with a `RecomputedSegment` for each piece; 0 is no piece.
+    """`instructions` with those of each segment grouped into a `RecomputedSegment`; 0 is none.
 
-    Operators that are `kept` run once, though they are inside of a piece.
+    Operators that are `kept` run once, although they are inside of a segment.
 
-    What lies between its instructions goes in front of a piece, or behind it
-    where it needs something of it. Nothing in a piece may need that.
+    Other instructions between those of a segment are moved before it, or after it if they depend
+    on it. No instruction of the segment may depend on the latter.
     """
     last = {name: i for i, one in enumerate(instructions) for name in reads(one)}
     last.update((name, len(instructions)) for name in returned)

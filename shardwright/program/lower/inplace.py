@@ -1,8 +1,8 @@
 """Writes results over operands that have no further reader.
 
-Capture makes every operator functional, `ReLU(inplace=True)` too. Where the
-operand dies and autograd keeps no copy of it, the operator's in-place form
-computes the same numbers without new memory.
+Capture makes every operator functional, including `ReLU(inplace=True)`. If the operand has no
+further reader and autograd does not save it, the operator's in-place form computes the same values
+without new memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ _CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention)
 
 
 def in_place(program: Program, graph: Graph) -> Program:
-    """`program` with elementwise operators in place where nothing can tell the difference.
+    """`program` with elementwise operators in place where this changes no result.
 
-    An operator `y = f(x, ...)` may overwrite x if, counting what shares x's
-    memory as x, x is no leaf and is read once here and never later nor
-    returned, no operator of the graph keeps it for the backward pass, and y
-    has its shape and dtype. Nor may a compiler's graph end between the two: a compiled piece
-    keeps for its backward pass what it likes of what it returns.
+    An operator `y = f(x, ...)` may overwrite x if y has the shape and dtype of x, and if x,
+    including all values that share its memory, is not a leaf, is read only here, is not returned
+    and is not saved for a backward pass. A compiled graph must not end between x and y either,
+    because a compiler may save any of its results for the backward pass.
     """
     memory = _memory(program, graph)
     kept = {memory[name] for name in _saved(program, graph) if name in memory}

@@ -162,10 +162,10 @@ def _accumulated(
 ) -> Layout:
     """The layout of a parameter's gradient while its terms are added up.
 
-    As the parameter does, but not yet summed over the axes along which it is
-    stored whole and some reader leaves a part of its gradient, nor, if it is reduced after the
-    last micro-batch alone, over those along which readers leave terms of a sum. With one that is
-    reduced after every micro-batch, as the parameter does.
+    It is the layout of the parameter, except that it is Partial along axes on which the parameter
+    is replicated and a reader produces a part of its gradient, and, if gradients are reduced only
+    after the last micro-batch, along axes on which readers produce partial sums. Gradients that are
+    reduced after every micro-batch have the layout of the parameter.
     """
     if sync == EVERY:
         return stored

@@ -1,9 +1,8 @@
 """Inserts casts of parameters that are stored in fp32 and computed with in bf16.
 
-A copy that is gathered from other ranks is cast before, so that half the bytes
-are sent; what comes back as its gradient is widened before it is summed. A
-tile that is used as it is stored is cast where it is used, after everything
-that sums its gradient.
+A parameter that is gathered from other ranks is cast to bf16 before the gather, so that half of the
+bytes are sent, and its gradient is cast to fp32 before it is reduced. A tile that is read in its
+stored layout is cast where it is read.
 """
 
 from __future__ import annotations

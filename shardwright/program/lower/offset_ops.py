@@ -1,8 +1,8 @@
 """Operators whose result depends on the offset of their tile in the whole tensor.
 
-A look-up in part of a table gives nothing for rows that others hold; a query
-sees the keys up to its own position in the sequence; a cross entropy over part of
-the classes needs to know which they are, and what the other devices found.
+A look-up in a tile of a table gives zeros for rows of other devices; a query attends to the keys up
+to its own position in the sequence; a cross entropy over some of the classes needs their indices
+and the partial results of the other devices.
 """
 
 from __future__ import annotations

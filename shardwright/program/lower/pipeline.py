@@ -41,7 +41,7 @@ class Crossing:
 
 
 class StagedGraph:
-    """A graph in stages, with how everything lies. Raises `PipelineError` for a bad pipeline."""
+    """A graph in stages with all layouts. Raises `PipelineError` for an impossible pipeline."""
 
     def __init__(self, graph: Graph, analysis: Analysis, decisions: Decisions) -> None:
         assert decisions.pipeline is not None, "these decisions have no pipeline"

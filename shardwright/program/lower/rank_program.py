@@ -1,9 +1,8 @@
 """Lowers the graph, a tiling per operator and a rank to that rank's program.
 
-Every operand is read in the layout its operator's tiling wants. Where that
-differs from the layout it was produced in, or where its gradient comes back in
-another layout than the producer wants, a redistribution is put on the edge.
-Consumers that want the same share it.
+Every operand is read in the layout that the tiling of its operator requires. If this differs from
+the layout in which the value was produced, or if its gradient is computed in another layout than
+the producer needs, a redistribution is inserted. Readers that need equal layouts share it.
 """
 
 from __future__ import annotations
@@ -82,10 +81,10 @@ def _dual(_: str, layout: Layout) -> Layout:
 class ProgramLayouts:
     """Layouts of everything that a program of `mesh` computes.
 
-    Operators lie as `layouts_by_op` and leaves as `given` say. Results end as
-    `result`, whole if it is None; those that are `sent` end as they are made,
-    and their gradients come as they are wanted. `home` says how the gradient of
-    a value is wanted, by its name and layout.
+    `layouts_by_op` has the layouts of operators and `given` those of leaves. Results are returned
+    in the layout `result`, or replicated if it is None; values that are `sent` keep the layout of
+    their producer, and their gradients arrive in the layout it needs. `home` maps name and layout
+    of a value to the layout that its gradient needs.
     """
 
     mesh: Mesh
@@ -167,7 +166,7 @@ def _whole_after(axes: int, layout: Layout) -> Layout:
 
 
 class _Writer:
-    """Instructions while they are written, and where every value lies."""
+    """Collects instructions, and tracks the layout of every value."""
 
     def __init__(
         self,
@@ -367,7 +366,7 @@ def with_operands(op: Op, names: list[str]) -> Op:
 
 
 def verify(program: Program) -> None:
-    """Raise `VerifyError` if an instruction reads what is not there or moves do not fit shapes."""
+    """Raise `VerifyError` if an instruction reads an undefined value or moves do not fit shapes."""
     defined = set(program.leaves)
     for instruction in program.instructions:
         for name in reads(instruction):

@@ -28,7 +28,7 @@ from shardwright.rules.deferrable_scalars import SCALINGS
 
 
 def early_sums(program: Program, graph: Graph) -> Program:
-    """`program` that begins with the sums of single numbers that depend on its inputs alone."""
+    """`program` with the reductions of scalars that depend only on inputs moved to its start."""
     given = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
     wanted: set[str] = set()
     for one in program.instructions:
@@ -47,7 +47,7 @@ def early_sums(program: Program, graph: Graph) -> Program:
 
 
 def late_sums(program: Program, graph: Graph) -> Program:
-    """`program` that sums its results after the numbers by which they are scaled."""
+    """`program` with results reduced after they are scaled, not before."""
     for output in program.outputs:
         scalings = _scalings(program, graph, output)
         if scalings:
@@ -56,9 +56,9 @@ def late_sums(program: Program, graph: Graph) -> Program:
 
 
 def _scalings(program: Program, graph: Graph, output: str) -> list[Compute]:
-    """The operators from a sum of a number to `output`, if they only scale it for each other.
+    """The chain of operators from a reduced scalar to `output`, if each of them only scales it.
 
-    No scale is trained: its gradient depends on the whole sum.
+    A scale must not be trained, because its gradient depends on the reduced sum.
     """
     made = {name: one for one in program.instructions for name in writes(one)}
     read = Counter(name for one in program.instructions for name in reads(one))
@@ -80,14 +80,14 @@ def _scalings(program: Program, graph: Graph, output: str) -> list[Compute]:
 
 
 def _is_trained(name: str, made: Mapping[str, Instruction], graph: Graph) -> bool:
-    """Whether a gradient goes to a value; that is assumed of what has no name in the graph."""
+    """Whether a value gets a gradient; assumed for values that are not in the graph."""
     while isinstance(one := made.get(name), Redistribute | Load):
         name = one.value if isinstance(one, Redistribute) else one.leaf
     return name not in graph.tensor or graph.tensor[name].requires_grad
 
 
 def _summed_last(program: Program, output: str, scaling: Compute) -> Program:
-    """`output` summed at the end, and not where the first operator that scales it reads it."""
+    """`program` with the reduction moved from before `scaling` to the end, onto `output`."""
     (summed,) = (one for one in program.instructions if scaling.op.operands[0] in writes(one))
     assert isinstance(summed, Redistribute)
     op = replace(scaling.op, args=(Ref(summed.value), *scaling.op.args[1:]))
@@ -101,7 +101,7 @@ def _summed_last(program: Program, output: str, scaling: Compute) -> Program:
 
 
 def _sums_a_number(one: Compute | Redistribute) -> bool:
-    """Whether that is a sum over devices of a tensor without dimensions, and nothing else."""
+    """Whether an instruction is an all-reduce of a scalar and nothing else."""
     return (
         isinstance(one, Redistribute)
         and one.before == one.after == ()

@@ -1,1 +1,1 @@
-"""The whole step of one rank as a list of instructions: forward, backward, communication."""
+"""Step programs: the whole step of one rank as a list of instructions."""

@@ -1,4 +1,4 @@
-"""Removes instructions: whose results nobody reads, and what a part of a step does not run."""
+"""Removes instructions whose results are not read, and those that a part of a step does not run."""
 
 from __future__ import annotations
 

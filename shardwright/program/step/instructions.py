@@ -1,12 +1,13 @@
 """The instructions of a step program, and the program itself.
 
-A step program is everything that one rank does in one training step, in order: it runs regions of
-operators forward and backward, starts transfers and waits for them, adds gradients up, frees
-values and updates parameters. It is a value: it prints as text, one line an instruction, and knows
-no torch. An executor runs it (`runtime/executor`), and simulations play it.
+A step program lists everything that one rank does in one training step, in order: it runs regions
+of operators forward and backward, starts transfers and waits for them, adds up gradients, frees
+values and updates parameters. It is an immutable value, prints as text with one line per
+instruction, and does not depend on torch. `runtime/executor` runs it; `simulate` simulates it.
 
-Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; of several contributions to
-it each has a number. What they add up to for a parameter or an input `w` is `total/w`.
+Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; if it has several
+contributions, each has a number. The accumulated gradient of a parameter or an input `w` is
+`total/w`.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Gradients(enum.Enum):
 class Backward:
     """Computes gradients of the inputs of the call `call`, and frees what it saved.
 
-    `given` has, per output of the region, the names of gradients that add up to that output's;
-    none where no gradient comes. `made` has per input the name of its gradient, empty where it
-    has none or is added to a total: `totals` has (position, the total), which may not be there yet.
-    `copies` are the dropped inputs: (position, the value that is there again). A pass for inputs is
-    followed by one for weights, which is given nothing: it goes on from the gradients that the
-    first one found.
+    `given` has, per output of the region, the names of gradients whose sum is that output's
+    gradient; it is empty for an output without a gradient. `made` has, per input, the name of its
+    gradient, or "" if it has none or is added to a total; `totals` has pairs (position, total); the
+    total may not exist yet. `copies` are the dropped inputs: (position, value that exists again).
+    A pass for inputs is followed by one for weights, whose `given` is empty: it continues from the
+    gradients that the first pass kept.
     """
 
     region: int
@@ -152,10 +153,10 @@ def after_transfer(shape: Shape, move: Move) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Starts a collective on `channel`, of all `parts` in one buffer.
+    """Starts a collective on `channel` with all `parts` in one buffer.
 
-    `handle` names it; the results are there after the `Wait` for it. The channel is the mesh axis
-    whose devices take part.
+    `handle` names it; the results exist after the `Wait` for it. The channel is the mesh axis
+    along which the devices communicate.
     """
 
     collective: Collective
@@ -267,7 +268,7 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Forgets values. What a region saved of them lives on until its backward pass."""
+    """Frees values. Memory that a region saved of them is kept until its backward pass."""
 
     names: tuple[str, ...]
 
@@ -324,13 +325,13 @@ StepInstruction = (
 class StepProgram:
     """One step of `rank`.
 
-    When it begins there are `leaves`, parameters as `loads` say, buffers and constants, this
-    rank's part of the `inputs`: (leaf, micro-batch, its value), and gradients of the results that
-    are `seeds`: (value, gradient); a `Seed` takes those of a whole batch. It returns `outputs`,
-    `gradients`: (leaf or input, its gradient), and `updates`: (buffer, its new content). With
-    `fixed_offsets` no region has several variants. Of `alone_bytes` a copy or a gradient that is
-    scattered has a transfer of its own; gradients share a sum until it has `sum_bytes`. `passes`
-    names what rewrote it.
+    Its initial values are the `leaves` (parameters in the shapes of `loads`, buffers and
+    constants), this rank's part of the `inputs`: (leaf, micro-batch, value), and the `seeds`:
+    (value, gradient of it); with a whole batch, a `Seed` takes the gradients instead. It returns
+    `outputs`, `gradients`: (leaf or input, gradient), and `updates`: (buffer, new content). With
+    `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
+    least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
+    `sum_bytes`. `passes` names the passes that were applied.
     """
 
     mesh: Mesh

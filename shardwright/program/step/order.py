@@ -1,10 +1,9 @@
 """Checks that the step programs of all ranks fit together.
 
-Ranks of a group must start the same collectives in the same order, every message must be received
-as it is sent, and no rank may wait for one that others only start behind a wait of their own.
-Operations of one communicator run in the order in which they were started, and a message is sent
-when its receiver is ready, as NCCL has it; Gloo, which matches messages by tags and collectives by
-their order, runs what NCCL runs.
+Ranks of a group must start the same collectives in the same order, every send must have a matching
+receive, and waits of different ranks must not form a cycle. As in NCCL, operations of one
+communicator run in the order in which they are started, and a message is sent when its receiver is
+ready. Gloo, which matches messages by tags and collectives by order, also runs all such programs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Finds the sections of a step program that run equal layers, and checks that they are periodic.
 
-A step is lowered from a graph with few of many equal layers. Where its program does the same for
-the layers on both sides of the gap, the program of the whole graph does the same for those that
-were left out: passes decide by what lies a layer or two away, and two sections are equal only if
-everything that they read, write, start and wait for is mentioned at equal positions relative to
-the layer. Where that does not hold, `NotPeriodicError` says so, and the whole graph has to be
-lowered.
+A step is lowered from a graph with only a few of many equal layers. If its program runs the layers
+on both sides of the gap in the same way, then the program of the whole graph also runs the omitted
+layers in this way: passes depend only on instructions within a layer or two, and two sections
+count as equal only if all values and transfers that they mention occur at equal positions relative
+to the layer. Otherwise `NotPeriodicError` is raised, and the whole graph has to be lowered.
 """
 
 from __future__ import annotations

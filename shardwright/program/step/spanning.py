@@ -1,7 +1,7 @@
-"""Instructions that name values of all layers at once, as a sum of all layer norms' gradients.
+"""Instructions that name values of all layers, e.g. an all-reduce of all layer norms' gradients.
 
-The program of a graph with few of many equal layers has them with fewer names than that of the
-whole graph: the names of one layer more for each that was left out.
+In the program of a graph with only a few of many equal layers they name fewer values than in that
+of the whole graph, which has the names of one more layer for each omitted layer.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from shardwright.program.step.instructions import (
 def verify(program: StepProgram) -> None:
     """Raise `VerifyError` for the first instruction that cannot run, or whose results are lost.
 
-    Every value is there when it is read; each transfer is waited for once, after it was started;
-    each run that saves something has one backward pass after it, or one for inputs and then one
-    for weights; nothing is defined twice, and the update comes last.
+    It checks that every value is defined when it is read; that each transfer is waited for once,
+    after its start; that each run that saves values is followed by one backward pass, or by one for
+    inputs and then one for weights; that nothing is defined twice; and that the update is last.
     """
     there, freed = set(program.given), set[str]()
     in_flight: dict[str, tuple[str, ...]] = {}

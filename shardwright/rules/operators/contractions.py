@@ -77,10 +77,10 @@ def bilinear(call: Call) -> Notation:
 def attention(call: Call) -> Notation | None:
     """Scaled dot-product attention.
 
-    The softmax runs over keys, so the length of keys is split only jointly with that of queries,
-    by devices that pass keys around (ring attention). Under a causal mask late queries cost more
-    than early ones: splitting `z` gives every device some of both (zigzag). With dropout and a
-    causal mask queries stay whole, because the kernel numbers its random draws from query zero.
+    The softmax runs over keys, so the length of keys is split only together with that of queries,
+    by devices that send keys around a ring (ring attention). Under a causal mask late queries cost
+    more than early ones; splitting `z` gives every device some of both (zigzag). With dropout and a
+    causal mask queries are not split, because the kernel numbers its random draws from query zero.
     """
     causal, drops = call.arg(5, "is_causal", False), call.arg(4, "dropout_p", 0.0)
     grouped = call.arg(7, "enable_gqa", False)
@@ -111,7 +111,7 @@ def attention(call: Call) -> Notation | None:
 
 
 def embedding(call: Call) -> Notation:
-    """Embedding: where rows of the table are split, a look-up of another device's row is zero.
+    """Embedding; if rows of the table are split, look-ups of other devices' rows give zeros.
 
     With `scale_grad_by_freq` gradients depend on the frequency of rows, so indices stay whole.
     """
@@ -121,10 +121,11 @@ def embedding(call: Call) -> Notation:
 
 
 def embedding_bags(call: Call) -> Notation:
-    """Embedding bags: where rows of the table are split, look-ups of other rows add zeros.
+    """Embedding bags; if rows of the table are split, look-ups of other rows add zeros.
 
-    Bags of different lengths, given by offsets, stay whole. The look-ups of one bag may be split
-    in mode "sum" only; the table not in mode "max"; and with `scale_grad_by_freq` only the width.
+    Bags of different lengths, given by offsets, are not split. The look-ups of one bag may be split
+    only in mode "sum", and the table not in mode "max". With `scale_grad_by_freq` only the width
+    may be split.
     """
     mode, _, _, scale = call.op.args[4:8]
     table = "v!" if scale or mode == _MAX else "v"
@@ -139,11 +140,11 @@ def embedding_bags(call: Call) -> Notation:
 
 
 def experts(call: Call) -> Notation:
-    """A mixture of experts: tokens are parallel; experts and their inner units are summed.
+    """A mixture of experts: tokens are parallel; experts and their inner features are summed.
 
-    Tokens and experts may be split together, with tokens sent to the devices of their experts. The
-    two halves of a gated inner layer are not split from each other; torch's grouped matrix product
-    needs rows of a multiple of 16 bytes.
+    Tokens and experts may be split along one axis, with tokens sent to the devices of their
+    experts. The two halves of a gated inner layer are split in the same way. Torch's grouped matrix
+    product needs rows of a multiple of 16 bytes.
     """
     turned, product, between = call.op.args[5:8]
     assert isinstance(turned, tuple) and isinstance(product, str) and isinstance(between, str)
@@ -171,9 +172,9 @@ def experts(call: Call) -> Notation:
 
 
 def grouped_mm(call: Call) -> Notation | None:
-    """Grouped matrix product, one matrix per run of tokens: columns parallel, inner side summed.
+    """Grouped matrix product, one matrix per run of tokens: columns parallel, inner dim summed.
 
-    The runs depend on the values of the offsets, so tokens and experts stay whole.
+    The runs depend on the values of the offsets, so tokens and experts are not split.
     """
     if [len(shape) for shape in call.operands] != [2, 3, 1]:
         return None

@@ -1,7 +1,7 @@
 """Rules of data-dependent indexing: index, gather, scatter, top-k.
 
-The indexed dimensions stay whole; the dimensions of the index tensors and the
-dimensions that are not indexed may be split.
+Indexed dimensions are not split; dimensions of the index tensors and dimensions that are not
+indexed may be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def index(call: Call) -> Notation | None:
 
 
 def index_put(call: Call) -> Notation | None:
-    """`x[i, :, j] = values`: writes may collide, so the index tensors stay whole."""
+    """`x[i, :, j] = values`: writes may collide, so the index tensors are not split."""
     places = _indexed_dims(call)
     if places is None:
         return None
@@ -50,7 +50,7 @@ def _indexed_dims(call: Call) -> list[int] | None:
 def _lookup_words(
     call: Call, places: list[int], indices: list[Shape], whole: str
 ) -> tuple[str, str]:
-    """Words of the tensor that is looked up in, and of what is found there."""
+    """Notation of the indexed tensor, and of the result."""
     rank = len(call.operands[0])
     words = [f"v{d}!" if d in places else f"d{d}" for d in range(rank)]
     kept = [f"d{d}" for d in range(rank) if d not in places]

@@ -1,7 +1,7 @@
 """Elementwise operators of ATen by torch's tag `pointwise`, and their in-place forms.
 
-Lowering needs both and loads no torch, so they are written down here, for torch 2.13; a test
-compares them with torch.
+Lowering needs both and loads no torch, so they are listed here, for torch 2.13; a test compares the
+lists with torch.
 """
 
 from __future__ import annotations

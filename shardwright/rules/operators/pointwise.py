@@ -1,4 +1,4 @@
-"""Rules of elementwise operators that partial sums may pass, and of factories."""
+"""Rules of elementwise operators that can be applied to partial sums, and of factories."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from shardwright.rules.notation import Notation, elementwise, parse
 
 
 def add(call: Call) -> Notation:
-    """Sums of two tensors let partial sums through when both are."""
+    """Sums of two tensors are linear: the result is a partial sum if both operands are."""
     both = len(call.operands) == 2 and call.floating
     return elementwise(call.operands, call.results[0], linear=[[0, 1]] if both else [])
 
 
 def mul(call: Call) -> Notation:
-    """Products let partial sums of either factor through."""
+    """Products are linear in each factor: one factor may be a partial sum."""
     linear = [[i] for i in range(len(call.operands))] if call.floating else []
     return elementwise(call.operands, call.results[0], linear=linear)
 
 
 def div(call: Call) -> Notation:
-    """Quotients let partial sums of the dividend through."""
+    """Quotients are linear in the dividend, which may be a partial sum."""
     rounded = dict(call.op.kwargs).get("rounding_mode") is not None
     linear = [[0]] if call.floating and not rounded and _divides(call) else []
     return elementwise(call.operands, call.results[0], linear=linear)
@@ -33,7 +33,7 @@ def _divides(call: Call) -> bool:
 
 
 def where(call: Call) -> Notation:
-    """A choice between tensors lets partial sums through when both are."""
+    """`where` is linear in the two tensors together: both may be partial sums."""
     dtypes = [call.graph.tensor[name].dtype for name in call.op.operands]
     linear = (
         [[1, 2]] if len(dtypes) == 3 and dtypes[1] == dtypes[2] and "float" in dtypes[1] else []

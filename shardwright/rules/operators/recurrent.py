@@ -11,7 +11,7 @@ from shardwright.rules.notation import Notation, parse
 
 def layers(call: Call) -> Notation | None:
     """`lstm`, `gru`, `rnn_tanh`, `rnn_relu` over (time, batch, features) or (batch, time, ...)."""
-    if len(call.operands[0]) != 3:  # packed sequences: their rows belong to no one sample
+    if len(call.operands[0]) != 3:  # packed sequences have no batch dimension
         return None
     batch_first = call.op.args[8]
     hidden = call.op.args[1]

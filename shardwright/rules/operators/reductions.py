@@ -8,7 +8,7 @@ from shardwright.ir.graph import Op, whole_numbers
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, elementwise, parse
 
-# Reductions of floating-point numbers that devices with tiles compute together.
+# Reductions of floating-point numbers whose split dimensions are reduced inside the operator.
 JOINT = ("amax", "amin", "max", "min", "logsumexp", "prod")
 
 
@@ -18,7 +18,7 @@ def sum_(call: Call) -> Notation:
 
 
 def reduction(call: Call) -> Notation:
-    """Reductions other than sums: reduced dimensions stay whole, or are reduced internally.
+    """Reductions other than sums: reduced dimensions are not split, or are reduced internally.
 
     The internal reductions are of the result and of the number of elements that attain it.
     """
@@ -108,8 +108,8 @@ def extremum(call: Call) -> Notation:
 def cross_entropy(call: Call) -> Notation:
     """Summed or unreduced cross entropy.
 
-    Each device takes the terms of its own classes, once all know every sample's
-    largest logit and its sum of exponentials.
+    Each device computes the terms of its own classes, after the largest logit and the sum of
+    exponentials of every sample are all-reduced.
     """
     found = _per_class(call, "c")
     sampled = tuple(names for names in found.operands[0] if names != ("c",))

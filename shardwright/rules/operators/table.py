@@ -1,9 +1,8 @@
 """The table of written rules, in index notation.
 
-To add one: a line in `TEXT` if the notation says it all, a name in one of the
-lists of elementwise operators, or a function and a line in `BUILDERS` if its
-arguments decide. If it takes sizes as arguments, say in `arguments.py` how they become
-local.
+To add an operator, add a line to `TEXT` if its notation is fixed, or its name to one of the lists
+of elementwise operators, or a function and a line to `BUILDERS` if the notation depends on
+arguments. If sizes are among its arguments, `arguments.py` must make them local.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ TEXT: dict[str, tuple[str, str]] = {
     "normalize": ("n c ..., c, c, c, c -> n c ...", ""),
 }
 
-# Elementwise with broadcasting; nothing of them lets partial sums through.
+# Elementwise with broadcasting, and not linear: their operands cannot be partial sums.
 ELEMENTWISE = _names("""
     abs acos asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
     clamp_max clamp_min copysign cos cosh elu eq erf erfc exp exp2 expm1 floor floor_divide fmod
@@ -77,13 +76,13 @@ ELEMENTWISE = _names("""
 # Elementwise and linear in their first operand.
 LINEAR = _names("alias clone contiguous neg positive detach")
 
-# Elementwise losses that reduce over everything (reduction is a sum when they get here).
+# Elementwise losses that reduce all dimensions (decomposition has turned means into sums).
 LOSSES = _names("""
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
     binary_cross_entropy_with_logits
     """)
 
-# Reductions over given dimensions that are no sum: those dimensions stay whole.
+# Reductions other than sums over given dimensions, which are not split.
 REDUCTIONS = _names("""
     amax amin all any argmax argmin logsumexp mean prod std var std_mean var_mean
     """)
@@ -91,7 +90,7 @@ REDUCTIONS = _names("""
 # Operators that keep the shape but mix along the dimension in their argument `dim`.
 ALONG_DIM = _names("softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort")
 
-# Operators whose arguments decide about their notation.
+# Operators whose notation depends on their arguments.
 BUILDERS: dict[str, Builder] = {
     "view": views.view,
     "_unsafe_view": views.view,

@@ -59,7 +59,7 @@ def broadcast_tensors(call: Call) -> Notation:
 
 
 def slice_(call: Call) -> Notation:
-    """A slice that is one of equal chunks keeps the index inside the chunk; else it is whole."""
+    """A slice; its dimension may be split inside the chunk if it is one of equal chunks."""
     dim = call.dim(1)
     size, length = call.operands[0][dim], call.results[0][dim]
     start = whole_number(call.arg(2, "start") or 0)
@@ -123,7 +123,7 @@ def _without_dim(call: Call, dim: int) -> Notation:
 
 
 def cat(call: Call) -> Notation:
-    """Equal parts make a dimension (n c); unequal ones leave it whole."""
+    """`cat`; the dimension becomes (n c) for parts of equal size, and is not split otherwise."""
     dim = call.dim(1)
     lengths = {shape[dim] for shape in call.operands}
     if len(lengths) > 1:
@@ -148,7 +148,7 @@ def cat(call: Call) -> Notation:
 
 
 def stack(call: Call) -> Notation:
-    """A new dimension, one part each."""
+    """`stack`: the operands become the elements of a new dimension."""
     rank = len(call.operands[0]) + 1
     dim = whole_number(call.arg(1, "dim", 0)) % rank
     one = elementwise(call.operands, call.operands[0])
@@ -199,15 +199,15 @@ def pixel_shuffle(call: Call) -> Notation:
 
 
 def glu(call: Call) -> Notation:
-    """One half of a dimension gates the other, so it is whole."""
+    """`glu`: one half of a dimension gates the other half, so the dimension is not split."""
     return _opaque(call, call.dim(1, "dim", -1))
 
 
 def pad(call: Call) -> Notation:
-    """Padding: padded dimensions are new ones, and whole.
+    """Padding; padded dimensions are not split and not unified with those of the operand.
 
-    The dimensions follow from the argument, last one first, and not from sizes: padding by 1 and
-    -1 keeps the size.
+    The padded dimensions are read from the argument, last dimension first. Sizes do not show them:
+    padding by 1 and -1 keeps the size.
     """
     rank, amounts = len(call.operands[0]), call.op.args[1]
     assert isinstance(amounts, tuple)

@@ -1,15 +1,15 @@
 """Predicts weights a few updates ahead from optimizer state (SpecTrain).
 
-Every optimizer here updates `W ← W − lr · d`; `Direction` is d as its state says
-it is at the moment:
+Every optimizer here updates `W ← W − lr · d`; `Direction` is d, computed from the optimizer's
+current state:
 
     SGD           v, the momentum buffer (SpecTrain, arXiv 1809.02839)
     Adam, AdamW   m̂ / (√v̂ + ε), plus weight decay where it is decoupled
                   (PipeOptim, arXiv 2312.00839)
 
-`linear` repeats it s times, `decayed` lets it fade as it would if no further
-gradient came: lr · (γ + γ² + … + γˢ) · d (momentum decay, FTPipe).
-Optimizers are read, never changed. Under `maximize` their state has the sign already.
+`linear` applies it s times; `decayed` lets it decay as it would without further gradients:
+lr · (γ + γ² + … + γˢ) · d (momentum decay, FTPipe). Optimizers are only read. With `maximize` their
+state already has the opposite sign.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PredictionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The next update of one parameter is about `-lr * step`; `momentum` is how it fades."""
+    """The next update of a parameter is about `-lr * step`; `momentum` is its decay per update."""
 
     step: torch.Tensor
     lr: float
@@ -96,7 +96,7 @@ _DIRECTIONS: dict[type[torch.optim.Optimizer], Callable[..., Direction | None]] 
 
 
 def check(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `PredictionError` unless `optimizer` keeps what a prediction is made of."""
+    """Raise `PredictionError` unless the state of `optimizer` permits a prediction."""
     if _reader(optimizer) is sgd_direction:
         for group in optimizer.param_groups:
             if not group["momentum"]:
@@ -109,9 +109,9 @@ def check(optimizer: torch.optim.Optimizer) -> None:
 def direction_of(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> Direction | None:
-    """The direction in which `optimizer` will move a parameter of its `group`, None if unknown.
+    """The next direction of a parameter of a `group` of `optimizer`, or None if unknown.
 
-    Of a DTensor, that of this rank's tile.
+    For a DTensor it is that of this rank's tile.
     """
     state = optimizer.state.get(parameter, {})
     tiles = {k: local(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
@@ -124,10 +124,10 @@ def predict(
     updates: int,
     predictor: Predictor,
 ) -> list[torch.Tensor]:
-    """The parameters as they will be after `updates` more updates; of DTensors this rank's tiles.
+    """The predicted parameters after `updates` more updates; for DTensors, this rank's tiles.
 
-    A parameter that has not been updated yet, or that the optimizer does not
-    train, is returned as it is, sharing its memory.
+    A parameter that has not been updated yet, or that the optimizer does not train, is returned
+    unchanged and shares its memory.
     """
     if updates == 0:
         return [local(parameter).detach() for parameter in parameters]

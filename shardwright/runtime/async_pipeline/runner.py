@@ -1,10 +1,9 @@
 """An asynchronous pipeline on real ranks, over `torch.distributed`.
 
-A rank runs its stage as `async_stage` says, alone or with the others of a group
-that shares the stage; this file is about neighbours, drains and errors. An
-error in one stage is sent on in place of the next message, both ways, so that
-all ranks end with it; a process that is gone is noticed by its neighbours, and
-one that hangs by the timeout.
+A rank runs its stage by `stage.py`, alone or with the other ranks of the group that shares the
+stage; this file handles neighbours, drains and errors. A stage that fails sends its error to both
+neighbours instead of the next message, and they pass it on, so that all ranks end with it.
+Neighbours detect a process that ended; the timeout detects one that hangs.
 """
 
 from __future__ import annotations
@@ -54,12 +53,13 @@ def async_pipeline(
         weights: which weights the two passes use: `"spectrain"`, `"pipeoptim"`, each also with
             `"-decay"`, `"stash"` or `"stale"` (docs/how-to/async.md).
         cuts: numbers of the operators before which the graph is cut; None: balanced.
-        seed: what dropout masks are drawn from.
-        device: where the stage runs; None: as in `parallelize`.
-        timeout: how long a rank waits for a neighbour.
+        seed: the seed of dropout masks.
+        device: the device of the stage; None: as in `parallelize`.
+        timeout: the longest time that a rank waits for a neighbour.
 
     Raises:
-        PipelineError: the graph cannot be cut so, or the ranks do not agree.
+        PipelineError: the graph cannot be cut in this way, or the stages or weights of ranks
+            differ.
     """
     how = weights_named(weights)
     if not dist.is_initialized():
@@ -103,7 +103,7 @@ class AsyncPipeline(StageModule):
 
     @property
     def lag(self) -> int:
-        """The number of mini-batches by which this stage finishes later than the last one."""
+        """The number of mini-batches by which the last stage is ahead of this one."""
         return self._sw_link.lag
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,19 +125,18 @@ class AsyncPipeline(StageModule):
         """Put one mini-batch into the pipeline and update this stage's weights.
 
         Args:
-            optimizer: of the parameters of this stage.
+            optimizer: an optimizer of the parameters of this stage.
             batch: the global batch, equal on every rank.
             scheduler: a learning-rate schedule; it steps after each update of this stage.
-            clip_norm: largest norm of this stage's gradients.
-            discount_steps: updates over which a late stage's learning rate rises to its own
-                (PipeMare, arXiv 1910.05124).
-            check: called with each loss on the last stage, before the backward pass; what it raises
-                ends all ranks.
+            clip_norm: the largest norm of this stage's gradients.
+            discount_steps: the number of updates over which a late stage's learning rate rises to
+                its full value (PipeMare, arXiv 1910.05124).
+            check: called with each loss on the last stage, before the backward pass; an exception
+                that it raises ends all ranks.
 
         Returns:
-            The loss of the mini-batch that this stage finished: of stage k of N the one of N - k -
-                1
-            calls ago, NaN while the pipeline fills.
+            The loss of the mini-batch whose backward pass this stage finished: on stage k of N,
+                that of N - k - 1 calls before; NaN while the pipeline fills.
         """
         update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps, check)
 
@@ -177,7 +176,7 @@ class AsyncPipeline(StageModule):
         return self._sw_guard(work)
 
     def evaluate(self, batch: Any) -> torch.Tensor:
-        """Compute the loss of a batch with the weights as they are, without dropout.
+        """Compute the loss of a batch with the current weights, without dropout.
 
         Args:
             batch: the global batch, equal on every rank.
@@ -201,7 +200,7 @@ class AsyncPipeline(StageModule):
         return self._sw_loss(self._sw_guard(work))
 
     def check_evaluation(self) -> None:
-        """Raise `PlanError` for a model that is another graph in evaluation, but for dropout."""
+        """Raise `PlanError` if evaluation differs from training in more than dropout."""
         self._sw_evaluation.check()
 
     def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -217,7 +216,7 @@ class AsyncPipeline(StageModule):
             self._sw_fail(str(e))
             raise StageFailed(self._sw_failure) from e
         except Exception as e:
-            # One of those that share the stage may be gone; then it is not this rank that fails.
+            # If another rank of this stage ended, its error is the cause, not this one.
             said = self._sw_board.read() if is_broken_link(e) else ""
             if said or (is_broken_link(e) and self._sw_seat.others):
                 self._sw_fail(said or f"{self._sw_seat.company} is gone: {_first_line(e)}")

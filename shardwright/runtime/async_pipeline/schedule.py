@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """By how many updates of its stage weights are predicted, for each of the two passes."""
+    """The number of updates of its stage by which each of the two passes predicts weights."""
 
     forward: int
     backward: int
@@ -28,8 +28,7 @@ class Horizon:
 class StagePasses:
     """The passes of a stage when a mini-batch arrives: `forward` of it, then `backward` of another.
 
-    None where there is nothing: no backward pass yet while the pipeline fills,
-    no forward pass any more while it drains.
+    `backward` is None while the pipeline fills, `forward` is None while it drains.
     """
 
     forward: int | None
@@ -44,8 +43,9 @@ def lag(stage: int, stages: int) -> int:
 def spectrain_horizon(stage: int, stages: int) -> Horizon:
     """SpecTrain (arXiv 1809.02839): to the end of the mini-batch's round trip at stage 0.
 
-    Backward ⌊k/2⌋: the whole rounds, of a forward and a backward pass, in the k
-    ticks that its gradient still travels. Forward as many more as `lag`.
+    The backward pass predicts ⌊k/2⌋ updates, the number of complete rounds (a forward and a
+    backward pass) in the k ticks until its gradient reaches stage 0. The forward pass predicts
+    `lag` more.
 
     >>> [(h.forward, h.backward) for h in (spectrain_horizon(k, 4) for k in range(4))]
     [(3, 0), (2, 0), (2, 1), (1, 1)]

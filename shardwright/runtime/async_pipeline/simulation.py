@@ -1,8 +1,7 @@
-"""An asynchronous pipeline in one process: equal staleness and numbers, without ranks.
+"""Simulates an asynchronous pipeline in one process, with the staleness and values of real ranks.
 
-Stages are called one after the other, each mini-batch by mini-batch in the
-order of `async_schedule`. What a stage computes depends on that order alone, so
-the losses are those of real ranks, bit for bit.
+Stages are called one after the other, each in the order of `schedule.py`. The results of a stage
+depend only on that order, so the losses are bit-identical to those of real ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def async_simulation(
     **options: Any,
 ) -> AsyncSimulation:
     """A simulated pipeline of `model`, captured with one call; `options` as `AsyncSimulation`'s."""
-    weights_named(weights)  # a mistake is told before the capture, which may take a while
+    weights_named(weights)  # raises for a wrong name before the capture, which may take long
     found = capture_stages(model, args, kwargs, stages=stages, cuts=cuts)
     return AsyncSimulation(found, model, weights, optimizer, **options)
 

@@ -1,9 +1,8 @@
 """The work of one stage of an asynchronous pipeline.
 
-The simulation and the ranks run this same code; they differ in the `NeighbourLink` to
-the neighbours alone. No weights are kept for the backward pass unless they are
-stashed: where autograd would save a weight it saves which one it is, and the
-backward pass gets the weights that are due by then.
+The simulation and the ranks run this code; they differ only in their `NeighbourLink`. Weights are
+not kept for the backward pass unless they are stashed: where autograd would save a weight, it saves
+the weight's index, and the backward pass reads the weights of the version that it should use.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class StageUpdate:
     check: Callable[[torch.Tensor], None] | None = None  # of the last stage's losses, may raise
 
     def __call__(self, parameters: Sequence[nn.Parameter], factor: float) -> None:
-        """Clip, update with learning rates times `factor`, go on with the schedule."""
+        """Clip gradients, update with learning rates times `factor`, and step the schedule."""
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         with scaled(self.optimizer, factor):
@@ -74,7 +73,7 @@ class StageUpdate:
 class _InFlight:
     """State that a mini-batch keeps on a stage between its two passes.
 
-    `roots` are where gradients will come in; the values handed on are not kept.
+    `roots` are the autograd nodes that will receive gradients; sent values are not kept.
     """
 
     received: Tensors
@@ -82,7 +81,7 @@ class _InFlight:
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """`weight` in place of `parameter`, which gets its gradient. Neither is kept."""
+    """Returns `weight`, and passes its gradient to `parameter`. Neither is kept."""
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -138,7 +137,7 @@ class AsyncStage:
         factor = self._factor(update.discount_steps)
         if call.forward is not None:
             received = link.receive_values() if self.index else ()
-            with scaled(update.optimizer, factor):  # which predictions depend on
+            with scaled(update.optimizer, factor):  # because predictions use the learning rate
                 values = self.forward(update.optimizer, received, batch)
             self.seen += 1
             if self.is_last:
@@ -187,7 +186,7 @@ class AsyncStage:
         named = dict(zip(stage.graph.outputs, outputs, strict=True))
         roots = [get_gradient_edge(named[n]) for n in stage.returning_gradient(named)]
         self.flying.append(_InFlight(taken, roots))
-        # A weight that is handed on must not change on its way.
+        # A weight that is sent to the next stage must not change before it arrives.
         return [
             out.detach().clone() if out.untyped_storage().data_ptr() in ours else out.detach()
             for out in outputs
@@ -224,7 +223,7 @@ class AsyncStage:
             self.module.train(was)
 
     def _factor(self, discount_steps: int) -> float:
-        """Of the learning rates from one update to the next."""
+        """The factor of the learning rates for the next update."""
         if not discount_steps:
             return 1.0
         made = self.module.minibatches - len(self.flying)  # those before a resume too

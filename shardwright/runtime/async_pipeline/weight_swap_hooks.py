@@ -1,8 +1,8 @@
 """Swaps the weights that a backward pass reads, with saved-tensor hooks.
 
-Where autograd would save a weight, it saves which one it is: what lies in the
-memory of a weight is a view of it. When the backward pass runs, the view is
-taken of the weight that is due by then.
+Where autograd would save a weight, or a view of one (recognised by its storage), it saves the
+weight's index instead. In the backward pass the view is taken of the weight version that this pass
+should use.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shardwright.runtime.parameters.storage_view import StorageView
 
 @final
 class WeightSwap:
-    """The weights of one stage: those that the forward pass runs with, those due in the other."""
+    """The weights of one stage: those of the forward pass and those for the backward pass."""
 
     def __init__(self) -> None:
-        self.numbers: dict[int, int] = {}  # where a weight of the forward pass lies -> which it is
+        self.numbers: dict[int, int] = {}  # storage address of a forward weight -> its index
         self.due: Sequence[torch.Tensor] = ()
 
     def track(self, weights: Sequence[torch.Tensor]) -> None:
-        """From now on `weights` are recognised, as long as they are alive."""
+        """Recognise `weights` from now on, as long as they are alive."""
         self.numbers = {
             weight.untyped_storage().data_ptr(): number
             for number, weight in enumerate(weights)
@@ -32,14 +32,14 @@ class WeightSwap:
         }
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Saves the number of a weight instead of `tensor`."""
+        """The index of a weight and the form of its view, or `tensor` if it is not a weight."""
         number = self.numbers.get(tensor.untyped_storage().data_ptr())
         if number is None:
             return tensor
         return number, StorageView.of(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """The tensor, of the weights that are due."""
+        """The tensor, read from the weights for the backward pass."""
         if isinstance(packed, torch.Tensor):
             return packed
         number, view = packed
@@ -47,6 +47,6 @@ class WeightSwap:
         return weight
 
     def later(self, source: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """`source`, for a backward pass that makes something of it anew."""
+        """A function that returns `source` for recomputation in the backward pass."""
         packed = self.pack(source.detach())
         return lambda: self.unpack(packed)

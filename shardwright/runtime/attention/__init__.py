@@ -1,1 +1,1 @@
-"""Attention that is shared by several devices."""
+"""Attention that several devices compute together: ring attention and zigzag layout."""

@@ -1,12 +1,12 @@
 """Blockwise attention: keys in any order, without materialising all scores.
 
-Each block of scores S = scale · Q Kᵀ + mask adds exp(S − m) V and Σ exp(S − m) to what is known,
-with m the largest of each row so far; when m grows, what is known shrinks (Milakov and
+Each block of scores S = scale · Q Kᵀ + mask adds exp(S − m) V and Σ exp(S − m) to running sums,
+where m is the maximum of each row so far; when m grows, the sums are rescaled (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention
-does not need O(n²) memory", 2021). Backward needs of the forward pass L = m + log Σ exp(S − m) of
-each row alone: P = exp(S − L), and with D = Σ dO · O the gradient of S is P · (dO Vᵀ − D) (Dao et
-al., "FlashAttention", 2022). It knows nothing of devices: which rows and columns are there is said
-by their places in the whole.
+does not need O(n²) memory", 2021). The backward pass needs only L = m + log Σ exp(S − m) of each
+row: P = exp(S − L), and with D = Σ dO · O the gradient of S is P · (dO Vᵀ − D) (Dao et al.,
+"FlashAttention", 2022). This file does not know devices: rows and columns are given by their global
+positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shardwright.program.instructions import Run
 
-_SCORES = 2**20  # of one block, on a CPU: what its caches hold
+_SCORES = 2**20  # scores of one block on a CPU, chosen to fit its caches
 _SCORES_ON_GPU = 2**26
 
 
@@ -32,7 +32,7 @@ class How(NamedTuple):
 
 
 class TilePart(NamedTuple):
-    """Some rows against some columns, each counted in the tile and, if `masked`, in the whole."""
+    """A block of rows and columns of scores: their slices of the tile and global positions."""
 
     rows: slice
     columns: slice
@@ -43,7 +43,7 @@ class TilePart(NamedTuple):
 
 @final
 class Rows:
-    """The results of one tile of queries [..., heads, length, width], while blocks come in."""
+    """Accumulates the results of one tile of queries [..., heads, length, width] over blocks."""
 
     def __init__(self, query: Tensor, width: int, runs: Sequence[Run], how: How) -> None:
         self.query = _grouped(query, how.heads)  # (..., heads of keys, queries of each, L, E)
@@ -55,7 +55,7 @@ class Rows:
         self.total = self.sums.new_zeros(shape[:-1])
 
     def add(self, key: Tensor, value: Tensor, mask: Tensor | None, runs: Sequence[Run]) -> None:
-        """One block of keys and values [..., heads, length, width], which lie at `runs`."""
+        """Add a block of keys and values [..., heads, length, width] at global positions `runs`."""
         for part in parts(self.query, self.runs, runs, self.how):
             scores = _scores(self.query, key, mask, part, self.how)
             largest = self.largest[..., part.rows]
@@ -70,7 +70,7 @@ class Rows:
             self.largest[..., part.rows] = now
 
     def results(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The result of attention, zeros for rows that see nothing, and L of each row."""
+        """The result of attention, zeros for rows that attend to nothing, and L of each row."""
         nothing = self.total == 0
         result = self.sums / self.total.masked_fill(nothing, 1.0).unsqueeze(-1)
         normalizer = (self.largest + self.total.log()).masked_fill(nothing, float("inf"))
@@ -79,7 +79,7 @@ class Rows:
 
 @final
 class TileGradients:
-    """Gradients of one tile of queries, while blocks of keys and values come by."""
+    """Accumulates the gradients of one tile of queries over blocks of keys and values."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class TileGradients:
         masks: tuple[Tensor | None, Tensor | None],
         runs: Sequence[Run],
     ) -> None:
-        """A block of keys and values, the `sums` of its gradients, mask and gradient of that."""
+        """Add a block of keys and values; its gradients are added to `sums` and the mask's."""
         (key, value), (of_key, of_value), (mask, of_mask) = block, sums, masks
         for part in parts(self.query, self.runs, runs, self.how):
             rows, columns = part.rows, part.columns
@@ -126,7 +126,7 @@ class TileGradients:
 def parts(
     query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How
 ) -> Iterator[TilePart]:
-    """The parts of a tile that are computed: columns that no row sees are left out."""
+    """The parts of a tile to compute; columns to which no row attends are omitted."""
     top = 0
     for row, length in rows:
         left = 0
@@ -182,7 +182,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, how
 
 
 def _cut(mask: Tensor, part: TilePart) -> Tensor:
-    """The part of a mask, whose columns and rows may stand for all."""
+    """The part of a mask that belongs to a block; its rows and columns may broadcast."""
     if mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., part.rows, :]
     return (

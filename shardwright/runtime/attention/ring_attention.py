@@ -1,7 +1,7 @@
-"""Ring attention: keys and values circulate between devices, queries stay, in zigzag halves.
+"""Ring attention: keys and values circulate between devices; queries stay, in zigzag halves.
 
-A ring holds two blocks of keys and values at a time: while one is computed with, the next is on
-its way (Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023).
+A device holds two blocks of keys and values at a time: it computes with one while it receives the
+next (Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TiledAttention(nn.Module):
     def _whole(
         self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, runs: Sequence[Run]
     ) -> Tensor:
-        """Halves of the queries, over keys that are all here."""
+        """Attention of the halves of the queries over keys that are all on this device."""
         lengths = [length for _, length in runs]
         found = [
             torch.ops.shardwright.causal_rows(
@@ -82,7 +82,7 @@ class TiledAttention(nn.Module):
         mask: Tensor | None,
         runs: Sequence[Run],
     ) -> Tensor:
-        """Keys and values that go around."""
+        """Attention over keys and values that circulate."""
         given, own = (query, key, value), 3 if self.grouped else 2  # dimensions that do not repeat
         many = torch.broadcast_shapes(*(x.shape[:-own] for x in given))
         query, key, value = (x.expand(*many, *x.shape[-own:]) for x in given)
@@ -96,7 +96,7 @@ class TiledAttention(nn.Module):
 
 
 class _Ring(torch.autograd.Function):
-    """Each device's keys and values visit all others, and their gradients come home with them."""
+    """Sends each device's keys and values around the ring, and returns their gradients to it."""
 
     @staticmethod
     def forward(
@@ -136,7 +136,7 @@ class _Ring(torch.autograd.Function):
         for step in range(count):
             owner, coming = _owners(ring, step)
             own = torch.zeros_like(block, dtype=exact)
-            before = torch.empty_like(own)  # what others found for this block
+            before = torch.empty_like(own)  # gradients of this block from the other devices
             settle = _nothing
             if step:
                 settle = ring.line.exchange([(_next(ring), sums)], [(_previous(ring), before)])
@@ -176,7 +176,7 @@ def _previous(ring: TiledAttention) -> int:
 
 
 def _owners(ring: TiledAttention, step: int) -> tuple[int, int]:
-    """Whose block is here at a step, and whose comes next."""
+    """The owners of the block that is here at a step, and of the block that comes next."""
     count = len(ring.blocks)
     return (ring.position - step) % count, (ring.position - step - 1) % count
 
@@ -189,7 +189,7 @@ def _packed(key: Tensor, value: Tensor) -> Tensor:
 def _split(
     block: Tensor, key: Tensor, value: Tensor, ring: TiledAttention, owner: int
 ) -> tuple[Tensor, Tensor]:
-    """Views of a buffer as the keys and values of `owner`, shaped like one's own."""
+    """Views of a buffer as the keys and values of `owner`, in the shapes of `key` and `value`."""
     length = sum(size for _, size in ring.blocks[owner])
     shapes = [(*x.shape[:-2], length, x.shape[-1]) for x in (key, value)]
     sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -198,7 +198,7 @@ def _split(
 
 
 def _pass_on(ring: TiledAttention, block: Tensor, coming: int | None) -> tuple[Wait, Tensor]:
-    """Send a block to the next device and take that of `coming` from the one before."""
+    """Send a block to the next device and receive that of `coming` from the previous one."""
     if coming is None:
         return _nothing, block
     here, there = (sum(n for _, n in ring.blocks[i]) for i in (_here(ring, coming), coming))
@@ -212,5 +212,5 @@ def _nothing() -> None:
 
 
 def _here(ring: TiledAttention, coming: int) -> int:
-    """Whose block is here while that of `coming` is on its way."""
+    """The owner of the block that is here while that of `coming` is received."""
     return (coming + 1) % len(ring.blocks)

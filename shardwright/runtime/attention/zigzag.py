@@ -1,8 +1,8 @@
 """Zigzag layout: early and late halves of tiles are swapped so that causal work is balanced.
 
-Under a causal mask a device with late queries alone would have most of the work; of 2n halves
-device i computes i and 2n − 1 − i, which is equally much everywhere. Tiles lie in one run
-outside of the operator, so they are swapped before it and after it.
+Under a causal mask a device with only late queries would have most of the work. So of the 2n halves
+of all tiles device i computes halves i and 2n − 1 − i, which is equal work on all devices. Outside
+of the operator tiles are contiguous, so halves are swapped before and after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.runtime.comm.p2p_group import P2PGroup
 
 
 class _Half(NamedTuple):
-    """A half of someone's tile: whose, where in that tile, its place in the whole, its length."""
+    """A half of a tile: the tile's owner, its start in the tile and in the whole, its length."""
 
     holder: int
     offset: int
@@ -42,11 +42,11 @@ class Halves:
         self.of_each = [(halves[i], halves[last - i]) for i in range(len(tiles))]
 
     def runs(self, position: int) -> tuple[Run, ...]:
-        """The rows that the device at `place` computes, early halves first."""
+        """The rows that the device at `position` computes, early halves first."""
         return tuple((half.start, half.length) for half in self.of_each[position])
 
     def swapped(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """The halves to compute with, for the tiles [..., length, width] that are held."""
+        """The halves that this device computes, from all devices' tiles [..., length, width]."""
         mine = self.of_each[self._place]
         length = sum(half.length for half in mine)
         made = [x.new_empty((*x.shape[:-2], length, x.shape[-1])) for x in given]
@@ -54,7 +54,7 @@ class Halves:
         return tuple(made)
 
     def returned(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """The tiles as they are held, of what was computed in halves."""
+        """This device's tiles, from results that were computed in halves."""
         made = [x.new_empty((*x.shape[:-2], self._local_length, x.shape[-1])) for x in given]
         self._move(given, made, back=True)
         return tuple(made)
@@ -91,7 +91,7 @@ class Halves:
 
 
 class ZigzagSwap(torch.autograd.Function):
-    """Tiles become halves; on their way back, and the other way round, so do gradients."""
+    """Swaps tiles to halves, or back; the backward pass swaps gradients the other way."""
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, back: bool, *given: Tensor) -> tuple[Tensor, ...]:

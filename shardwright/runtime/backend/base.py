@@ -1,7 +1,7 @@
 """`Backend`: how collectives run on one library of `torch.distributed`.
 
-The class itself runs them as NCCL does, which orders them on streams of the device: a call that is
-not asynchronous blocks no thread of the host. Other backends override what they do otherwise.
+The base class is for NCCL, which orders collectives on streams of the device, so that also a
+synchronous call blocks no thread of the host. Other backends override the methods that differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shardwright.machine.backends import BackendSpec
 
-# Their names from torch 2.13 on, then those before.
+# The names from torch 2.13 on, or else the older names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _WIDER = {
@@ -35,9 +35,9 @@ class Waited(Protocol):
 
 
 def wait_for(work: Waited, _what: str) -> None:
-    """Wait; `train/coordination/watchdog.py` finds the argument in this frame of a rank that hangs.
+    """Wait; `train/coordination/watchdog.py` reads the argument from this frame of a hung rank.
 
-    The wait itself is no Python code of torch's, and so in no frame.
+    The wait of torch runs in C++ and has no Python frame.
     """
     work.wait()
 
@@ -45,7 +45,7 @@ def wait_for(work: Waited, _what: str) -> None:
 class Backend:
     """The collectives of one backend; all tensors are contiguous."""
 
-    tuned = False  # whether it has changed how the host runs this process
+    tuned = False  # whether `tune_host` has changed allocator, scheduling and waits
 
     def __init__(self, spec: BackendSpec) -> None:
         self.spec = spec
@@ -53,8 +53,8 @@ class Backend:
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which tensors of `dtype` are sent.
 
-        Backends know few integers: others travel in wider ones, in which sums wrap around to the
-        same.
+        Backends support few integer types; the others are sent as wider ones, in which sums wrap
+        around to the same results.
         """
         return _WIDER.get(dtype, dtype)
 
@@ -116,7 +116,7 @@ class Backend:
     def reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> None:
-        """Part `rank` of the sum of `given` goes to `own`; `given` may be changed."""
+        """Write part `rank` of the sum of `given` to `own`; `given` may be overwritten."""
         del rank  # the library knows it
         reduce_scatter_single(own, given, group=group)
 
@@ -128,13 +128,13 @@ class Backend:
         return begun(reduce_scatter_single(own, given, group=group, async_op=True))
 
     def tune_host(self) -> None:
-        """Change how the host runs this process where that makes ranks faster; here nowhere."""
+        """Tune allocator, scheduling and waits of this process for speed; here a no-op."""
 
     def tune_new_groups(self) -> None:
         """Tune process groups made since the host was tuned; nothing if it was not."""
 
 
 def begun(work: dist.Work | None) -> Waited:
-    """An asynchronous collective of a rank that is one of its group."""
+    """The handle of an asynchronous collective; the rank must be a member of its group."""
     assert work is not None
     return work

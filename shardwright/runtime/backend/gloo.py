@@ -1,7 +1,8 @@
-"""Gloo, which joins ranks on CPUs: its workarounds, and the tuning of the host that it can ask for.
+"""The backend Gloo for ranks on CPUs: its workarounds, and optional tuning of the host.
 
-Its threads send and receive. A collective that is not asynchronous blocks the calling thread inside
-of torch, where nobody sees what is waited for; so all are begun, and then waited for.
+Gloo's own threads send and receive. A synchronous collective would block the calling thread inside
+of torch, where the watchdog cannot see which collective it waits for; so all collectives are
+started asynchronously and then waited for.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Gloo(Backend):
         return self._waited(given, work)
 
     def begin_gather(self, group: dist.ProcessGroup, buffer: torch.Tensor, rank: int) -> Waited:
-        # Gloo would gather in a buffer of its own, as large as this one, which its threads give
-        # back some time later. So every rank sends its part to each other one.
+        # Gloo's all-gather allocates another buffer of this size, which its threads free later.
+        # So every rank sends its part to each other rank instead.
         parts = buffer.view(-1).chunk(group.size())
         works: list[Waited] = []
         for hop in range(1, len(parts)):
@@ -78,14 +79,14 @@ class Gloo(Backend):
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:
-        # Gloo scatters a sum so itself, but makes a copy of what it is given before.
+        # Gloo's own reduce-scatter is also an all-reduce, but copies its input first.
         return _PartOfSum(own, given, rank, self.begin_reduce(group, given, dist.ReduceOp.SUM))
 
     def tune_host(self) -> None:
-        """Keep freed memory, schedule Gloo's threads as a batch, and wait without sleep.
+        """Keep freed memory, schedule Gloo's threads as `SCHED_BATCH`, and spin in short waits.
 
-        That is the whole process, until it ends: the allocator, the threads of all process groups
-        that are there, and all waits for collectives from now on.
+        This affects the whole process until it ends: the allocator, the threads of all existing
+        process groups, and all later waits for collectives.
         """
         self.tuned = True
         keep_freed_memory()
@@ -96,7 +97,7 @@ class Gloo(Backend):
             have_senders_take_turns()
 
     def _waited(self, x: torch.Tensor, work: dist.Work | None) -> Waited:
-        """`work` on `x`, which is waited for awake where the host is tuned and that helps."""
+        """`work` on `x`, with a spinning wait if the host is tuned and the message is small."""
         assert work is not None
         small = x.numel() * x.element_size() <= AWAKE_BYTES
         return Awake(work) if self.tuned and small else work
@@ -115,7 +116,7 @@ class _Messages:
 
 
 class _PartOfSum:
-    """A rank's part of a sum that all ranks get whole."""
+    """A reduce-scatter that is run as an all-reduce; the rank copies its part of the sum."""
 
     def __init__(self, own: torch.Tensor, given: torch.Tensor, rank: int, work: Waited) -> None:
         self._own = own

@@ -21,18 +21,19 @@ _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_"
 _TASKS = Path("/proc/self/task")  # of Linux
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 # Fitted to two to four ranks on a host of two cores.
-_YIELDS = 50  # between two looks at the clocks
-_LOOKS = 400  # together some 10 ms, if nobody else wants the core; longer waits sleep
-AWAKE_BYTES = 2**23  # more is work for Gloo's threads, which want a core for themselves
+_YIELDS = 50  # yields of the core between two readings of the clocks
+_LOOKS = 400  # readings before the wait sleeps, about 10 ms if no other thread needs the core
+AWAKE_BYTES = 2**23  # for larger messages Gloo's threads need the core themselves
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Have `malloc` keep what is freed for what is allocated next; whether it does now.
+    """Make `malloc` keep freed memory for later allocations; return whether it does so now.
 
-    glibc gives large blocks back to the system as they are freed, and the end of the heap too, and
-    the next operator's pages are mapped and zeroed one by one: up to half of what a convolution
-    takes. A process's peak stays what it is. Nothing is done where the user has set any of this
-    by variables of mallopt(3), or where `malloc` is not glibc's. Again, it changes nothing.
+    glibc returns large freed blocks, and free memory at the end of the heap, to the system; the
+    pages of the next operator are then mapped and zeroed one by one, which takes up to half of the
+    time of a convolution. The peak memory of the process does not change. Nothing is done if the
+    user has set any of this by environment variables of mallopt(3), or if `malloc` is not glibc's.
+    A second call changes nothing.
     """
     tuned = "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
     if tuned or any(name in environment for name in _USERS):
@@ -45,14 +46,14 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def have_senders_take_turns(tasks: Path = _TASKS) -> int:
-    """Have Gloo's threads of this process wait for each other to leave the core; how many do.
+    """Schedule Gloo's threads of this process as `SCHED_BATCH`; return the number of such threads.
 
-    The thread that listens to a connection asks for its lock again and again while another one has
-    it and is about to send. Where it wakes up on that one's core it takes the core, and asks in
-    vain until the scheduler looks again, milliseconds later. So the threads become such
-    as take no core from another as they wake up (`SCHED_BATCH`): those of all process groups that
-    are there; again, it changes nothing. On other systems than Linux, and where a user gave them
-    another scheduling policy, they stay as they are.
+    The thread that listens to a connection polls for the connection's lock while another thread
+    holds the lock and is about to send. If it wakes up on the core of that thread, it preempts it
+    and polls in vain until the next scheduler tick, milliseconds later. Threads with `SCHED_BATCH`
+    do not preempt others when they wake up. This changes the threads of all existing process groups
+    and leaves threads with another scheduling policy, and other systems than Linux, unchanged. A
+    second call changes nothing.
     """
     if not dist.is_initialized():
         return 0
@@ -72,11 +73,11 @@ def _take_turns(thread: int) -> bool:
 
 @final
 class Awake:
-    """Waits for a collective of Gloo's threads without sleep, as long as it is short.
+    """Spins while it waits for a collective of Gloo's threads, and sleeps if the wait gets long.
 
-    A core of a virtual machine on which all threads sleep goes back to the host; until it is at
-    work again takes as long as many messages do. So who waits stays awake for some milliseconds,
-    and yields the core to whoever has work for it.
+    If all threads on a core of a virtual machine sleep, the core returns to the host, and getting
+    it back takes as long as many messages. So the waiting thread spins for some milliseconds, and
+    yields the core to any thread that can run.
     """
 
     def __init__(self, work: dist.Work) -> None:
@@ -91,7 +92,7 @@ class Awake:
                     self._work.wait()
                     return
                 os.sched_yield()
-            # Of time in which no thread of this rank runs others had the core, who want it.
+            # If no thread of this rank ran for half of the time, other processes need the core.
             if time.perf_counter() - start > 2 * (time.process_time() - ours):
                 break
         self._work.wait()

@@ -8,14 +8,14 @@ from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.backend.base import Backend
 from shardwright.runtime.backend.gloo import Gloo
 
-# One object each: `tune_host` changes the process. Those without a class are called as NCCL is.
+# One object each, because `tune_host` changes the process. Backends without a class run like NCCL.
 _CLASSES: dict[str, Backend] = {"gloo": Gloo()}
 _KNOWN = {name: _CLASSES.get(name) or Backend(spec) for name, spec in BACKENDS.items()}
 _ON_DEVICE_STREAMS = _KNOWN["nccl"]
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
-    """The backend of `group`, by default of all ranks; other libraries are called as NCCL is."""
+    """The backend of `group`, by default of all ranks; unknown backends are treated like NCCL."""
     return _KNOWN.get(dist.get_backend(group), _ON_DEVICE_STREAMS)
 
 

@@ -1,14 +1,14 @@
 """Point-to-point messages between neighbouring stages, with one receive posted ahead.
 
-Each boundary has two channels, values one way and gradients the other, each with
-a process group of its own, so that neither can hold up the other. A message is
-one flat buffer of a size that both ends know:
+Each boundary has two channels, one for values and one for gradients, each with a process group of
+its own, so that neither blocks the other. A message is one flat buffer of a size that both ends
+know:
 
     status, loss, text of an error | tensor | tensor | …   (each on a multiple of 64 bytes)
 
-The next message is being received while this one is worked on. It may turn out
-to be a mini-batch, the token that ends a drain, or the error of a stage that
-failed: so every receive that was begun is also met.
+The next message is received while the stage computes with the current one. It is a mini-batch, the
+token that ends a drain, or the error of a stage that failed, so every posted receive is matched by
+a send.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_ALIGN = 64  # vector instructions must not find their operands elsewhere than in one process
+_ALIGN = 64  # the alignment of tensors in one process, so that vector kernels round equally
 _HEADER = 512
 _TEXT = slice(16, _HEADER)
 _DATA, _TOKEN, _FAILED = 0, 1, 2
-_TELLING = timedelta(seconds=15)  # that a stage failed: the peer waits for a message already
+_TELLING = timedelta(seconds=15)  # to send an error; the peer has already posted a receive
 
 
 class StageFailed(RuntimeError):  # noqa: N818 - what happened, to another stage
@@ -82,7 +82,7 @@ class Channel:
             self._wait(self.under_way.popleft()[1])
 
     def send_token(self) -> None:
-        """Say that this rank is done, and wait until everything sent is gone."""
+        """Send the end token, and wait until all messages are sent."""
         self._begin(self._message(_TOKEN))
         while self.under_way:
             self._wait(self.under_way.popleft()[1])

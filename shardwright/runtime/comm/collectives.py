@@ -1,7 +1,7 @@
 """Runs one step of a redistribution on a local tile with the process group's collectives.
 
-A DTensor's way costs a millisecond of dispatch on a CPU, as much as the message of a small
-tensor. Tiles are cut as `torch.chunk` cuts them, so the last ones may be shorter, or empty.
+DTensor's redistribution costs a millisecond of dispatch on a CPU, as much as a small message. Tiles
+are cut as by `torch.chunk`, so the last ones may be shorter or empty.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from shardwright.runtime.comm.process_group import exchange_over, gather_into, r
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     """`x` after `move`, which moves data along `mesh`, of one axis; in memory of its own.
 
-    Tiles are seen as their atoms, one dimension each. Raises `ValueError` for a kind that moves no
-    data, or that is not known.
+    Tiles have one dimension per atom. Raises `ValueError` for a kind that moves no data or is
+    unknown.
     """
     run = MOVES[move.collective]
     group, rank = mesh.get_group(), mesh.get_local_rank()
@@ -40,11 +40,11 @@ def _summed(x: torch.Tensor, _move: Move, group: dist.ProcessGroup, _rank: int) 
 
 
 def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """The tiles of all ranks along `move.src`, padded on their way to the size of the largest."""
+    """The whole along `move.src`; tiles are sent padded to the size of the largest tile."""
     lengths = _lengths(move.whole[move.src], group.size())
     shape = _with(move.whole, move.src, lengths[0])
     buffer = x.new_empty((len(lengths), *shape))
-    own = buffer[rank]  # where it will be, so that nothing is copied twice
+    own = buffer[rank]  # its final position, so that it is copied only once
     own.narrow(move.src, 0, lengths[rank]).copy_(x)
     wait_for(gather_into(buffer, group, rank), "a gather")
     if prod(move.whole[: move.src]) == 1:  # one after the other they are the whole
@@ -57,7 +57,7 @@ def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) 
 def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
     """This rank's tile along `move.dst` of the ranks' sum."""
     backend = backend_of(group)
-    if not backend.spec.native_reduce_scatter:  # the whole is summed in any case
+    if not backend.spec.native_reduce_scatter:  # such a backend all-reduces in any case
         summed = _summed(x, move, group, rank)
         own = summed.narrow(move.dst, move.start, move.length)
         return own.clone(memory_format=torch.contiguous_format)

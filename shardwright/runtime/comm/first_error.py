@@ -1,9 +1,8 @@
 """Records the error of the first rank that fails, for the ranks that only see a broken connection.
 
-Neighbouring stages tell each other (`channel`). Ranks that share a stage wait
-for each other inside of collectives, where no message reaches them: these break
-when a process ends, and say nothing of the reason. The reason is in the store
-that the process group was made with.
+Neighbouring stages send each other their errors (`channel`). Ranks that share a stage wait for each
+other in collectives, which fail when a process ends but do not report its error. So the error is
+written to the store with which the process group was initialised.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import final
 
 import torch.distributed as dist
 
-_PATIENCE = 15.0  # seconds; who lost its neighbour writes as soon as it looks for a message
+_PATIENCE = 15.0  # seconds; a rank that lost its neighbour writes at its next receive
 
 
 @final
 class FirstErrorRecord:
-    """One text for all ranks; the first that is written stays. Every rank makes one, in turn."""
+    """One text for all ranks; the first text written is kept. Every rank must construct it."""
 
     def __init__(self) -> None:
         numbers = [0] * dist.get_world_size()
@@ -31,7 +30,7 @@ class FirstErrorRecord:
         self.key = f"shardwright/boards/{numbers[0]}"
 
     def write(self, text: str) -> str:
-        """Record why this rank fails, unless another one has recorded its reason first."""
+        """Record this rank's error unless another rank was first; return the recorded error."""
         try:
             return str(self.store.compare_set(self.key, "", text).decode())
         except RuntimeError:  # the process that has the store is gone
@@ -52,7 +51,7 @@ class FirstErrorRecord:
 
 
 def is_broken_link(error: BaseException) -> bool:
-    """Whether a collective failed for want of another process."""
+    """Whether a collective failed because another process ended."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )

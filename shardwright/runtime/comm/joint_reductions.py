@@ -1,8 +1,8 @@
 """Largest and smallest elements, products and logarithms of sums of exponentials, over devices.
 
-The devices with tiles of the operand exchange a few numbers per result. As a partial sum, the
-whole result is the term of the first device, and the terms of the others are zero. Gradients are
-torch's: that of a maximum is shared by the elements that attain it, on whichever device.
+The devices with tiles of the operand exchange a few numbers per result. The result is returned as a
+partial sum: the whole result on the first device and zeros on the others. Gradients equal torch's:
+that of a maximum is divided among all elements that attain it, on all devices.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Extremum(torch.autograd.Function):
             own = known.amax(dims, True) if largest else known.amin(dims, True)
         else:
             own = x.new_full(_kept(x, dims), -sign * inf)
-        # Of numbers and not-a-numbers a collective may return either, so these are told apart.
+        # A maximum over numbers and NaN may return either, so NaN has a flag of its own.
         flags = sign * (unknown.sum(dims, True) > 0).to(x.dtype)
         value, wrong = how.reduce(torch.stack([own, flags]), "max" if largest else "min")
         value = value.masked_fill(wrong != 0, nan)
@@ -103,7 +103,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """The gradient of a product with zeros: one zero alone has a gradient, of several none has."""
+    """Product; with one zero only that element has a gradient, with several zeros none has."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:

@@ -14,12 +14,12 @@ Wait = Callable[[], None]
 
 
 class P2PGroup(Protocol):
-    """The devices along an axis, who send each other tensors."""
+    """The devices along an axis, which send tensors to each other."""
 
     def exchange(self, sends: Messages, receives: Messages) -> Wait:
-        """Start to send and to receive, each with the other device's place along the axis.
+        """Start sends and receives; each names the position of the other device along the axis.
 
-        What one device sends another arrives in that order. Returns a function that waits.
+        Messages between two devices arrive in the order sent. Returns a function that waits.
         """
 
 

@@ -1,4 +1,4 @@
-"""Collectives in place on tensors over a process group, run as its backend wants it."""
+"""In-place collectives on tensors over a process group, run by its `Backend`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def exchange_over(
     received: Sequence[int],
     sent: Sequence[int],
 ) -> None:
-    """Parts of `given`, along its first dimension, go to all ranks of `group`; theirs to `found`.
+    """All-to-all over `group` of rows of `given` into `found`.
 
-    They have so many rows, rank by rank.
+    `sent` and `received` are the numbers of rows for and from each rank.
     """
     backend_of(group).exchange(group, found, given, received, sent)
 

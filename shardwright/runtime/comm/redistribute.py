@@ -1,8 +1,8 @@
 """Differentiable redistribution on the ranks, with a separate backward redistribution.
 
-Collectives run one mesh axis at a time, straight through the process group (`collectives`), or as
-DTensor's where a compiler or autograd is to see them; cutting, masking and embedding a tile need
-no communication and are done here.
+Collectives run one mesh axis at a time, directly on the process group (`collectives`), or through
+DTensor if a compiler or autograd must trace them. Cutting, masking and embedding a tile need no
+communication and are done here.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Redistribution(nn.Module):
     def keep(
         self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
     ) -> Callable[[], torch.Tensor]:
-        """`x` as `run_forward` will be given it to make the same again, in the backward pass."""
+        """A function that returns `x` for another `run_forward` in the backward pass."""
         return how(x)
 
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient's tile in the layout in which the value's producer wants it.
+        """The gradient's tile in the layout that the producer of the value needs.
 
-        It can be differentiated itself, where autograd asks for that.
+        It is differentiable if autograd is to differentiate the backward pass.
         """
         if direct(grad) or torch.compiler.is_compiling():
             return self.run_backward(grad)
@@ -99,7 +99,7 @@ class _Back(torch.autograd.Function):
     """The redistribution of a gradient, which can be differentiated itself.
 
     Operators are linear in the gradients of their results. So the gradient of a gradient has the
-    layouts of the value: at the producer that of the value, at a reader that in which it is read.
+    layouts of the value: at the producer its own layout, at a reader the layout that is read.
     """
 
     @staticmethod
@@ -114,7 +114,7 @@ class _Back(torch.autograd.Function):
 
 
 def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], torch.Tensor]:
-    """A function of a tensor and one of `_REDUCTIONS`: of it over all devices along `axes`."""
+    """A function that reduces a tensor by one of `_REDUCTIONS` over all devices along `axes`."""
 
     def reduce(x: torch.Tensor, how: str) -> torch.Tensor:
         for mesh in axes:
@@ -130,9 +130,9 @@ def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], to
 
 
 def direct(x: torch.Tensor) -> bool:
-    """Whether `x` may be given to the process group itself: no compiler and no autograd traces it.
+    """Whether `x` may be passed to the process group: neither a compiler nor autograd traces it.
 
-    Autograd does where a backward pass is differentiated.
+    Autograd traces gradients if the backward pass is to be differentiated.
     """
     return not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad))
 

@@ -1,7 +1,7 @@
-"""Runs a step without communication as one autograd graph, which is what its program comes to.
+"""Runs a step without communication as one autograd graph, which is equivalent to its program.
 
-Such a program runs its regions forward and, behind the seed, backward in the opposite order. That
-is what autograd does on its own, without a node of ours for each call and each bucket.
+Such a program runs its regions forward and, after the seed, backward in the opposite order.
+Autograd does the same, without an additional node for each call and each bucket.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _runs_once(one: object) -> bool:
 class DirectStep:
     """The forward part of a program for which `is_direct` holds, as autograd differentiates it.
 
-    `names` are those of the leaves. `whole` makes the gradient of a leaf, by its number, of what
-    this rank has of it.
+    `names` are the names of the leaves. `whole` converts this rank's gradient of a leaf, by its
+    index, to the gradient of the parameter.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Runs the instructions of a step program, one after the other.
 
-Everything is decided in the program: the executor looks at no plan and at no schedule.
+The program contains all decisions; the executor reads neither plan nor schedule.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Values = dict[str, torch.Tensor | None]
 class Regions(nn.Module):
     """The distinct regions of a program as modules; `make` as in `to_module`.
 
-    `running` is what one of them is run for. After a `failure` nothing runs.
+    `running` is the instruction for which a region runs. After a `failure` nothing runs.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Regions(nn.Module):
 class StepExecutor:
     """Runs one rank's step. `groups` has the process group of each channel.
 
-    What can be known of an instruction before it runs is looked up once, in `steps`: the method of
-    `Run` that runs it, and what that is given.
+    `steps` has for each instruction the method of `ProgramRun` that runs it, with its argument;
+    both are looked up once.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StepExecutor:
         read = Counter(name for one in program.instructions for name in reads(one))
         backward = [one for one in program.instructions if isinstance(one, Backward)]
         self.totals = {one.call: dict(one.totals) for one in backward if one.part is Gradients.ALL}
-        # Of calls whose backward pass comes in two parts, the positions of the weights.
+        # The positions of weights, for calls whose backward pass has two parts.
         self.weights = {
             one.call: [i for i in range(len(one.made)) if one.made[i] or i in dict(one.totals)]
             for one in backward
@@ -113,7 +113,7 @@ class StepExecutor:
             if read[name] == 1 and name not in program.returned
         )
         self.steps = tuple(map(self._step, program.instructions))
-        # The place of the update, behind which nothing is computed.
+        # The position of the update, after which nothing is computed.
         self.end = next(
             (i for i, one in enumerate(program.instructions) if isinstance(one, Update)),
             len(program.instructions),
@@ -156,7 +156,7 @@ class StepExecutor:
     def run(
         self, given: Mapping[str, torch.Tensor], state: torch.Tensor
     ) -> tuple[Values, ProgramRun]:
-        """Runs the program up to its update: its results by name, and the run that goes on."""
+        """Run the program up to its update; return its results by name, and the run to continue."""
         run = self.begin(given, state)
         run.play(self.end)
         return run.results(), run
@@ -175,9 +175,9 @@ class StepExecutor:
 class ProgramRun:
     """One run of the program: values, calls whose backward pass is to come, transfers in flight.
 
-    Values that are `owned` share their memory with nothing else, and their reader takes it. If it
-    is `partial`, gradients that nothing contributes to stay missing behind a transfer; else they
-    are zeros, as ranks may differ in which are missing.
+    Values that are `owned` share their memory with nothing else, and their reader may overwrite
+    it. If the run is `partial`, gradients without contributions remain missing after a transfer;
+    otherwise they are zeros, because ranks may differ in which gradients are missing.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ProgramRun:
         self.position = 0  # of the next instruction
         self.optimizer: Optimizer | None = None  # that updates the parameters
         if executor.collectives or executor.messages:
-            # Where a result was dropped: the buffers of what is in flight are in use.
+            # If the results are dropped, wait for transfers in flight: their buffers are in use.
             finalize(self, _drain, self.in_flight).atexit = False
 
     @torch.no_grad()
@@ -216,7 +216,7 @@ class ProgramRun:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Free what is kept. Other ranks may never start what is in flight, so it is left."""
+        """Free kept values; do not wait for transfers, which other ranks may never start."""
         executor = self.executor
         if executor.collectives or executor.messages:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -373,7 +373,7 @@ class ProgramRun:
                 self.owned.add(one.total)
 
     def sum_of(self, names: Sequence[str]) -> torch.Tensor | None:
-        """The sum of those gradients that there are, out of place."""
+        """The sum, out of place, of the gradients that are not missing."""
         found = [x for name in names if (x := self.values[name]) is not None]
         if not found:
             return None
@@ -387,7 +387,7 @@ class ProgramRun:
         return self.executor.regions.variant.device
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A value that is there."""
+        """A value, which must not be missing."""
         found = self.values[name]
         assert found is not None, f"%{name} is no gradient, and there"
         return found
@@ -408,7 +408,7 @@ def _drain(in_flight: dict[str, InFlight]) -> None:
 
 
 def _alone(tensors: Sequence[torch.Tensor | None]) -> set[int]:
-    """The ids of those that share their memory with no other, and are all of it, in order."""
+    """The ids of the tensors that alone use the whole of a storage, contiguously."""
     first: dict[int, int] = {}  # memory -> the only tensor in it, 0 where there are several
     for x in tensors:
         if x is not None:

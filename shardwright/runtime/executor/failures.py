@@ -1,8 +1,8 @@
-"""Steps that failed in the middle: what is in flight, and whether the ranks agree on it.
+"""Handles steps that failed midway: collects transfers in flight and checks that ranks agree.
 
-A rank that goes on with the next step would join collectives of the failed one, which other ranks
-may still be in. So a module that communicates is unusable after an error in a step until all ranks
-agree: then what they have started matches, and can be waited for.
+A rank that started the next step could join collectives of the failed step, in which other ranks
+may still be. So a module that communicates is unusable after an error in a step until all ranks
+have agreed: then the transfers that they have started match and can be waited for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Failure:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what was sent: not where a transfer itself failed."""
+        """Whether it is known which transfers were started; not if a transfer itself failed."""
         one = self.program.instructions[self.position]
         if isinstance(one, Forward):
             return not self.program.regions[one.region].communicates
@@ -71,10 +71,10 @@ def refuse_after(failure: Failure | None) -> None:
 
 
 def agree(failure: Failure | None) -> None:
-    """Wait for all that is in flight on all ranks, each of which gives its failure.
+    """Wait for all transfers in flight on all ranks; each rank passes its failure.
 
-    Raises `StepFailedError` on every rank where that could wait for ever. It is a collective, in a
-    group of its own: in those of the step other operations may be in flight.
+    Raises `StepFailedError` on every rank if such a wait could last forever. This is a collective
+    in a process group of its own, because transfers may be in flight in those of the step.
     """
     group = dist.new_group(backend="gloo")
     every: list[tuple[StepProgram | None, str]] = [(None, "")] * dist.get_world_size()

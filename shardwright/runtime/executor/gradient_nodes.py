@@ -1,8 +1,8 @@
 """The autograd nodes of one call of a step program: its results, and a node for each bucket.
 
-Autograd sees the results as made by a chain of nodes, and each node plays the backward part up to
-the point where the gradients of the leaves that it took are final. So hooks of a parameter run
-while later buckets are still computed.
+The results are the outputs of a chain of autograd nodes. Each node runs the backward part up to the
+point where the gradients of its own leaves are final, so hooks of a parameter run while later
+buckets are still computed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def with_nodes(
     groups: Sequence[Sequence[torch.Tensor]],
     kept: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """The results of a call, for whose gradients it will be asked.
+    """The results of a call, with autograd nodes that request its gradients.
 
-    `groups` are leaves in the order in which their gradients become final. What is `kept` it is
-    given for each backward pass; autograd releases it when there can be no other.
+    `groups` are leaves in the order in which their gradients become final. `kept` is passed to
+    the call in each backward pass; autograd releases it when no further backward pass can follow.
     """
     token = torch.empty(0)
     for number in range(len(groups) - 1, 0, -1):
@@ -79,6 +79,6 @@ class _Results(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # Autograd raises its own error here where what it kept is gone.
+        # Autograd raises its own error here if it has released the saved tensors.
         ctx.call.begin(grads, ctx.saved_tensors)
         return (None, None, torch.empty(0), *ctx.call.gradients(0))

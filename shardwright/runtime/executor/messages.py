@@ -14,7 +14,7 @@ from shardwright.runtime.backend.base import Waited, wait_for
 from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.executor.transfers import InFlight
 
-_ALIGN = 64  # bytes: each value starts where vector instructions want it to
+_ALIGN = 64  # bytes; the alignment of each value, for vector instructions
 
 
 class Messages:

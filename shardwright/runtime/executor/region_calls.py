@@ -1,7 +1,7 @@
 """Runs regions forward and backward, each with an autograd graph of its own.
 
-A region's inputs enter its graph through one node, whose backward pass gets their gradients. So
-nothing keeps an input alive but the operators that save it.
+A region's inputs enter its graph through one node, whose backward pass receives their gradients. So
+only the operators that save an input keep it alive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.runtime.parameters.storage_view import StorageView
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Again:
-    """A view of an input that is not saved, but given again to the backward pass."""
+    """A view of an input that is not saved, but passed again to the backward pass."""
 
     position: int  # of the input
     view: StorageView  # from the first element of the input
@@ -28,8 +28,8 @@ class _Again:
 class RegionCall:
     """One run of a region whose backward pass will follow.
 
-    `totals` names what gradients of inputs are added to, by position: those inputs are leaves of
-    the graph, and autograd adds to their `grad`.
+    `totals` names, by input position, the totals to which gradients are added: these inputs are
+    leaves of the graph, and autograd accumulates into their `grad`.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class RegionCall:
         return found, added
 
     def arrived(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Gradients of the inputs that entered through one node are complete."""
+        """Store the gradients of the inputs that entered through one node; they are complete."""
         self._gradients = gradients
 
     def _run(self, inputs: Sequence[torch.Tensor], state: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The region's outputs; of the inputs that are dropped nothing is saved."""
+        """The region's outputs; dropped inputs are not saved."""
         dropped = {
             inputs[i].untyped_storage().data_ptr(): i
             for i, wanted in enumerate(self.region.dropped)

@@ -26,7 +26,7 @@ Gradient = torch.Tensor | None
 
 @dataclass(eq=False)
 class _Cut:
-    """A node that leads to inputs and to weights: bits of these, and what arrived there."""
+    """A node that leads to inputs and weights, with bits of the weights and arrived gradients."""
 
     node: Node
     weights: int
@@ -39,7 +39,7 @@ class _Cut:
 
 @dataclass
 class _Reach:
-    """Of each node whether it leads to an input, and which weights it leads to, as bits."""
+    """For each node, whether it leads to an input, and the weights that it leads to, as bits."""
 
     inputs: dict[Node, bool] = field(default_factory=dict)
     weights: dict[Node, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class SplitCall(RegionCall):
     def backward_to_inputs(
         self, given: Sequence[Gradient], again: Mapping[int, torch.Tensor]
     ) -> list[Gradient]:
-        """Gradients of the inputs that are no weights, None where there is none."""
+        """Gradients of the inputs that are not weights; None for one without a gradient."""
         self._ends = [
             (edge, gradient)
             for edge, gradient in zip(self._exits, given, strict=True)
@@ -132,7 +132,7 @@ class SplitCall(RegionCall):
         return [i for n, i in enumerate(self.weights) if bits >> n & 1 and i in self._edges]
 
     def _find_cuts(self) -> None:
-        """The cuts, and the weights that no cut gives the whole gradient of."""
+        """Find the cuts, and the weights whose whole gradient no cut provides."""
         reach = self._reach()
         self._cuts, self._repeated = [], 0
         entered = {edge.node for edge in self._edges.values()}

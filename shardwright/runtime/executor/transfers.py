@@ -1,7 +1,7 @@
 """Asynchronous collectives on buckets of tensors.
 
-A bucket is one flat buffer. Of a gather, or a sum that is scattered, it holds for each rank the
-parts of the bucket one after the other, each padded to the size of the largest rank's tile.
+A bucket is one flat buffer. For an all-gather or a reduce-scatter it has one row per rank: the
+parts of the bucket one after another, each padded to the size of the largest rank's tile.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TileSplit:
 def gather_buffer(
     tiles: Sequence[TileSplit], given: Sequence[torch.Tensor], rank: int
 ) -> torch.Tensor:
-    """A buffer for a gather with the tiles that a rank has of each tensor where they will be."""
+    """A buffer for an all-gather in which this rank's tiles are at their final positions."""
     rooms, ranks = [tile.room for tile in tiles], tiles[0].ranks
     buffer = given[0].new_empty(sum(rooms) * ranks)
     own = buffer.view(ranks, -1)[rank]
@@ -254,7 +254,7 @@ class Collectives:
         return _InFlight(work, self, results, keep)
 
 
-# Each starts the transfer of the tensors, of which those marked are nobody else's.
+# Each function starts a transfer; the flags mark tensors whose memory it may overwrite.
 TRANSFERS = ByKind[Callable[[Collectives, list[torch.Tensor], list[bool]], InFlight]](
     "that ranks run asynchronously",
     {

@@ -1,9 +1,9 @@
-"""Runs a step that takes its batch as a whole: the module of its step program.
+"""The module that runs a step program without micro-batches.
 
-A call plays the forward part. Autograd plays the backward part (`executor/gradient_nodes.py`). A
-second backward pass through one call plays the forward part again, on what was given then. Where
-the backward pass is differentiated itself, and under a compiler that takes the module whole, its
-forward program runs as it is, without buckets and prefetch.
+A call runs the forward part, and autograd runs the backward part
+(`executor/gradient_nodes.py`). A second backward pass through one call repeats the forward part on
+the same arguments. If the backward pass is to be differentiated, or a compiler traces the whole
+module, the forward program runs directly, without buckets and prefetch.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WholeBatch(nn.Module):
 
     @contextmanager
     def whole_steps(self) -> Iterator[None]:
-        """Inside of it results of a call are there when the block ends, and not before."""
+        """A context; results of a call inside of it are available when it ends, not before."""
         self._steps, self._ended = [], None
         try:
             yield
@@ -161,7 +161,7 @@ class WholeBatch(nn.Module):
         return made
 
     def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of a leaf, of what this rank has of it."""
+        """The gradient of a leaf, made from this rank's part of it."""
         if not isinstance(leaf, DTensor):
             return gradient if gradient.shape == leaf.shape else gradient.view(leaf.shape)
         known = self._places.get(number)
@@ -175,10 +175,10 @@ class WholeBatch(nn.Module):
 class Playing:
     """A program and where its backward part begins.
 
-    `seed` is that place and `seeds` what is taken there, as in `Seed`. `groups` are gradients that
-    become final together: (leaf, its gradient), and the place from which on they are; `numbers` has
-    the numbers of those leaves. `read_later` are given or returned values that the backward part
-    reads. `direct` runs the same step where it has no communication.
+    `seed` is that position, and `seeds` are the gradients that enter there, as in `Seed`. `groups`
+    are gradients that become final together, as (leaf, gradient) pairs, with the position after
+    which they are final; `numbers` has the indices of these leaves. `read_later` are arguments and
+    results that the backward part reads. `direct` runs the same step if it has no communication.
     """
 
     executor: StepExecutor
@@ -272,7 +272,7 @@ class ModuleCall:
         return [x for i, x in enumerate(results) if i not in trained]
 
     def begin(self, gradients: Gradients, kept: Sequence[torch.Tensor]) -> None:
-        """Play the forward part again, if it is not there any more, and take the gradients."""
+        """Repeat the forward part if it was freed, and pass it the gradients of the results."""
         if torch.is_grad_enabled():
             self._stash = self._differentiated(gradients, kept)
             return
@@ -304,9 +304,9 @@ class ModuleCall:
         ]
 
     def finish(self) -> ProgramRun | None:
-        """Copies late results to the tensors that were returned for them.
+        """Copy late results to the tensors that were returned for them.
 
-        Returns the run, whose update is to come; None if no backward pass was asked for.
+        Returns the run, whose update is still to run; None if there was no backward pass.
         """
         run, self._backward = self._backward, None
         if run is None:

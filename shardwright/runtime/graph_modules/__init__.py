@@ -1,1 +1,1 @@
-"""fx graph modules of lists of operators, and modules that are kept whole."""
+"""Builds fx graph modules from lists of instructions, and runs opaque modules."""

@@ -1,7 +1,7 @@
 """Compiles programs with `torch.compile`, cut where copies of parameters are gathered again.
 
-A region of a step program is compiled as it is. In the program of a pipeline stage operators that
-keep nothing of a gathered copy stay outside, and what lies between them is compiled.
+A region of a step program is compiled whole. In the program of a pipeline stage, operators that do
+not keep their gathered copies are not compiled, and the parts between them are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.tracing.export.operators import OVERLOAD, operator_of
 
 
 def compiled(program: fx.GraphModule) -> fx.GraphModule:
-    """`program` with its pieces compiled; a program that sends nothing is one piece."""
+    """`program` with its parts compiled; a program without communication is one part."""
     modules = dict(program.named_modules())
     parts, eager = _parts(program, modules)
     if not eager:
@@ -58,10 +58,10 @@ def _parts(
 
 
 def _end_at_products(program: fx.GraphModule, parts: dict[fx.Node, int], eager: set[int]) -> None:
-    """Elementwise operators at the end of a piece begin the next one.
+    """Move elementwise operators at the end of a part to the beginning of the next part.
 
-    A compiler saves what they need in the backward pass, a mask of booleans of a ReLU, beside what
-    they give; of what a piece is given it saves nothing twice.
+    In their own part a compiler would save what their backward pass needs (e.g. a ReLU's boolean
+    mask) in addition to their results; inputs of a part are not saved twice.
     """
     last = max(parts.values(), default=-1)
     for node in reversed(program.graph.nodes):
@@ -77,9 +77,10 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _out_of_place(program: fx.GraphModule) -> None:
-    """Each operator `f_` becomes `f`, so that the order in which it runs does not matter.
+    """Replace each in-place operator `f_` by `f`, so that the order of operators does not matter.
 
-    Nothing takes what it wrote over but from its result, and a compiler makes pieces functional.
+    This is safe because only the result of `f_` is read afterwards. A compiler makes its parts
+    functional in any case.
     """
     for node in program.graph.nodes:
         if isinstance(node.target, OVERLOAD):
@@ -90,7 +91,7 @@ def _out_of_place(program: fx.GraphModule) -> None:
 
 
 def _is_eager(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a node is no computation, or takes one's result apart."""
+    """Whether a node is not compiled: a `ReshardAfterForward`, or a selection of its result."""
     if node.op == "call_function" and node.name.startswith("getitem"):
         given = node.args[0]
         return isinstance(given, fx.Node) and _is_eager(given, modules)

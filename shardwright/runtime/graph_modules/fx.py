@@ -1,4 +1,4 @@
-"""A program as a `torch.fx.GraphModule`, which runs eagerly or through `torch.compile`."""
+"""Converts a program to a `torch.fx.GraphModule`, which runs eagerly or through `torch.compile`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def to_module(
 ) -> fx.GraphModule:
     """A module called with one tensor per leaf, in order, and then the random state.
 
-    Parameters are given as local tiles, everything else whole. It returns the outputs, then the
-    new contents of updated buffers. `make` gives the modules of the instructions that are no
-    operators, and of operators that regather: these are called with the values to redistribute
-    again, the results of the first time, and the operator's arguments.
+    Parameters are passed as local tiles, all other leaves whole. It returns the outputs, then the
+    new contents of updated buffers. `make` creates the modules of instructions that are not plain
+    operators, and of operators that regather; the latter are called with the values to redistribute
+    again, the results of the first redistribution, and the operator's arguments.
     """
     results = [*program.outputs, *(value for _, value in program.updates)]
     writer = _Writer(program.leaves, device, make)
@@ -63,14 +63,14 @@ def region_module(
 
 
 class _Recomputed(nn.Module):
-    """A piece of a program that keeps its inputs alone, and runs again in the backward pass."""
+    """A segment that keeps only its inputs and is recomputed in the backward pass."""
 
     def __init__(self, segment: fx.GraphModule) -> None:
         super().__init__()
         self.segment = segment
 
     def forward(self, *given: torch.Tensor) -> Any:
-        """The results of the piece. What it draws depends on the random state it is given."""
+        """The results of the segment; its random numbers depend on the given random state."""
         return checkpoint(self.segment, *given, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -124,7 +124,7 @@ class _Writer:
         self.name(node, instruction)
 
     def note(self, node: fx.Node, instruction: Compute | Draws, number: int) -> None:
-        """Tell those who run the graph operator by operator what a node is."""
+        """Store a node's operator and position for interpreters of the graph."""
         node.meta["op"], node.meta["place"] = instruction.op, number
 
     def compute(self, instruction: Compute, number: int) -> fx.Node:

@@ -26,13 +26,13 @@ from shardwright.runtime.comm.redistribute import Redistribution, Step
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 
-Varied = Redistribute | Dropout | Uniform | Attention  # what may depend on where tiles start
+Varied = Redistribute | Dropout | Uniform | Attention  # may depend on the offset of a tile
 
 
 def module_of(
     instructions: Sequence[Varied], number: torch.Tensor, made: nn.Module, device: torch.device
 ) -> nn.Module:
-    """The module `made` for the first of `instructions`, doing what `instructions[number]` does.
+    """The module `made` for the first of `instructions`, changed to run `instructions[number]`.
 
     `number` is int64 [1] and read at each call.
     """
@@ -60,7 +60,7 @@ def _merged(
 
 @final
 class _Varying:
-    """A step that cuts, masks or embeds, and does so elsewhere for each number."""
+    """A step that cuts, masks or embeds at an offset that depends on `number`."""
 
     def __init__(self, moves: Sequence[Move], number: torch.Tensor) -> None:
         self.move = moves[0]
@@ -86,7 +86,7 @@ def chosen_by(
     make: Callable[[Special], nn.Module],
     device: torch.device,
 ) -> Callable[[Special], nn.Module]:
-    """`make`, but of instructions that differ a module that does what `variants[number]` does."""
+    """`make`, except that a module of instructions that differ runs that of `variants[number]`."""
     varied: dict[str, list[Varied]] = {}
     for found in zip(*variants, strict=True):
         alternatives = [one for one in found if isinstance(one, Varied)]

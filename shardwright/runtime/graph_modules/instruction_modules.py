@@ -50,8 +50,8 @@ def module_maker(
 ) -> Callable[[Special], nn.Module]:
     """A function that makes an instruction's module for `to_module`, for one rank of `mesh`.
 
-    An operator that regathers finds the redistributions made before it; `keep` says how it keeps
-    what it makes copies of.
+    An operator that regathers uses the modules of the redistributions before it. `keep` stores the
+    tiles from which it makes copies again.
     """
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}

@@ -1,9 +1,8 @@
 """Gradient norm over all meshes and layouts of a run, and clipping by it.
 
-`torch.nn.utils.clip_grad_norm_` stacks the norms of DTensors, which must lie on
-one mesh, and knows nothing of parameters that live on other ranks, as stages of
-a pipeline do. Here each rank adds up the squares of the elements that it is the
-first to hold, and one sum over all ranks does the rest.
+`torch.nn.utils.clip_grad_norm_` stacks the norms of DTensors, which must be on one mesh, and
+ignores parameters on other ranks, e.g. of other pipeline stages. Here each rank adds up the squares
+of the elements of which it is the first holder, and one all-reduce sums them over all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 @final
 class Clipping:
-    """Clips the gradients of the given parameters, by name; every rank makes one, at one time."""
+    """Clips the gradients of the given parameters, by name; its construction is a collective."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         first = _first_homes(parameters)

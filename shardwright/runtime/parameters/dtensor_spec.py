@@ -17,9 +17,9 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def check_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Raise `RuntimeError` if gradients that will be added to lie elsewhere than their parameter.
+    """Raise `RuntimeError` if an existing gradient has another layout than its parameter.
 
-    DTensor would gather both, on all ranks, without a word.
+    In the addition of a new gradient DTensor would silently gather both on all ranks.
     """
     for parameter in parameters:
         if not isinstance(parameter, DTensor) or not parameter.is_leaf:
@@ -49,7 +49,7 @@ class DTensorSpec:
         self.local_shape = like._local_tensor.shape
 
     def suits(self, other: DTensor) -> bool:
-        """Whether `other` lies there too."""
+        """Whether `other` has the same mesh, placements, shape and dtype."""
         return (
             self.shape == other.shape
             and self.dtype == other.dtype

@@ -1,7 +1,7 @@
 """Finds the first operator of the model that produced a non-finite value.
 
-The program of the step is run again, operator by operator. −∞ is let through:
-attention masks hold it on purpose.
+The program of the step is run again, operator by operator. −∞ is ignored, because attention masks
+contain it on purpose.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEVER = 2**62
 
 
 def origin(module: ParallelModule | PipelineModule, batch: Any, state: tuple[int, int]) -> str:
-    """Finds the operator that first makes NaN or ∞ of `batch` in this random state; on every rank.
+    """The operator that first produces NaN or ∞ for `batch` in this random state.
 
-    Collectives run as in the step, so every rank calls it.
+    It is a collective, because the collectives of the step run in it; every rank gets the result.
     """
     running = module._sw_running()
     place = {op.name: i for i, op in enumerate(running.graph.ops)}

@@ -1,13 +1,13 @@
 """Corrects three behaviours of PyTorch's optimizers with sharded parameters.
 
 * `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
-  2.13; parameters of FSDP meet the same). While it steps, norms are summed as soon as they are
-  made.
-* `torch.optim.Muon` orthogonalises whole matrices in bfloat16, and DTensor would multiply tiles
-  of them and add up rounded sums. While it steps, a matrix is gathered when it has that dtype.
+  2.13; it also fails for FSDP parameters). During its step, norms are reduced as soon as they are
+  computed.
+* `torch.optim.Muon` orthogonalises whole matrices in bfloat16; DTensor would multiply tiles and add
+  up rounded sums. During its step, a matrix is gathered when it is cast to bfloat16.
 * `Optimizer.load_state_dict` accepts tiles that `torch.load` read from another rank's file as this
-  rank's own. It is wrapped for the whole process, as there is no hook that sees every optimizer
-  before it loads: such a tile is refused, and a whole tensor is cut.
+  rank's own. It is wrapped for the whole process, because no hook covers every optimizer before it
+  loads: such a tile is refused, and a whole tensor is cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _registered: list[Any] = []
 
 
 def mend_optimizers() -> None:
-    """Mend both from now on, in this process; a second call does nothing."""
+    """Apply all three corrections in this process; a second call does nothing."""
     if _registered:
         return
     _registered.append(register_optimizer_step_pre_hook(_before))

@@ -1,8 +1,8 @@
 """Frees gathered copies of sharded parameters after forward and gathers them again for backward.
 
-What autograd would keep of a gathered copy is replaced by the way to make it
-anew (`torch.autograd.graph.saved_tensors_hooks`), for one operator at a time:
-while it runs, the copy is alive and its memory cannot be anything else's.
+Where autograd would save a gathered copy, saved-tensor hooks
+(`torch.autograd.graph.saved_tensors_hooks`) save a reference to its source instead. They are active
+for one operator at a time, while the copy is alive and its memory cannot be reused.
 
 Paper: ZeRO stage 3 (arXiv 1910.02054); FSDP calls it resharding after forward.
 """
@@ -29,18 +29,18 @@ def as_it_is(source: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 class CopySource(Protocol):
-    """A way to make a copy of a parameter anew."""
+    """Makes a copy of a parameter, in the forward pass and again in the backward pass."""
 
     def keep(self, source: Any, how: Keep, /) -> Callable[[], Any]:
-        """A replacement of the copy of `source` until its backward; of tiles, what `how` says."""
+        """A function that returns the source for `run_forward` later; `how` keeps tiles."""
 
     def run_forward(self, source: Any, /) -> torch.Tensor:
-        """The copy, of what was kept."""
+        """The copy, made from the source."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Dropped:
-    """A view of a copy that was not kept, and of what it is made again."""
+    """A view of a copy that was not kept, and the source from which it is made again."""
 
     source: Callable[[], Any]
     number: int  # of the source that makes the copy
@@ -50,8 +50,8 @@ class _Dropped:
 class ReshardAfterForward(nn.Module):
     """One operator that keeps nothing of the copies that `again` makes.
 
-    The program's order is the same on every rank, and so is autograd's on the
-    way back: all ranks gather the same copy at the same time.
+    The order of the program is the same on every rank, and so is the order of autograd's backward
+    pass: all ranks gather the same copy at the same time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReshardAfterForward(nn.Module):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """The operator's result. `again[i]` has made `copies[i]` of `sources[i]`."""
+        """The operator's result; `again[i]` made `copies[i]` from `sources[i]`."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.operator(*args, **kwargs)  # a compiler decides itself what is kept
         numbers = {copy.untyped_storage().data_ptr(): i for i, copy in enumerate(copies)}

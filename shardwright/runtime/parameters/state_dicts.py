@@ -24,9 +24,9 @@ class StateDictError(ValueError):
 
 
 def check_on_load(module: nn.Module, elsewhere: Callable[[], Collection[str]]) -> None:
-    """Have `module.load_state_dict` take whole tensors, and refuse tiles that are not its own.
+    """Make `module.load_state_dict` accept whole tensors, and refuse tiles of other ranks.
 
-    Names that are `elsewhere`, as in another stage of a pipeline, are passed over.
+    Names in `elsewhere`, e.g. parameters of another pipeline stage, are ignored.
     """
 
     def hook(
@@ -54,7 +54,7 @@ def check_on_load(module: nn.Module, elsewhere: Callable[[], Collection[str]]) -
 
 
 def as_placed(name: str, given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`given`, which is whole or this rank's tile, in the form that `like` has, of its shape.
+    """`given`, a whole tensor or this rank's tile, converted to the form and layout of `like`.
 
     Raises `StateDictError` for a tile of another place or of another mesh.
     """
@@ -90,7 +90,7 @@ def as_placed(name: str, given: torch.Tensor, like: torch.Tensor) -> torch.Tenso
 
 
 def tile_of(whole: torch.Tensor, like: DTensor) -> DTensor:
-    """The tensor that lies as `like` does, of which every rank has all."""
+    """A DTensor with the placements of `like`, cut from a tensor that every rank has whole."""
     tile, at = whole.detach(), like.device_mesh.get_coordinate()
     assert at is not None, "a rank has no parameters of meshes that it is not in"
     for placement, index, parts in zip(like.placements, at, like.device_mesh.shape, strict=True):

@@ -1,4 +1,4 @@
-"""Views of one memory, to be taken of another that holds the same numbers."""
+"""Describes a view of a storage, so that the same view of another storage can be taken."""
 
 from __future__ import annotations
 

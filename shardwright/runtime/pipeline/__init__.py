@@ -1,1 +1,1 @@
-"""Pipelines: the module that runs this rank's stages, and what asynchronous ones are made of."""
+"""Pipelines: the module that runs this rank's stages, and stages of asynchronous pipelines."""

@@ -56,7 +56,7 @@ class PipelineStep(nn.Module):
         self.ended: ProgramRun | None = None  # whose update is to come
         loss = staged.graph.tensor[staged.graph.outputs[0]]
         self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
-        # What a stage reads of the batch, by path, and the names of these leaves in the program.
+        # For each stage, its part of the batch by path, and the names of these leaves.
         self.inputs: list[tuple[dict[str, InputPart], dict[str, str]]] = []
         group, homes = program.rank // staged.decisions.mesh.size, staged.pipeline.homes
         for stage in (stage for stage, home in enumerate(homes) if home == group):
@@ -72,7 +72,7 @@ class PipelineStep(nn.Module):
         holds: ParameterStore,
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """The values that the program begins with, of a call's arguments."""
+        """The initial values of the program, from the arguments of a call."""
         values: dict[str, torch.Tensor] = {}
         for name in self.program.leaves:
             leaf = holds.constants.get(name)
@@ -87,7 +87,7 @@ class PipelineStep(nn.Module):
             values[value] = part.micro_batch(whole, number)
         return values
 
-    # Compiled are the regions: what a backward in a forward does no compiler can follow.
+    # Only regions are compiled: a compiler cannot trace a backward pass inside of a forward pass.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(
         self, given: dict[str, torch.Tensor], state: torch.Tensor, *, trains: bool

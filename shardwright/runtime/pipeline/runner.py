@@ -37,9 +37,9 @@ Channels = dict[str, dist.ProcessGroup | None]
 class PipelineModule(TrainModule):
     """This rank's stages of a pipeline; `parallelize` builds it for a plan with stages.
 
-    `parameters` and `state_dict` have what lives on this rank's stages, under the module's names. A
-    parameter of several stages, such as a tied embedding, is on each of them, and its gradient is
-    the sum of theirs.
+    `parameters` and `state_dict` contain the tensors of this rank's stages, under the module's
+    names. A parameter of several stages, such as a tied embedding, is stored on each of them, and
+    its gradient is summed over them.
     """
 
     def __init__(
@@ -173,9 +173,9 @@ def _channel_groups(
 ) -> Channels:
     """The process group of each channel of `mesh`, None where this rank is no member.
 
-    Those `known` are not made again. Every rank calls this, as all ranks make all groups, in the
-    same order. Each direction between two pipeline groups has a communicator of its own, so that
-    no message waits for one the other way.
+    Groups in `known` are reused. Every rank must call this, because all ranks must create all
+    groups in the same order. Each direction between two pipeline groups has a communicator of its
+    own, so that no message waits for one in the other direction.
     """
     found: Channels = {name: device_mesh[name].get_group() for name in mesh.names}
     everywhere = device_mesh.mesh.reshape(mesh.shape[0], -1)

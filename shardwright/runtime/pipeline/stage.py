@@ -1,8 +1,7 @@
 """One pipeline stage on one device: its parameters, buffers and program.
 
-The program takes the weights as arguments, so that it can run with others than
-those that are stored. Where several devices share a stage it is the program of
-one of them, and weights are this device's tiles.
+The program takes the weights as arguments, so that it can run with other weights than the stored
+ones. If several devices share a stage, the program is that of one device and weights are its tiles.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from shardwright.tracing.graph_builder import Captured
 
 @dataclass(frozen=True)
 class Stages:
-    """A captured call, cut into stages whose tensors lie somehow on the mesh of each."""
+    """A captured call that is cut into stages, with the layouts of their tensors."""
 
     captured: Captured
     staged: StagedGraph
 
     @classmethod
     def planned(cls, captured: Captured, analysis: Analysis, decisions: Decisions) -> Stages:
-        """The stages that were decided on. Copies of weights that are stored otherwise than they
-        are read are made anew in the backward pass, of the weights that are due there.
+        """The stages of a plan. Weights that are stored in another layout than they are read are
+        redistributed again in the backward pass, from the weight version of that pass.
         """
         weights = captured.graph.leaves_of(LeafKind.PARAMETER)
         again = replace(decisions, regathered=frozenset(leaf.name for leaf in weights))
@@ -62,7 +61,7 @@ class Stages:
 
     @property
     def analysis(self) -> Analysis:
-        """Of the whole graph: what an operator draws depends on its place there."""
+        """The analysis of the whole graph, whose operator positions determine random numbers."""
         return self.staged.analysis
 
     @property
@@ -107,7 +106,7 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
 
 
 class StageModule(LastingModule):
-    """The parameters that live on a stage, under the module's names, and what runs there.
+    """The parameters of a stage, under the module's names, and its program.
 
     They have the model's shapes; with a device mesh, on which the stage is shared, they are
     DTensors, as those of a `ParallelModule`.
@@ -168,7 +167,7 @@ class StageModule(LastingModule):
         return [self.get_parameter(name) for name in self._sw_trained]
 
     def tiles(self) -> list[nn.Parameter]:
-        """This device's tiles of them, in their memory: where gradients come in."""
+        """This device's tiles of `trained`, sharing their memory; they receive the gradients."""
         return self._sw_tiles
 
     def collect_gradients(self) -> None:
@@ -203,7 +202,7 @@ class StageModule(LastingModule):
         if self.training:
             with torch.no_grad():
                 self._sw_holds.update(graph, results[len(outputs) :])
-            # Not in place: what autograd keeps of this step may still read the old one.
+            # Not in place: tensors that autograd saved in this step may still read the old state.
             self._sw_random = state + state.new_tensor([0, 1])
         return tuple(outputs)
 

@@ -17,9 +17,9 @@ from shardwright.runtime.comm.channel import Channel, MessageForm
 
 @dataclass(frozen=True)
 class Seat:
-    """The position of this rank: its stage, its place in the stage's group, and its neighbours.
+    """The position of this rank: its stage, its index in the stage's group, and its neighbours.
 
-    `ranks` has, per stage, the rank at the same place; `others` are those that share the stage.
+    `ranks` has, per stage, the rank at the same index; `others` are the ranks of this stage.
     """
 
     stage: int
@@ -39,7 +39,7 @@ class Seat:
 
 
 class StageLinks:
-    """Four channels, to and from the ranks before and behind this one, at the same place."""
+    """Four channels: to and from the ranks with this index in the previous and the next stage."""
 
     def __init__(
         self, staged: StagedGraph, seat: Seat, device: torch.device, timeout: timedelta
@@ -66,14 +66,14 @@ class StageLinks:
             self.gradients_in = channel(backward, stage + 1, gradients)
 
     def open(self) -> None:
-        """Begin to receive both ways."""
+        """Start to receive from both neighbours."""
         self.is_open = True
         for channel in (self.values_in, self.gradients_in):
             if channel is not None:
                 channel.begin_receive()
 
     def close(self) -> None:
-        """A token runs to the last stage and back: when this returns, all stages are done."""
+        """Pass a token to the last stage and back, which ends when all stages are done."""
         if not self.is_open:
             return
         if self.values_in is not None:
@@ -87,7 +87,7 @@ class StageLinks:
         self.is_open = False
 
     def fail(self, text: str) -> None:
-        """Tell the neighbours, who wait for a message each, why none will come."""
+        """Send the error to both neighbours, which are waiting for a message."""
         before, behind = (self.values_in, self.gradients_out), (self.gradients_in, self.values_out)
         for receiving, sending in (before, behind):
             if sending is None or receiving is None or sending.lost or receiving.lost:
@@ -112,12 +112,12 @@ class StageLinks:
         return gradients, torch.tensor(loss, dtype=torch.float64)
 
     def receive_once(self) -> Tensors:
-        """Values with nothing after them."""
+        """Receive values without posting a receive for a next message."""
         assert self.values_in is not None
         return self.values_in.receive(ahead=False)[0]
 
     def return_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """Hand the last stage's loss back to the first."""
+        """Send the last stage's loss back to the first stage."""
         if loss is None:
             assert self.gradients_in is not None
             _, number = self.gradients_in.receive(ahead=False)

@@ -1,10 +1,9 @@
 """Random numbers as a function of seed, step, operator and global element index.
 
-One device, any plan and any resumed run draw the same numbers, whichever rank
-computes an element: they are a hash of where the element is, not of what
-was drawn before. The hash is the 32-bit finaliser "lowbias32" (Wellons, 2018,
-found by search for low bias), applied to the row's and the column's key and
-once more to their combination.
+One device, every plan and every resumed run draw the same numbers, on whichever rank an element is
+computed: a number is a hash of the element's global index and does not depend on earlier draws. The
+hash is the 32-bit finaliser "lowbias32" (Wellons, 2018, found by search for low bias), applied to
+the keys of row and column and once more to their combination.
 """
 
 from __future__ import annotations

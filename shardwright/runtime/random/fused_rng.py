@@ -1,9 +1,9 @@
 """Seeds torch's own random kernels for one call at a time: `rng="fast"`.
 
-The seed is a hash of the run's seed, the step, the operator and where the tile
-lies in the whole tensor. So ranks that hold the same tile draw the same
-numbers and ranks that hold others draw others; a resumed run draws what it
-would have drawn. Another plan has other tiles, and draws others.
+The seed is a hash of the run's seed, the step, the operator and the position of the tile in the
+whole tensor. So ranks with the same tile draw the same numbers, ranks with different tiles draw
+different ones, and a resumed run draws the same numbers as an uninterrupted one. A plan with other
+tiles draws other numbers.
 
 Numbers are torch's, which differ between kinds of device. Seeding reads the
 step on the host: `torch.compile` breaks its graph at these calls.

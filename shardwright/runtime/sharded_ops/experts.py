@@ -1,8 +1,8 @@
 """Expert-parallel mixture of experts: rows are sent to their experts and back.
 
-No row is dropped, however many choose one expert: devices tell each other how many they will send
-before they do (Hwang et al., "Tutel", MLSys 2023, call that dropless). Along several axes rows
-travel one axis after the other, the outermost first.
+No row is dropped, however many rows choose one expert: devices exchange the numbers of rows before
+the rows ("dropless"; Hwang et al., "Tutel", MLSys 2023). Along several axes rows are sent along one
+axis after the other, the outermost first.
 """
 
 from __future__ import annotations
@@ -118,10 +118,11 @@ class LocalExperts(nn.Module):
     def _hop(
         self, rows: Tensor, expert: Tensor, peers: Peers, owner: Tensor, mine: Tensor
     ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Rows that came along an axis, by expert, their experts, and how results go back.
+        """Exchange rows along one axis.
 
-        `rows` are sorted by expert, which is also the order of the devices that hold them.
-        `mine` are the experts that lie on this side of the axis.
+        Returns the received rows sorted by expert, their experts, and a function that sends results
+        back. `rows` are sorted by expert, which is also the order of the devices that hold the
+        experts. `mine` are the experts with this device's coordinate along the axis.
         """
         counts = torch.bincount(expert, minlength=len(owner))
         table = peers.gather(counts)  # (peers, experts)

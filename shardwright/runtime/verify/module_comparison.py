@@ -115,7 +115,7 @@ class ModuleComparison:
             f"the module was compared with its graph in {dtype}, since in float64 it computes"
             f" otherwise or not at all ({failure})"
         )
-        # Half of the digits are left to sums in another order, through all layers.
+        # Half of the digits may be lost to sums in another order, through all layers.
         ok = errors[worst] <= torch.finfo(narrowest).eps ** 0.5
         return ComparedModule(serial, errors[worst], _name(worst), dtype, ok, notes=(note,))
 

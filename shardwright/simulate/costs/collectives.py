@@ -5,7 +5,7 @@ n − 1 hops (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", 2009):
 
 * all_gather, reduce_scatter: lap + (n − 1)/n · S / B
-* all_reduce, which is one after the other: 2 · lap + 2 · (n − 1)/n · S / B
+* all_reduce, a reduce_scatter and then an all_gather: 2 · lap + 2 · (n − 1)/n · S / B
 * all_to_all of tiles of S/n: lap + (n − 1)/n · S/n / B, spread over the levels
 """
 
@@ -94,7 +94,7 @@ def _message(link: Link, machine: Machine) -> StepPrice:
 
 
 def _swap(link: Link, machine: Machine) -> StepPrice:
-    """Tiles to the devices that compute with them, and results back; bytes of both together."""
+    """Tiles sent to other devices and results sent back (zigzag); bytes of both together."""
     per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
     return StepPrice(2 * _hop(link, machine), per_before=per_byte)
 

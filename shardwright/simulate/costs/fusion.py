@@ -1,9 +1,9 @@
 """Kernels that `torch.compile` fuses inside of a layer.
 
-Elementwise operators and reductions that follow each other without a product, a collective or a
-module's own code between them become one kernel: what they hand to each other is neither written
-nor read, and one launch serves all of them, forward and backward. Layers are compiled one by one,
-as torchtitan does, so nothing is fused across their borders or outside of them.
+Consecutive elementwise operators and reductions without a matrix product, a collective or an opaque
+module between them become one kernel: values between them are neither written to memory nor read,
+and there is one launch, forward and backward. Layers are compiled one by one, as in torchtitan, so
+nothing is fused across or outside of layers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ROWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The part of an operator's traffic that stays inside of the kernel that it is a part of.
+    """The memory traffic that an operator saves as part of a fused kernel.
 
     Attributes:
-        operands: those that are not read from memory.
-        results: those that are not written.
-        joins: whether the kernel is launched for another operator.
-        added: of each result, gradients that come back from other kernels beyond the first.
+        operands: for each operand, whether it is not read from memory.
+        results: for each result, whether it is not written to memory.
+        joins: whether the launch of the kernel is counted for another operator.
+        added: for each result, the number of gradients from other kernels beyond the first.
     """
 
     operands: tuple[bool, ...]

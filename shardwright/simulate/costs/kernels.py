@@ -1,9 +1,9 @@
 """Kernels that an operator starts, as plain numbers, and their seconds on a device.
 
 A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch` (Williams, Waterman and
-Patterson, "Roofline", 2009), and never less than the host needs to issue it. On a device with
-`units`, a matrix product is cut into tiles that the units compute in waves: its last wave is full
-by half on average, and the start and end of a tile take as long as a few steps of its depth.
+Patterson, "Roofline", 2009), and at least the time that the host needs to issue it. On a device
+with `units`, a matrix product is cut into tiles that the units compute in waves: the last wave is
+half full on average, and the start and end of a tile take as long as a few steps of its depth.
 """
 
 from __future__ import annotations

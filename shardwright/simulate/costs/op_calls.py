@@ -1,8 +1,8 @@
 """Operators as calls at local sizes, and estimates of unmeasured calls from measured ones.
 
-A timing holds at the sizes that were measured. At other sizes of the same operator it says how
-far the formula is off, and that is believed there too: else what nobody measured would look
-better or worse than what was measured by nothing but the formula's error.
+A timing is used at the sizes that were measured. At other sizes of the same operator the formula is
+corrected by the ratio of timing and formula at the most similar measured sizes; otherwise
+unmeasured calls would look better or worse than measured ones only because of the formula's error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def timed(
     *,
     backward: bool = False,
 ) -> Floats:
-    """Seconds by timings where there are some, and by the `formula` as far as they bear it out.
+    """Seconds by timings of the same calls, else by the `formula` corrected by similar timings.
 
     `sizes` are of the factors, (factors, K). `same` says at which of them the operator is this
     call, and not one that depends on the tile's offset. Timings of calls of equal work are

@@ -64,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything of an operator that its cost depends on, and no names: equal ones cost the same.
+    """All properties of an operator that determine its cost, without names.
 
     `sizes` are the global sizes of the factors, `contracted` the operands that
     a contraction multiplies, `work` its factors. `added` says of each result how many gradients

@@ -1,8 +1,7 @@
 """Simulated allocator: blocks with owners, and the moment of peak memory.
 
-A block is the storage behind tensors that share memory. It is freed when it
-has no owner left, as in torch. It belongs to the module whose operator made it, or to
-none.
+A block is the storage of tensors that share memory. As in torch, it is freed when its last owner
+drops it. It is attributed to the module whose operator allocated it, or to none.
 """
 
 from __future__ import annotations
@@ -58,11 +57,10 @@ class AllocatedBytes(NamedTuple):
 
 @final
 class Allocator:
-    """Counts the bytes that are alive, and keeps what was alive at the peak.
+    """Counts live bytes, and records what is alive at the peak.
 
-    `where` is what happens now, `module` the module that new blocks belong to; `peak_at` is what
-    happened at the peak. Blocks are as large as an allocator that hands out multiples of
-    `granularity` makes them.
+    `where` describes the current event and `peak_at` the event at the peak; new blocks are
+    attributed to `module`. Block sizes are rounded up to multiples of `granularity`.
     """
 
     def __init__(self, granularity: int = 1) -> None:
@@ -106,12 +104,12 @@ class Allocator:
         return block
 
     def own(self, block: Block) -> Block:
-        """The block, with one owner more."""
+        """Add an owner to the block and return it."""
         block.owners += 1
         return block
 
     def drop(self, block: Block) -> None:
-        """The block has one owner less."""
+        """Remove an owner of the block."""
         block.owners -= 1
         assert block.owners >= 0, "a block is dropped more often than owned"
         if not block.owners and block.use is not Use.LASTING:
@@ -127,7 +125,7 @@ class Allocator:
         return block
 
     def unsave(self, block: Block) -> None:
-        """Autograd owns it no more."""
+        """Remove autograd from the owners of the block."""
         block.savers -= 1
         if not block.savers and block.use is Use.WORKSPACE:
             self._note(block, Use.SAVED, -1)
@@ -135,14 +133,14 @@ class Allocator:
         self.drop(block)
 
     def becomes(self, block: Block, use: Use) -> None:
-        """The block is needed for something else from now on."""
+        """Change the purpose of the block."""
         if block.use is not use and block.use is not Use.LASTING:
             self._note(block, block.counts_as, -1)
             block.use = use
             self._note(block, block.counts_as, 1)
 
     def assign(self, block: Block, module: str | None, size: int) -> None:
-        """So many bytes of the block, or all that is left, belong to `module` from now on."""
+        """Attribute `size` bytes of the block, or as many as are left, to `module`."""
         size = min(size, block.bytes - sum(given for _, given in block.shares))
         if size and block.module != module:
             block.shares += ((module, size),)
@@ -151,7 +149,7 @@ class Allocator:
                 self._changes.append((module, block.counts_as, size))
 
     def briefly(self, size: int, use: Use = Use.WORKSPACE) -> None:
-        """So many bytes are needed for a moment."""
+        """Allocate `size` bytes and free them at once."""
         if self.total + size > self._high.total:  # else nothing is different afterwards
             self.drop(self.new(size, use))
 

@@ -1,7 +1,7 @@
 """Memory of redistributions on the ranks: copies, buffers of collectives, results.
 
-It follows `runtime.collectives`: tiles are padded to equal sizes where they are gathered, and put
-in order afterwards where another dimension than the first was cut.
+It models `runtime/comm/collectives.py`: tiles are padded to equal sizes for a gather, and reordered
+afterwards if a dimension other than the first was cut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def moved(
     sizes: Mapping[str, int],
     backend: BackendSpec,
 ) -> View:
-    """`view` after `moves`, as `runtime.redistribute._run` leaves it; a new owner of its block.
+    """`view` after `moves`, as by `_run` in `runtime/comm/redistribute.py`; owns its block.
 
     `atoms` is the shape in which the moves begin, `sizes` the mesh's. A backend without
     a reduce_scatter of its own scatters sums by summing a copy. `view` keeps its own owners.

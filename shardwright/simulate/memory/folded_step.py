@@ -1,8 +1,9 @@
 """Memory of a step whose program is that of a graph with few of many equal layers.
 
-Sections on both sides of a gap take and give back equal memory, checked instruction by instruction.
-Sections that were left out add the difference once more each, so the most of them is alive at the
-gap's ends: what the few layers say, moved by the sections before, is the peak of the whole step.
+Sections on both sides of a gap allocate and free equal memory, which is checked for each
+instruction. Each omitted section changes the memory by the same amount, so memory is largest at one
+end of the gap: the peak of the whole step is that of the few layers, shifted by the change of the
+omitted sections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of a mixture of experts on a device that holds some of the experts.
 
-Which rows come only the data knows: as many as the busiest device has by the stated skew. It
-follows `runtime.experts`.
+The number of received rows depends on the data; it is taken to be that of the busiest device under
+the assumed skew. The simulation models `runtime/sharded_ops/experts.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.simulate.memory.tape import Tape
 
 
 def local_experts(tape: Tape, one: Compute) -> None:
-    """Simulate the operator on the rows of this device, and the buffers of rows in flight."""
+    """Simulate the operator on this device's rows, with the buffers of rows in flight."""
     op, how = one.op, one.routing
     assert how is not None, "a mixture of which all is here is an operator like others"
     names = tuple(dict.fromkeys(op.operands))

@@ -35,7 +35,7 @@ _PARTS = {
 
 
 def _owner(leaf: Leaf) -> str:
-    """The module that a leaf belongs to: what is given to the model, to the model itself."""
+    """The module of a parameter or buffer; other leaves belong to the model itself ("")."""
     if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
         return leaf.name.rpartition(".")[0]
     return ""
@@ -53,7 +53,7 @@ class Trainer:
     together: bool = False
 
     def update(self, tiles: Iterable[UpdatedTile]) -> int:
-        """The bytes that it takes to update tiles, beside what is there."""
+        """The bytes that an update of the tiles needs besides parameters, gradients and state."""
         return update_bytes(self.optimizer, list(tiles), together=self.together)
 
     def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
@@ -130,7 +130,7 @@ class StepSimulation:
             if leaf.kind is LeafKind.PARAMETER:
                 found[name] = self.stored(name)
                 continue
-            # Stages write to buffers when the step has ended; else there is a copy to write to.
+            # Pipeline stages write to buffers at the end of the step; other programs write a copy.
             copied = name in self.updated and self.decisions.pipeline is None
             self.allocator.module = _owner(leaf)
             block = self.allocator.new(int(tensor.bytes), Use.WORKSPACE if copied else Use.LASTING)
@@ -222,7 +222,7 @@ class StepSimulation:
         tiles: dict[str, UpdatedTile] = {}
 
         def update(parameters: Sequence[str]) -> None:
-            """The call has ended; its parameters are updated."""
+            """Free the tensors of the call, and record the updated parameters."""
             self.forget(given, parts)
             tiles.update((name, self.updated_tile(name, given[name].bytes)) for name in parameters)
             self.allocator.where, self.allocator.module = "the optimizer's update", None

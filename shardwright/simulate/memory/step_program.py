@@ -1,6 +1,6 @@
-"""Memory of a step program: plays its instructions on the simulated allocator.
+"""Simulates the memory of a step program: runs its instructions on the simulated allocator.
 
-It follows `runtime/executor`: what is said there of buffers and of who owns what holds here.
+It models `runtime/executor`, with the same buffers and the same ownership of memory.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class StepMemory:
         return self.values[leaf].block if leaf in self.values else None
 
     def gives(self, name: str) -> bool:
-        """Whether who reads a value may write over it."""
+        """Whether the reader of a value may overwrite it."""
         return name in self.owned and name in self.read_once
 
     def counted(self, name: str, view: View) -> View:
@@ -327,7 +327,7 @@ class StepMemory:
         return started(self.allocator, one.collective, SentTensors(one.parts, views, ranks, own))
 
     def taken(self, part: Part, sent: View) -> bool:
-        """Whether what is sent is the part's value, given away, or a copy."""
+        """Whether the tensor that is sent may be overwritten: a copy, or an owned value."""
         value = self.values.get(part.value)
         return value is None or value.block is not sent.block or self.gives(part.value)
 

@@ -129,7 +129,7 @@ class Tape(ABC):
             self._until_weights, self._arrived = [], []
 
     def hold(self, gradients: Sequence[View | None]) -> None:
-        """Keep gradients until the second part of the backward pass has run."""
+        """Own gradients until the second part of the backward pass has run."""
         self._arrived += [self.allocator.own(one.block) for one in gradients if one is not None]
 
     def unsave(self, block: Block) -> None:
@@ -170,7 +170,7 @@ class Tape(ABC):
             self.keep(name)
 
     def keep(self, name: str) -> None:
-        """The gradient of a leaf has come home: it is taken over, or added to the last."""
+        """Store the final gradient of a leaf, or add it to the one that is stored."""
         gradient = self.gradients.pop(name)
         old = self.kept.get(name)
         if old is not None:

@@ -38,7 +38,7 @@ def started(allocator: Allocator, kind: Collective, sent: SentTensors) -> Result
 
 
 def all_reduce(allocator: Allocator, sent: SentTensors) -> Results:
-    """The sum of a tensor of its own replaces it; others are copied into a buffer."""
+    """A single owned tensor is reduced in place; other tensors are copied into a buffer."""
     views = sent.views
     if len(views) == 1 and sent.own and views[0].contiguous:
         buffer = views[0].block
@@ -76,7 +76,7 @@ def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
 
 
 def reduce_scatter(allocator: Allocator, sent: SentTensors) -> Results:
-    """Tiles are copied into a buffer by ranks, unless the tensor is its own and in that order."""
+    """Tiles are copied into a buffer rank by rank, unless an owned tensor is in that order."""
     parts, ranks, first = sent.parts, sent.ranks, sent.views[0]
     sizes = [_longest(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
     ordered = parts[0].in_order(ranks) and first.contiguous

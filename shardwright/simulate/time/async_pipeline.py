@@ -1,9 +1,9 @@
 """The steps of an asynchronous pipeline as tasks on two streams of each group.
 
-It has no step program: a group makes the passes of its stage in the order of the schedule, each as
-soon as what it needs has arrived, a value from the stage before or its gradient from the one
-behind. It never empties between two updates, so several mini-batches are shown, each of which is
-updated after its backward pass.
+There is no step program: a group runs the passes of its stage in the order of the schedule, each as
+soon as its input has arrived, which is a value from the previous stage or a gradient from the next
+one. The pipeline is never flushed between updates, so the timeline shows several mini-batches, each
+followed by an update after its backward pass.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice a
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage: of both passes of one micro-batch, and of what is done once a step.
+    """Seconds of one stage: both passes of one micro-batch, and the work that is done once a step.
 
-    `receives` are the seconds in which one micro-batch's values arrive from the stage before, and
-    in which their gradients arrive there. A stage that `splits` computes gradients of weights apart
-    from those of the values that it received, where the schedule has passes for each.
+    `receives` are the seconds to transfer one micro-batch's values from the previous stage, and
+    again to transfer their gradients back. A stage that `splits` computes gradients of weights
+    separately from those of received values, if the schedule has passes for both.
     """
 
     micro_batch: float
@@ -43,10 +43,10 @@ class StageTime:
 def step_seconds(
     schedule: str, stages: Sequence[StageTime], micro_batches: int, groups: int | None = None
 ) -> Seconds:
-    """From the first forward pass until all stages have made their update.
+    """Seconds from the first forward pass until all stages have run their update.
 
-    Of an asynchronous pipeline from one update of the slowest stage to its next. `groups` of
-    devices take turns at the stages, by default one for each.
+    For an asynchronous pipeline, the seconds between two updates of the slowest stage. Stages are
+    assigned to `groups` of devices, by default one group per stage.
 
     >>> round(step_seconds("1F1B", [StageTime(1.0)] * 4, 8), 6)
     11.0

@@ -1,9 +1,9 @@
 """Plays the step programs of all groups of a pipeline: compute, collectives and messages.
 
-Each group has streams of its own (`step_program.py`). A message takes its time from when one group
-has started to send and the other to receive it; each channel has one at a time, and what shares
-links with it is delayed. Groups advance in the order of simulated time, so that what starts first
-has a link first.
+Each group has its own streams (`step_program.py`). A message starts when one group has started to
+send and the other to receive it. Each channel transfers one message at a time and delays channels
+with which it shares links. Groups advance in the order of simulated time, so that the operation
+that starts first gets a link first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Lost = Mapping[int, float]
 
 
 class _Part(NamedTuple):
-    """One group's part in what several groups do together, and what it comes after."""
+    """One group's part in a message or collective of several groups, and its dependencies."""
 
     group: int
     one: StepInstruction
@@ -51,9 +51,9 @@ class _Part(NamedTuple):
 
 
 class Links:
-    """Tasks that groups do together: each runs when all that take part have started it.
+    """Matches operations of several groups; each runs when all its members have started it.
 
-    Of the parts that a group takes on a channel the nth belongs to the nth of the others.
+    The nth operation of a group on a channel matches the nth operation of the other groups.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Links:
     def join(
         self, channel: str, size: int, part: _Part
     ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
-        """Take part; the key of what is done, and all parts if nobody is missing."""
+        """Add a group's part; return the operation's key, and all parts if it is complete."""
         count = self._counts[channel, part.group]
         self._counts[channel, part.group] += 1
         key = channel, count
@@ -189,7 +189,7 @@ class _Group(Player):
         self._compute(f"{run.title}, {one.part.value}", seconds, run.module)
 
     def _join(self, one: Send | Recv | Transfer, handle: str, channel: str, size: int) -> None:
-        """Take part in what groups do together; the last to come starts it."""
+        """Add this group's part of an operation; the last group to do so starts it."""
         part = _Part(self._group, one, self._behind)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[handle] = key

@@ -1,9 +1,9 @@
-"""The order in which a step program of few micro-batches is played for a step of many.
+"""Repeats instructions of a step program of few micro-batches to simulate a step of many.
 
-All micro-batches but the first and the last do the same. A program of three is played so that its
-second one comes as often as the step needs: from the second one's first run of a region up to the
-third one's. What was started in one micro-batch and is waited for in the next is then what the one
-before started at the same time.
+All micro-batches except the first and the last run the same instructions. A program of three is
+simulated with its second micro-batch repeated: the instructions from the first region run of the
+second to the first region run of the third. A transfer that one micro-batch starts and the next
+waits for is then matched with the transfer that the preceding repetition started.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Plays a step program on streams and links: when every instruction runs, and for how long.
+"""Simulates a step program on streams and links: the start and duration of every instruction.
 
-A rank has one stream that computes, and each channel has a communicator that runs its transfers in
-the order in which they are started. Channels whose transfers take all of each other's links are one
-link; others delay each other by a part of their time (`StepPrices.contention`). A transfer starts
-when what was computed before it is done. Until it is waited for operators run, slower by the part
-of its time that the machine does not hide (`StepPrices.hidden`); the run that follows its `Wait`
-starts when it has ended.
+A rank has one compute stream, and each channel has a communicator that runs its transfers in the
+order in which they are started. Channels whose transfers fully share their links are one link;
+others delay each other by a fraction of their time (`StepPrices.contention`). A transfer starts
+when all earlier computation has ended. Operators run until it is waited for, slowed down by the
+fraction of its time that the machine does not hide (`StepPrices.hidden`); the region run after its
+`Wait` starts when the transfer has ended.
 
-Ranks that wait for each other wait for the slowest (`StepPrices.late`): a transfer takes as much
-longer as ranks are apart when it is waited for, less what they computed since it was started.
+Ranks wait for the slowest rank (`StepPrices.late`): a transfer takes longer by the straggler time
+at its wait, less the computation since it was started.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Player:
             self._compute(f"slowed down: {sent.name}", slowed, idle=True)
 
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
-        """A collective behind all that was computed and waited for; its task."""
+        """Schedule a collective after all earlier computation and waits; return its handle."""
         seconds += self._lost.get(self._count, 0.0)
         after, own = self._behind, self.prices.links[channel]
         task = self._add(name, self._tracks[own], seconds, after)
@@ -291,7 +291,7 @@ class Player:
 
     @property
     def _behind(self) -> tuple[int, ...]:
-        """The tasks that what is started now comes after."""
+        """The tasks that the next transfer depends on."""
         return (*self._waits, self._last) if self._last >= 0 else tuple(self._waits)
 
     def _add(

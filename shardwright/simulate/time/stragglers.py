@@ -1,13 +1,13 @@
 """Straggler time: the expected wait for the slowest rank, without the transfer itself.
 
-Ranks that do the same take turns at being late, and whoever waits, waits for the last (Faraj,
-Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008).
-How late grows with the time since they last met: with its root where disturbances are short and
-independent, nearly with the time itself where one rank is slower for a while (`Machine`).
+Ranks with equal work arrive at collectives at different times, and all wait for the last (Faraj,
+Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008). The
+delay grows with the time since the last synchronisation: with its square root if disturbances are
+short and independent, almost linearly if one rank is slower for a longer time (`Machine`).
 
-Tables that add up cannot know how far apart the waits of a plan are. There each costs what one more
-costs among as many as is usual for the model; the simulation of a step program knows
-(`step_program.py`).
+Additive tables do not know the time between the waits of a plan. They charge each wait the marginal
+cost of one more wait at the interval that is usual for the model. The simulation of a step program
+uses the actual times (`step_program.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _CONTRACTIONS = frozenset(
 
 
 def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
-    """Seconds from one pass of a contraction to the next on one device, on average.
+    """The mean seconds on one device between passes of contractions.
 
-    About as often a plan that cuts operators waits: forward and backward count as one pass each.
+    A plan that splits operators waits about this often. Forward and backward count as one pass
+    each.
     """
     known = by_target(machine.device.timings)
     seconds, passes = 0.0, 0

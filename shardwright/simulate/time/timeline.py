@@ -1,9 +1,9 @@
 """List scheduling of a step's tasks on streams.
 
-As on a GPU, what is put on a track runs in that order; a task starts when the one before it on its
-track has ended, and all that it comes after (Graham, "Bounds on multiprocessing timing anomalies",
-1969; with a fixed order on every track there are none: less work never takes longer). It knows
-neither plans nor machines.
+As on a GPU, tasks of one track run in the given order; a task starts when its predecessor on the
+track and all tasks that it depends on have ended (Graham, "Bounds on multiprocessing timing
+anomalies", 1969; with a fixed order on every track there are no anomalies: less work never takes
+longer). This file depends on neither plans nor machines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns buffer mutations of a traced call into graph updates, or raises with the line.
 
-A graph has the buffers that the model has before the call, each of a fixed shape
-and dtype. Other changes could not be repeated by the next step, or on tiles.
+A graph has the buffers that the model has before the call, each of a fixed shape and dtype. Any
+other change of buffers could not be repeated in the next step, or on tiles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decomposes operator by operator and caches equal calls, so that depth costs little.
+"""Decomposes each distinct operator call once, so that the time hardly grows with depth.
 
-`ExportedProgram.run_decompositions` traces the whole program twice more. Where
-no operator writes to its operands, each can be decomposed on its own, so one
-small program of all distinct calls is decomposed instead.
+`ExportedProgram.run_decompositions` traces the whole program twice more. If no operator writes to
+its operands, each can be decomposed on its own, so one small program of all distinct calls is
+decomposed instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.tracing.export.operators import OVERLOAD
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
-_WORTH = 8.0  # operators per distinct call, from which on tracing the small program pays
+_WORTH = 8.0  # the small program is used from this many operators per distinct call
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # metadata taken from the original call
 
 
@@ -88,10 +88,10 @@ class _Calls(nn.Module):
 
 
 def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
-    """`program` decomposed by `table`, call by call; None where it must be decomposed at once.
+    """`program` decomposed by `table`, call by call; None if it must be decomposed at once.
 
-    That is where an operator writes to an operand, where a node is not an operator
-    on tensors of fixed sizes, or where too few calls repeat.
+    The latter is the case if an operator writes to an operand, if a node is not an operator on
+    tensors of fixed sizes, or if too few calls repeat.
     """
     if not all(_is_cacheable(node) for node in program.graph.nodes):
         return None
@@ -193,7 +193,7 @@ def _tensor_key(value: torch.Tensor) -> Any:
 
 
 def _expansions(calls: tuple[_Call, ...], table: Table) -> list[_Expansion] | None:
-    """The decomposition of each call; None where one of them writes to an operand after all."""
+    """The decomposition of each call; None if one of them writes to an operand after all."""
     inputs = tuple(_fresh_like(operand) for call in calls for operand in call.operands)
     small = torch.export.export(_Calls(calls), inputs, strict=False)
     small = small.run_decompositions(dict(table))

@@ -1,9 +1,9 @@
-"""Rewrites what is traced differently on different device types into one form.
+"""Removes differences between traces of one model on different device types.
 
-A fused attention kernel chooses the strides of its result so that merging the
-heads needs no copy; without one, as on the meta device, the trace has a copy
-there. Whether a size is written as -1 differs too. A plan made on the meta device
-must fit the model on a GPU, so both differences are removed.
+A fused attention kernel chooses the strides of its result so that merging the heads needs no copy;
+on devices without such a kernel, e.g. the meta device, the trace contains a copy. Traces also
+differ in whether a size is written as -1. A plan made on the meta device must fit the model on a
+GPU, so both differences are removed.
 """
 
 from __future__ import annotations

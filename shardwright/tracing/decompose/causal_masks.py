@@ -1,15 +1,14 @@
 """Recognises causal attention masks by computing them.
 
-While a model is traced, Hugging Face builds its causal mask as a tensor, though it
-would pass `is_causal` otherwise; without a cache it even compares the documents of
-packed positions, for every sequence of the batch. A mask costs memory, excludes the
-fastest kernels and doubles the work. A mask that depends on no input is a constant:
-it is computed once here, and replaced by the flag where it is the lower triangle.
+While a model is traced, Hugging Face builds the causal mask as a tensor instead of passing
+`is_causal`; without a cache it also compares the documents of packed positions, for every sequence
+of the batch. A mask takes memory, excludes the fastest kernels and doubles the work. A mask that
+depends on no input is a constant: it is computed once here, and replaced by the flag if it is the
+lower triangle.
 
-The mask of a long sequence is too large for that. Elementwise operators make it from
-positions, so any block of it can be computed alone: some whole rows, some whole
-columns, and a band along the diagonal, where almost causal masks (windows, packed
-documents) differ.
+The mask of a long sequence is too large to compute. It is made from positions by elementwise
+operators, so blocks of it can be computed separately: some rows, some columns, and a band along the
+diagonal, in which almost causal masks (windows, packed documents) differ from causal ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Causal attention for a slice of the queries, each of which sees keys up to its global position.
+"""Causal attention for a slice of the queries, each attending to keys up to its global position.
 
-The flag `is_causal` numbers queries and keys from zero, so it is right for the first
-slice only. Importing this file registers `torch.ops.shardwright.causal_rows`.
+The flag `is_causal` numbers queries and keys from zero, so it is correct only for the first slice.
+Importing this file registers `torch.ops.shardwright.causal_rows`.
 """
 
 from __future__ import annotations

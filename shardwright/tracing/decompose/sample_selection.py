@@ -1,8 +1,8 @@
 """Rewrites the selection of elements of samples, `x[torch.arange(batch), positions]`, as a gather.
 
-An index into the first dimension may name any sample, so such an operator cannot be split along
-the batch. Where it counts all samples in order, each reads itself only, which a gather along the
-second dimension says.
+An index into the first dimension may name any sample, so such an operator cannot be split along the
+batch. If it enumerates all samples in order, each sample reads only itself; a gather along the
+second dimension expresses this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RESHAPES = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
 
 
 def gather_selected(graph: fx.Graph) -> None:
-    """Replace in `graph`, in place, each index that counts the samples and selects of each."""
+    """Replace in place each `index` that selects an element of every sample, in order."""
     for node in list(graph.nodes):
         if (
             node.target is aten.index.Tensor
@@ -32,7 +32,7 @@ def gather_selected(graph: fx.Graph) -> None:
 
 
 def _selected_positions(value: fx.Node, indices: Any) -> fx.Node | None:
-    """The second of two indices, where the first is the number of each sample; or None."""
+    """The second of two indices if the first enumerates the samples, else None."""
     if len(indices) != 2 or not all(isinstance(index, fx.Node) for index in indices):
         return None
     first, positions = indices

@@ -1,9 +1,8 @@
 """Records the `torch` functions that a module's code calls.
 
-Two calls with equal steps have equal traces: of the code, tracing sees only the
-functions of torch that it calls, in their order, their arguments and the modes
-in which they are called. Equal steps are also from the same lines, so that the
-sources of the operators are equal.
+Two calls with equal steps have equal traces, because a trace depends only on the functions of torch
+that the code calls, their order, their arguments and the modes in which they are called. Equal
+steps also come from the same lines, so that the sources of the operators are equal.
 """
 
 from __future__ import annotations

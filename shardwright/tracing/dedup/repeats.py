@@ -1,11 +1,10 @@
 """Traces repeated modules once.
 
-Most of a deep model is one repeated block, and tracing takes most of the time of
-a capture. The first call of a block is traced, and its steps are recorded. A
-further call is rehearsed: its code runs on meta tensors, outside of the trace. If
-its steps equal those of an earlier call it becomes one operator, which `copies`
-replaces by a copy of that call's trace. If they differ, export starts again and
-traces that call as well. Nothing is assumed about the code.
+Most of a deep model is one repeated block, and tracing takes most of the time of a capture. The
+first call of a block is traced, and its steps are recorded. Each further call is rehearsed: its
+code runs on meta tensors, outside of the trace. If its steps equal those of an earlier call, it
+becomes one operator, which `copies` replaces by a copy of that call's trace. If they differ, export
+starts again and also traces that call. The method makes no assumption about the code.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from shardwright.tracing.dedup.module_steps import FunctionRecorder, TensorMeta,
 from shardwright.tracing.dedup.trace_guard import TraceGuard
 from shardwright.tracing.patched_forward import replaced_forward
 
-_MOST_FORMS = 4  # of one block, before it counts as one that does not repeat
+_MOST_FORMS = 4  # a block with more distinct calls counts as not repeated
 
 torch.library.define(
     "shardwright::repeated", "(Tensor[] operands, Tensor[] results, str key) -> Tensor[]"

@@ -1,4 +1,4 @@
-"""Detects tensors of a rehearsal in the trace, into which caches could carry them."""
+"""Detects tensors of a rehearsal that got into the trace, e.g. through a cache of the model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Formulas for functions of torch that cannot be traced.
 
 `torch.cov` warns if there are too few observations, and `gaussian_nll_loss` raises for a negative
-variance: both decide on a value, which a graph cannot. Where torch would raise, the result is NaN.
+variance: both branch on a value, which a graph cannot. Where torch would raise, the result is NaN.
 `instance_norm` updates running statistics that its schema does not declare. `embedding_bag`
 concatenates all its bags into one row.
 """
@@ -128,7 +128,7 @@ def _instance_norm(
 
 
 def _unseen(name: str) -> Callable[..., Tensor]:
-    """A logical operator in place, whose derivative autograd takes for that of the identity."""
+    """An in-place logical operator; autograd wrongly uses the derivative of the identity for it."""
 
     def refuse_gradients(x: Tensor, *args: Any) -> Tensor:
         if x.requires_grad:

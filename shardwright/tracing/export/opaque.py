@@ -1,8 +1,9 @@
 """Keeps each sub-module that export cannot trace as one operator, which runs the module itself.
 
-The operands are the sub-module's parameters and buffers, which stay those of the model, and the
-tensors that it is called with. The results are the tensors that it returns and the new values of
-the buffers that it changes. Their shapes are found by running the module, so it must have weights.
+The operands are the sub-module's parameters and buffers, which remain parameters and buffers of the
+model, and the tensors that it is called with. The results are the tensors that it returns and the
+new values of the buffers that it changes. Their shapes are found by running the module, so it must
+have weights.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _shape_text(shape: tuple[Any, ...]) -> str:
 
 
 def part_of(node: fx.Node) -> str:
-    """The attention call that a node is a part of, where attention was computed by its formula."""
+    """The attention call that a node belongs to, if attention was replaced by its formula."""
     call, _ = node.meta.get("torch_fn") or ("", "")
     whole = str(node.target).startswith(f"aten.{_ATTENTION}.")
     return call if call.startswith(_ATTENTION) and not whole else ""
@@ -70,6 +70,6 @@ def source_of(node: fx.Node) -> Source:
 
 
 def _importable(file: str) -> str:
-    """The path below the folder that Python imports it from: short, and equal on all machines."""
+    """The path relative to the import folder, which is short and equal on all machines."""
     folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
     return file[len(max(folders, key=len)) + 1 :] if folders else file

@@ -1,8 +1,7 @@
 """Autograd facts of each operator: which results need gradients and what is saved for them.
 
-Each operator is run alone on meta tensors: nothing is computed and nothing is
-allocated. Equal calls are run once, so deep models cost no more than shallow
-ones.
+Each operator is run alone on meta tensors, so nothing is computed or allocated. Equal calls are run
+once, so deep models take no more time than shallow ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of operator calls, forward and backward, each traced once.
 
-Equal calls have equal footprints, so deep models cost no more than shallow ones. Workspace inside
-of kernels, which torch does not report, is in `kernels`.
+Equal calls have equal footprints, so deep models take no more time than shallow ones. The workspace
+inside of kernels, which torch does not report, is in `simulate/memory/workspaces.py`.
 """
 
 from __future__ import annotations

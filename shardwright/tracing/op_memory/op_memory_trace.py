@@ -21,7 +21,7 @@ from shardwright.tracing.export.operators import operator_of, to_torch
 
 
 class _Source(torch.autograd.Function):
-    """A tensor that autograd takes for a computed one, so that only its readers keep it alive."""
+    """Makes a tensor look computed to autograd, so that only its readers keep it alive."""
 
     @staticmethod
     def forward(ctx: Any, anything: torch.Tensor, seen: Seen) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""The messages between pipeline groups under a schedule: what is sent, received, and waited for.
+"""Plans the messages between pipeline groups under a schedule: sends, receives and waits.
 
-A group starts to receive messages of one channel in the order in which they are sent. It waits for
-a message that it sent as soon as something that it received tells that the other group has started
-to receive it, so that this wait adds no dependency between groups, and no deadlock.
+A group posts receives of one channel in the order of the sends. It waits for a message that it sent
+once a message that it received implies that the other group has posted the receive, so that this
+wait adds no dependency between groups and cannot deadlock.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _groups(
 
 
 def _is_alone(one: Transfer, program: StepProgram) -> bool:
-    """Whether a tensor is better sent as it is than copied into a bucket and out of it."""
+    """Whether a tensor is so large that sending it alone is cheaper than copying it to a bucket."""
     least, ranks = program.alone_bytes, dict(program.mesh.axes)[one.channel]
     return least is not None and one.bytes >= least and one.parts[0].in_order(ranks)
 
@@ -129,7 +129,7 @@ def _gathered(
 ) -> list[StepInstruction]:
     """Each group in one transfer, at the position of its first.
 
-    What is not there yet stays alone.
+    Transfers whose operands do not exist at that position stay alone.
     """
     group = {handle: number for number, handles in enumerate(groups) for handle in handles}
     since: dict[str, int] = {}  # value -> the index of the instruction that makes it first

@@ -1,7 +1,7 @@
-"""Waits for reductions as late as their buffers allow, so that operators run in the meantime.
+"""Delays waits for reductions as long as their buffers permit, so that they overlap with operators.
 
-A bucket of gradients that is scattered holds a buffer beside them: it is waited for when the next
-one is complete. Sums of whole gradients, and of results, are waited for at the end of the step.
+A reduce-scatter of a bucket needs a buffer besides the gradients, so it is waited for when the next
+bucket is complete. All-reduces of gradients and results are waited for at the end of the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fuses regions that nothing separates any more.
+"""Fuses adjacent regions that no communication separates any more.
 
-Lowering cuts regions wherever a parameter is communicated. Once transfers are in buckets, what is
-read between two buckets is one region, with one autograd graph and one compiled function.
+Lowering cuts regions wherever a parameter is communicated. Once transfers are in buckets, all
+regions between two buckets become one, with one autograd graph and one compiled function.
 """
 
 from __future__ import annotations

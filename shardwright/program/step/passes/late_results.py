@@ -1,6 +1,6 @@
 """Returns outputs at the end of the step, unless something reads them earlier.
 
-The loss is then summed in the buffer of a bucket of gradients, without a message of its own.
+The loss is then reduced in a bucket of gradients, without a collective of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Waits for sums of single numbers right before their first reader.
+"""Delays waits for reductions of scalars until right before their first reader.
 
-A number that the batch alone determines, such as that of valid labels, is summed while layers run.
+A scalar that depends only on the batch, e.g. the number of valid labels, is reduced while layers
+run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from shardwright.program.step.instructions import StepInstruction, StepProgram, 
 
 
 def overlap_sums(program: StepProgram) -> StepProgram:
-    """`program` with late waits for transfers of nothing but single numbers."""
+    """`program` with late waits for transfers that contain only scalars."""
     numbers = {
         one.handle for one in program.transfers() if all(part.shape == () for part in one.parts)
     }

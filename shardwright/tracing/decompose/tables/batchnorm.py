@@ -1,7 +1,7 @@
-"""Decomposes batch norm into sums over the batch and a normalisation, which split exactly.
+"""Decomposes batch norm into sums over the batch and a normalisation; both can be split exactly.
 
-One operator computes the sums and one reads them, so that a split of the batch needs one reduction
-in each pass. The number of samples is a constant of the graph.
+One operator computes the sums and one reads them, so a split of the batch needs one reduction per
+pass. The number of samples is a constant of the graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batch norm with statistics of the local part of the batch: `batch_norm="local"`.
 
-One operator, which a rank computes on its tile without any reduction. Only the
-statistics for the running buffers are reduced: each rank weights its own by its
-fraction of the batch, and the sum over ranks is the mean.
+It is one operator, which a rank computes on its tile without any reduction. Only the statistics for
+the running buffers are reduced: each rank weights its own by its fraction of the batch, and the sum
+over ranks is the mean.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def local_batch_norm(
     eps: float,
     parts: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """X (N, C, ...) normalised; mean and 1/deviation (parts, C) for the backward pass; (2, C).
+    """Normalise x (N, C, ...) with the statistics of each part of the local batch.
 
-    The last result is the mean and the unbiased variance, times `share`. `parts`
-    has the index of the part of the batch that each sample belongs to, each part
-    with its own statistics; empty for one part. Raises `ValueError` where a part
-    has one value per channel, so that the variance is undefined.
+    `parts` has for each sample the index of its part; empty means one part. Returns the normalised
+    x; mean and 1/deviation, (parts, C) each, for the backward pass; and mean and unbiased variance
+    times `share`, (2, C). Raises `ValueError` if a part has only one value per channel, so that the
+    variance is undefined.
     """
     kept = _kept(x)
     weight, bias = (None if p is None else p.to(kept) for p in (weight, bias))
