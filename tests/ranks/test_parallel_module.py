@@ -156,7 +156,7 @@ def _local_batch(text):
 
 def test_a_plan_needs_its_world_size_and_its_model():
     wrong = planned("dropout", "data parallel", devices=4), planned("dict", "data parallel")
-    with pytest.raises(PlanError, match=r"for 4 devices \(dp=4\) but there is no process group"):
+    with pytest.raises(PlanError, match=r"for 4 devices \(host4=4\) but there is no process group"):
         parallel("dropout", wrong[0])
     run_ranks(2, _wrong_plans, *wrong)
 
@@ -165,7 +165,7 @@ def _wrong_plans(too_large, of_another):
     with pytest.raises(PlanError) as wrong:
         parallel("dropout", too_large)
     assert str(wrong.value) == (
-        "the plan is for 4 devices (dp=4) but there are 2 processes; start it with torchrun"
+        "the plan is for 4 devices (host4=4) but there are 2 processes; start it with torchrun"
         " --nproc-per-node 4, or plan for 2"
     )
     model, _ = example("dict")
