@@ -26,7 +26,8 @@ def unvalidated() -> Iterator[None]:
 def _are_checked() -> bool:
     """Whether distributions check their arguments by default."""
     try:
-        Normal(torch.zeros(()), -torch.ones(()))
+        # A caller's `with torch.device("meta")` must not reach these values.
+        Normal(torch.zeros((), device="cpu"), -torch.ones((), device="cpu"))
     except ValueError:
         return True
     return False

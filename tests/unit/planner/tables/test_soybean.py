@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.ir.graph import Tensor
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.soybean import Communication
@@ -98,6 +99,6 @@ def test_scalars_and_equal_layouts_cost_nothing():
 
 
 def test_operators_and_updates_cost_nothing():
-    measure = Communication(Mesh.parse("k1=2"))
+    measure, weight = Communication(Mesh.parse("k1=2")), Tensor("weight", (4,), "float32")
     assert measure.operator(None, np.ones((3, 5), np.int64)).tolist() == [0.0] * 5
-    assert measure.update(np.array([4, 8]), "adamw").tolist() == [0.0, 0.0]
+    assert measure.update(np.array([4, 8]), "adamw", weight).tolist() == [0.0, 0.0]

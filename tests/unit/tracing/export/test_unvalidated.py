@@ -40,3 +40,10 @@ def test_checks_are_as_before_behind_it(checked):
             Normal(0.0, -1.0)
     finally:
         torch.distributions.Distribution.set_default_validate_args(True)
+
+
+def test_a_default_device_does_not_reach_the_probe():
+    with torch.device("meta"), unvalidated():
+        Normal(torch.zeros(()), -torch.ones(()))
+    with pytest.raises(ValueError):
+        Normal(torch.zeros(()), -torch.ones(()))
