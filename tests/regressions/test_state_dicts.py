@@ -173,7 +173,7 @@ def _tiles_of_rank_0(text, folder, rank, expected, later):
         module.load_state_dict(theirs)
         return
     told = (
-        r"is the tile at \(0,\) of dp=2 S\(0\), and this rank is at \(1,\); save with torch\.dist"
+        r"is the tile at \(0,\) of tp=2 S\(0\), and this rank is at \(1,\); save with torch\.dist"
     )
     with pytest.raises(StateDictError, match=told):
         module.load_state_dict(theirs)
