@@ -191,7 +191,7 @@ def _one_device(text, folder):
         dcp.load(module.state_dict(), checkpoint_id=folder / "dcp")
         same(module, expected)
         dcp.save(module.state_dict(), checkpoint_id=folder / "one")
-    with pytest.raises(StateDictError, match="one tile of several, dp=2 S"):
+    with pytest.raises(StateDictError, match="one tile of several, tp=2 S"):
         module.load_state_dict(torch.load(folder / "weights0.pt"))
     module, _, _ = parallel(text)
     module.load_state_dict(torch.load(folder / "whole.pt"))
