@@ -204,5 +204,5 @@ def _four_ranks(text, folder):
         module, _, _ = parallel(text)
         dcp.load(module.state_dict(), checkpoint_id=folder / source)
         same(module, expected)
-    with pytest.raises(StateDictError, match="a tile of another mesh, dp=2 S"):
+    with pytest.raises(StateDictError, match="a tile of another mesh, tp=2 S"):
         module.load_state_dict(torch.load(folder / "weights0.pt"))
