@@ -23,8 +23,9 @@ from shardwright.planner.strategies.preference import is_strategy
 from shardwright.planner.strategies.recomputation import Recomputable, recomputable_by
 from shardwright.planner.tables.layout_codes import digit, encode
 from shardwright.planner.tables.memory import bucket_sizes
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed, Only
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering

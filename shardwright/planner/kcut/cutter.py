@@ -28,9 +28,10 @@ from shardwright.ir.layout import Mesh
 from shardwright.machine.model import Machine
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, MOST_AXES, digit
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Allowed, Only
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.planner.tables.soybean import Communication
 from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Choice, Rule, Split

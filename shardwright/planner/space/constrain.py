@@ -36,9 +36,10 @@ from shardwright.planner.strategies.dimensions import ModelDimensions
 from shardwright.planner.tables.layout_codes import digit
 from shardwright.planner.tables.memory import BucketSizes
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, Only
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.rule import Choice, PassPartial, Route, Rule, Split

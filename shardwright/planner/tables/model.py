@@ -9,7 +9,7 @@ are codes (`layout_codes.py`), and a table is computed in one array operation.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -35,43 +35,19 @@ from shardwright.planner.communication.resharding import (
 from shardwright.planner.communication.transfers import Rounds, moves_of, transfers
 from shardwright.planner.tables.layout_codes import WHOLE, Ints, decode, storable
 from shardwright.planner.tables.memory import (
-    BucketSizes,
     bucket_sizes,
     fixed_bytes,
     kept_bytes,
     workspace_bytes,
 )
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
-from shardwright.planner.tables.objective import Duration, Objective
+from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, Only, OptionCache, Options, Tilings
+from shardwright.planner.tables.pricing import OF_A_STEP, Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
 
 EVERYTHING = Allowed()
-
-
-@dataclass(frozen=True, slots=True)
-class Pricing:
-    """The objective and the kind of step that a cost model prices.
-
-    Attributes:
-        optimizer: its name.
-        measure: the objective; None is the seconds of a step.
-        micro_batches: their number in a step.
-        buckets: bytes of full buckets; None computes them from the graph (`bucket_sizes`).
-        gradient_sync: after which micro-batches gradients are reduced (`ir/gradient_sync.py`).
-        compiled: whether layers run through `torch.compile`.
-    """
-
-    optimizer: str = "adamw"
-    measure: Objective | None = None
-    micro_batches: int = 1
-    buckets: BucketSizes | None = None
-    gradient_sync: str | None = None
-    compiled: bool = False
-
-
-OF_A_STEP = Pricing()
 
 
 @final

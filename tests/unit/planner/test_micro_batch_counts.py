@@ -17,7 +17,8 @@ from shardwright.planner.tables.layout_codes import (
     encode,
     summed_gradients,
 )
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from tests.harness.layered_graphs import BATCH, residual_layers

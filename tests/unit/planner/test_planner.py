@@ -10,7 +10,8 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.tables.layout_codes import encode
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from tests.harness.layered_graphs import residual_layers

@@ -8,7 +8,8 @@ from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import shorten
 from shardwright.planner.space.space import make_folded_space, make_space
 from shardwright.planner.tables.memory import bucket_sizes
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.frontier.sweep import sweep

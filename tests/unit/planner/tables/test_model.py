@@ -13,7 +13,8 @@ from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
-from shardwright.planner.tables.model import CostModel, Pricing
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import layouts_under
 from shardwright.rules.rule import PassPartial, Split
