@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -83,6 +84,9 @@ def _versions() -> dict[str, str]:
 
 
 def _git(*args: str) -> str:
+    """What git says; nothing in a copy without history, or where git is not installed."""
+    if shutil.which("git") is None:
+        return ""
     done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -18,6 +18,7 @@ from shardwright.machine.backends import backend_on
 from shardwright.machine.model import MachineError
 from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.shutdown import leave
+from shardwright.runtime.device import rank_device
 from shardwright.runtime.ranks import threads_of
 
 START_SECONDS = 180.0  # seconds to start and import torch, or for one measurement
@@ -81,14 +82,12 @@ def join(
 
     The host is tuned for the ranks if that is requested.
     """
-    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= devices
-    if gpu:
-        torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(threads_of(devices))
     try:
+        device = rank_device(rank, devices)
+        if device.type == "cpu":
+            torch.set_num_threads(threads_of(devices))
         dist.init_process_group(
-            backend_on("cuda" if gpu else "cpu").name,
+            backend_on(device.type).name,
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=devices,

@@ -78,7 +78,7 @@ def device_key(machine: Machine) -> str:
     On CPUs it also has whether the ranks tuned the host.
     """
     devices = machine.devices
-    if torch.cuda.is_available() and torch.cuda.device_count() >= devices:
+    if torch.cuda.is_available():
         what = f"{torch.cuda.get_device_name()}, {devices} of them"
     else:
         what = f"{_processor()}, {devices} ranks of {threads_of(devices)} threads"

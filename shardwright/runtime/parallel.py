@@ -71,8 +71,8 @@ def parallelize(
         model: the module that the plan was made for, with values.
         plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
         seed: what dropout masks are drawn from; equal on all ranks.
-        device: where parameters go; None: the current accelerator if the process group uses one,
-            else the CPU.
+        device: where parameters and batches go. None: this rank's GPU (`LOCAL_RANK`, or what was
+            made current) if the process group joins GPUs; without a group, where the model is.
         outputs: `"loss"`: a call returns the loss, where the model has one. `"model"`: it returns
             what the model returns, each tensor whole and of the global batch, on every rank.
         tune_host: whether ranks on CPUs change how the host runs this process, until it ends: freed
@@ -98,7 +98,7 @@ def parallelize(
         plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
         analysis = analyze(captured.graph)
         decisions = read_plan(plan, captured.graph, analysis)
-    device = _device(device)
+    device = _device(device, model)
     backend = backend_for(device.type)
     if tune_host:
         backend.tune_host()
@@ -176,10 +176,10 @@ def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
     return found
 
 
-def _device(given: torch.device | str | None) -> torch.device:
+def _device(given: torch.device | str | None, model: nn.Module) -> torch.device:
     """The device itself, by its name, or the default; raises `PlanError` for another name."""
     if given is None:
-        return default_device()
+        return default_device(model)
     try:
         return torch.device(given)
     except (RuntimeError, TypeError) as e:

@@ -28,6 +28,7 @@ from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.shutdown import leave
+from shardwright.runtime.device import rank_device
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.async_loop import AsyncLoop, AsyncTrainable
@@ -93,7 +94,8 @@ def _run(options: argparse.Namespace) -> None:
     job = replace(job, compiled=options.compile or job.compiled, steps=options.steps or job.steps)
     plan = plan_for(options.plan, int(os.environ.get("WORLD_SIZE", "1")))
     job = replace(job, compiled=job.compiled or plan.compiled)
-    device = _device()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device = rank_device(int(os.environ.get("LOCAL_RANK", "0")), local_ranks)
     backend = backend_for(device.type)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     watchdog = Watchdog(
@@ -228,16 +230,6 @@ def _report_both(one: Report, other: Report) -> Report:
 
 def _report_nothing(record: StepRecord | EvaluationRecord) -> None:
     """The report function of ranks other than 0, which does nothing."""
-
-
-def _device() -> torch.device:
-    """This rank's GPU where the host has one for each of its ranks, else the CPU."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= ranks:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
 
 
 def _seconds(text: str) -> float:

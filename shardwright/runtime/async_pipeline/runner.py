@@ -65,7 +65,7 @@ def async_pipeline(
     if not dist.is_initialized():
         raise PipelineError("there is no process group; start with torchrun, one process per stage")
     stages = capture_stages(model, args, kwargs, stages=dist.get_world_size(), cuts=cuts)
-    device = device or default_device()
+    device = device or default_device(model)
     return AsyncPipeline(stages, model, how, device=device, seed=seed, timeout=timeout)
 
 

@@ -65,7 +65,7 @@ def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
     `order` has the index of each row in the flattened `scores`, (tokens, k).
     """
     scored = rows * scores.reshape(-1)[order].unsqueeze(-1)
-    spread = rows.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)
+    spread = scored.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)
     total: Tensor = spread.view(*scores.shape, -1).sum(1)
     return total
 

@@ -1,0 +1,1 @@
+"""Checks shardwright on real GPUs: `python -m scripts.gpu_check`."""

@@ -1,0 +1,128 @@
+"""Checks shardwright on the GPU of this host, in ten minutes: exactness, NCCL, predictions.
+
+`python -m scripts.gpu_check --out results.json`. Each check is a process of its own with a limit;
+those whose times count run alone, the others beside each other. One that fails ends nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.record import provenance
+from scripts.gpu_check import commands, exact, predicted, ranks, steps
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what it calls, its limit in seconds, and whether it must have the GPU alone."""
+
+    run: Callable[[torch.device], dict[str, Any]]
+    seconds: float = 120.0
+    alone: bool = False
+
+
+CHECKS = {
+    "float64": Check(exact.float64),
+    "bf16": Check(exact.bf16),
+    "compiled": Check(exact.compiled, 180.0),
+    "waits": Check(steps.waits),
+    "nccl": Check(ranks.nccl, 240.0),
+    "asynchronous": Check(ranks.asynchronous),
+    "own loop": Check(commands.own_loop),
+    "run": Check(commands.run, 150.0),
+    "doctor": Check(commands.doctor),
+    "graphs": Check(steps.graphs, alone=True),
+    "profiled": Check(commands.profiled, 100.0, alone=True),
+    "predicted": Check(predicted.predicted, 240.0, alone=True),
+}
+
+
+def main() -> None:
+    """Run the checks, print a line for each, and write all results; exit 1 if one failed."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.gpu_check", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
+    parser.add_argument("--only", nargs="+", choices=CHECKS, metavar="NAME", help=", ".join(CHECKS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--commit", default="", help="of a copy of the tree without its history")
+    parser.add_argument("--one", choices=CHECKS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        _one(CHECKS[options.one], options.device, options.out)
+        return
+    names = options.only or list(CHECKS)
+    found: dict[str, Any] = {}
+
+    def go(name: str) -> None:
+        found[name] = _bounded(name, options.device)
+        state = "ok" if "error" not in found[name] else "FAILED " + found[name]["error"][-1500:]
+        print(f"{name}: {found[name]['seconds']:.0f} s, {state}", flush=True)
+        options.out.write_text(
+            json.dumps({**_where(options.commit), "checks": found}, indent=1) + "\n"
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(go, (name for name in names if not CHECKS[name].alone)))
+    for name in names:
+        if CHECKS[name].alone:
+            go(name)
+    sys.exit(any("error" in one for one in found.values()))
+
+
+def _bounded(name: str, device: str) -> dict[str, Any]:
+    """The result of a check in a process of its own, or its error."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "scripts.gpu_check", "--one", name]
+        command += ["--device", device, "--out", str(out)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=CHECKS[name].seconds, check=False
+            )
+            error = (done.stdout + done.stderr)[-4000:] if done.returncode else ""
+        except subprocess.TimeoutExpired as e:
+            said = b"".join(part for part in (e.stdout, e.stderr) if isinstance(part, bytes))
+            error = f"not done in {CHECKS[name].seconds} s: {said.decode(errors='replace')[-3000:]}"
+        result = json.loads(out.read_text()) if out.exists() else {}
+    result["seconds"] = round(time.perf_counter() - start, 1)
+    return result | ({"error": error} if error else {})
+
+
+def _one(check: Check, device: str, out: Path) -> None:
+    try:
+        out.write_text(json.dumps({"result": check.run(torch.device(device))}))
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def _where(commit: str) -> dict[str, Any]:
+    """Where the results are from."""
+    known = provenance(0)
+    known["commit"] = known["commit"] or commit
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        known["gpu"] = {
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        }
+    return known
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Predicted against measured seconds and bytes of steps, and what our program adds to them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shardwright as sw
+from scripts.gpu_check.models import LARGE, eager_step, made
+from shardwright.machine.files import load_machine
+from shardwright.machine.model import Machine
+from shardwright.machine.presets import KINDS
+
+WARM, STEPS = 4, 12
+
+
+def predicted(device: torch.device) -> dict[str, Any]:
+    """Of each large model in bf16 under AdamW: the module, our program, and the predictions.
+
+    Predictions are those of the preset and, if `measured.toml` was written before, of the measured
+    machine. Steps are timed by events, a median; peaks are those of torch's allocator.
+    """
+    machines = {"preset": sw.Machine.preset(f"1x{kind_here()}")}
+    if Path(MEASURED).exists():
+        machines["measured"] = load_machine(MEASURED)
+    return {name: _one(name, machines, device) for name in LARGE}
+
+
+MEASURED = "gpu-check-machine.toml"  # in the current folder, written by `profiled`
+
+
+def kind_here() -> str:
+    """The preset's name of this GPU: the longest one that torch's name contains."""
+    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else "cpu"
+    return max((kind for kind in KINDS if kind.lower() in name), key=len)
+
+
+def _one(name: str, machines: dict[str, Machine], device: torch.device) -> dict[str, Any]:
+    model, batch = made(name, device, torch.bfloat16)
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    found["module"] = measure(eager_step(model, batch, optimizer))
+    del optimizer
+    graph = sw.capture(model, (), batch)
+    for label, machine in machines.items():
+        plan = sw.price(graph, machine, "mb=1", "adamw")
+        found[f"{label} predicts"] = {
+            "seconds": float(plan.step_seconds),
+            "peak_bytes": int(plan.peak_bytes),
+            "parts": _parts(plan),
+        }
+    parallel = sw.parallelize(model, plan, device=device)
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    stepped = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
+    found["program"] = measure(lambda: parallel.train_step(stepped, batch))
+    parallel.compile_programs()
+    found["compiled program"] = measure(lambda: parallel.train_step(stepped, batch))
+    return found
+
+
+def measure(step: Callable[[], object]) -> dict[str, float]:
+    """Median seconds of a step, host seconds to issue it, and peaks in bytes of the allocator."""
+    for _ in range(WARM):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    seconds = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "seconds": statistics.median(seconds),
+        "least": min(seconds),
+        "most": max(seconds),
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "outside_bytes": total - free - torch.cuda.memory_reserved(),
+    }
+
+
+def _parts(plan: sw.Plan) -> dict[str, float]:
+    return {
+        "operators": float(sum(op.seconds for op in plan.ops)),
+        "update": float(sum(p.update_seconds for p in plan.parameters)),
+    }
