@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ import torch
 
 from benchmarks.record import provenance
 from scripts.gpu_check import commands, exact, predicted, ranks, steps
+from scripts.gpu_check.models import Found
 
 
 @dataclass(frozen=True)
 class Check:
     """One check: what it calls, its limit in seconds, and whether it must have the GPU alone."""
 
-    run: Callable[[torch.device], dict[str, Any]]
+    run: Callable[[torch.device], Found]
     seconds: float = 120.0
     alone: bool = False
 
@@ -40,6 +40,7 @@ CHECKS = {
     "compiled": Check(exact.compiled, 180.0),
     "waits": Check(steps.waits),
     "nccl": Check(ranks.nccl, 240.0),
+    "memory": Check(ranks.memory, 180.0),
     "asynchronous": Check(ranks.asynchronous),
     "own loop": Check(commands.own_loop),
     "run": Check(commands.run, 150.0),
@@ -82,8 +83,8 @@ def main() -> None:
 
 
 def _bounded(name: str, device: str) -> dict[str, Any]:
-    """The result of a check in a process of its own, or its error."""
-    start = time.perf_counter()
+    """The results of a check in a process of its own, with what is wrong with them."""
+    start, error = time.perf_counter(), ""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-m", "scripts.gpu_check", "--one", name]
@@ -92,21 +93,28 @@ def _bounded(name: str, device: str) -> dict[str, Any]:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=CHECKS[name].seconds, check=False
             )
-            error = (done.stdout + done.stderr)[-4000:] if done.returncode else ""
+            if done.returncode:
+                error = (done.stdout + done.stderr)[-4000:]
         except subprocess.TimeoutExpired as e:
             said = b"".join(part for part in (e.stdout, e.stderr) if isinstance(part, bytes))
             error = f"not done in {CHECKS[name].seconds} s: {said.decode(errors='replace')[-3000:]}"
-        result = json.loads(out.read_text()) if out.exists() else {}
+        result = json.loads(out.read_text()) if out.exists() else {"result": {}, "wrong": {}}
+    wrong = result.pop("wrong")
     result["seconds"] = round(time.perf_counter() - start, 1)
-    return result | ({"error": error} if error else {})
+    if wrong or error:
+        result["error"] = "; ".join((*(f"{what}: {why}" for what, why in wrong.items()), error))
+    return result
 
 
 def _one(check: Check, device: str, out: Path) -> None:
-    try:
-        out.write_text(json.dumps({"result": check.run(torch.device(device))}))
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
+    """Run a check here; what it has found is written as it goes."""
+    found: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for what, figures, why in check.run(torch.device(device)):
+        found[what] = figures
+        if why:
+            wrong[what] = why
+        out.write_text(json.dumps({"result": found, "wrong": wrong}))
 
 
 def _where(commit: str) -> dict[str, Any]:

@@ -12,21 +12,22 @@ from typing import Any
 
 import torch
 
-from scripts.gpu_check.predicted import MEASURED
+from scripts.gpu_check.models import Found
+from scripts.gpu_check.predicted import MEASURED, kind_here
 from shardwright.machine.toml import to_toml
 from shardwright.profile.measure import measure_host
 
 ROOT = Path(__file__).parents[2]
 
 
-def profiled(device: torch.device) -> dict[str, Any]:
+def profiled(device: torch.device) -> Found:
     """Measures this GPU, as `shardwright profile` does, and writes the machine file."""
     machine = measure_host(1, 20.0, anew=True)
     Path(MEASURED).write_text(to_toml(machine))
-    return {"machine": to_toml(machine)}
+    yield "machine", to_toml(machine), ""
 
 
-def own_loop(device: torch.device) -> dict[str, Any]:
+def own_loop(device: torch.device) -> Found:
     """The script of docs/how-to/own-loop.md under torchrun."""
     text = (ROOT / "docs/how-to/own-loop.md").read_text()
     found = re.search(r'```python title="train.py"\n(.*?)```', text, re.S)
@@ -35,27 +36,28 @@ def own_loop(device: torch.device) -> dict[str, Any]:
         script = Path(folder) / "train.py"
         script.write_text(found[1])
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-        return _run([*launcher, str(script)])
+        yield _run([*launcher, str(script)])
 
 
-def run(device: torch.device) -> dict[str, Any]:
-    """`shardwright run` of the example on one device, with verification."""
+def run(device: torch.device) -> Found:
+    """`shardwright run` of the example on one device, with verification; then it is resumed."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--devices", "1", "--steps", "30", "--checkpoint", folder]
-        return _run(["-m", "shardwright", "run", "examples/bytes_gpt.py:job", *options])
+        for steps in ("20", "30"):
+            options = ["--devices", "1", "--steps", steps, "--checkpoint", folder]
+            options += ["--machine", f"1x{kind_here()}"]
+            yield _run(["-m", "shardwright", "run", "examples/bytes_gpt.py:job", *options])
 
 
-def doctor(device: torch.device) -> dict[str, Any]:
+def doctor(device: torch.device) -> Found:
     """`shardwright doctor`."""
-    return _run(["-m", "shardwright", "doctor"])
+    yield _run(["-m", "shardwright", "doctor"])
 
 
-def _run(arguments: list[str]) -> dict[str, Any]:
+def _run(arguments: list[str]) -> tuple[str, dict[str, Any], str]:
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=150
     )
-    output = (done.stdout + done.stderr)[-6000:]
-    if done.returncode:
-        raise RuntimeError(f"exit {done.returncode}: {output}")
-    return {"seconds": round(time.perf_counter() - start, 1), "output": output}
+    seconds, output = round(time.perf_counter() - start, 1), (done.stdout + done.stderr)[-6000:]
+    wrong = f"exit {done.returncode}: {output}" if done.returncode else ""
+    return " ".join(arguments[:3]), {"seconds": seconds, "output": output}, wrong

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from transformers import (
 Batch = dict[str, torch.Tensor]
 Subject = tuple[nn.Module, Batch]
 Step = Callable[[], object]
+Found = Iterator[tuple[str, Any, str]]  # what, its figures, and what is wrong with them or ""
 
 
 class Loss(nn.Module):

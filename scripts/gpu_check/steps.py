@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from typing import Any
 
 import torch
 
-from scripts.gpu_check.exact import planned
-from scripts.gpu_check.models import SMALL, Step, eager_step, made
+from scripts.gpu_check.exact import planned, too_large
+from scripts.gpu_check.models import SMALL, Found, Step, eager_step, made
 
 
-def waits(device: torch.device) -> dict[str, Any]:
+def waits(device: torch.device) -> Found:
     """Waits of the host within a step, by model: no more than the module's own."""
-    found = {name: _waits_of(name, device) for name in SMALL}
-    late = {name: one for name, one in found.items() if len(one["program"]) > len(one["module"])}
-    assert not late, late
-    return found
+    for name in SMALL:
+        found = _waits_of(name, device)
+        ours, own = len(found["program"]), len(found["module"])
+        yield name, found, f"{ours} waits, and the module has {own}" if ours > own else ""
 
 
 def _waits_of(name: str, device: torch.device) -> dict[str, list[str]]:
@@ -26,12 +25,13 @@ def _waits_of(name: str, device: torch.device) -> dict[str, list[str]]:
     ours = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
     plain = torch.optim.AdamW(model.parameters(), lr=1e-4)
     return {
-        "program": _waits(lambda: parallel.train_step(ours, batch)),
-        "module": _waits(eager_step(model, batch, plain)),
+        "program": waits_of(lambda: parallel.train_step(ours, batch)),
+        "module": waits_of(eager_step(model, batch, plain)),
     }
 
 
-def _waits(step: Step) -> list[str]:
+def waits_of(step: Step) -> list[str]:
+    """Where the host waits for the GPU in a step, after three steps."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -45,9 +45,11 @@ def _waits(step: Step) -> list[str]:
     return [f"{w.filename}:{w.lineno}" for w in seen if "synchron" in str(w.message)]
 
 
-def graphs(device: torch.device) -> dict[str, Any]:
+def graphs(device: torch.device) -> Found:
     """Milliseconds of forward and backward pass, plainly and as a CUDA graph; gradients agree."""
-    return {name: _graph_of(name, device) for name in ("GPT-2", "Llama", "BERT")}
+    for name in ("GPT-2", "Llama", "BERT"):
+        found = _graph_of(name, device)
+        yield name, found, too_large(found["error"], 1e-4)
 
 
 def _graph_of(name: str, device: torch.device) -> dict[str, float]:
@@ -74,8 +76,8 @@ def _graph_of(name: str, device: torch.device) -> dict[str, float]:
     graph.replay()
     torch.cuda.synchronize()
     got = loss.item(), _norm(parallel)
-    assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(got, expected, strict=True)), name
-    return {"plain_ms": plain, "graph_ms": _milliseconds(graph.replay)}
+    error = max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
+    return {"error": error, "plain_ms": plain, "graph_ms": _milliseconds(graph.replay)}
 
 
 def _norm(module: torch.nn.Module) -> float:

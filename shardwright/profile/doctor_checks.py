@@ -19,7 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardwright.machine.backends import backend_on
 from shardwright.runtime.comm.shutdown import leave
+from shardwright.runtime.device import bound, rank_device
 from shardwright.runtime.ranks import RanksError, run_ranks
 
 _NEEDED = ("torch", "numpy", "rich", "click")
@@ -178,12 +180,11 @@ def _ranks(ranks: int) -> CheckResult:
 
 def _rank(file: str) -> None:
     """Entry point of one rank: all-reduce ones, check the sum, write the seconds to a file."""
-    gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    backend = "nccl" if gpu else "gloo"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    enough = torch.cuda.device_count() >= ranks  # else the ranks of a check may be on the CPU
+    device = rank_device(int(os.environ["LOCAL_RANK"]), ranks) if enough else torch.device("cpu")
+    backend = backend_on(device.type).name
+    dist.init_process_group(backend, device_id=bound(device))
     try:
         values = torch.ones(_MESSAGE // 4, device=device)
         dist.all_reduce(values)

@@ -18,7 +18,7 @@ from shardwright.machine.backends import backend_on
 from shardwright.machine.model import MachineError
 from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.shutdown import leave
-from shardwright.runtime.device import rank_device
+from shardwright.runtime.device import bound, rank_device
 from shardwright.runtime.ranks import threads_of
 
 START_SECONDS = 180.0  # seconds to start and import torch, or for one measurement
@@ -92,6 +92,7 @@ def join(
             rank=rank,
             world_size=devices,
             timeout=timedelta(seconds=START_SECONDS),
+            device_id=bound(device),
         )
         if tune_host:
             backend_of().tune_host()

@@ -117,6 +117,7 @@ def local_inputs(
 ) -> dict[str, torch.Tensor]:
     """This rank's parts of a call's tensors by path, contiguous; each tensor is global or local.
 
+    Parts of tensors on the CPU are copied to `device`, from pinned memory without a wait.
     Raises `BatchError` for arguments that differ from the planned call, `form`. Arguments of which
     this rank has no part are also checked, so that all ranks raise the error.
     """
@@ -124,7 +125,10 @@ def local_inputs(
     for key, shape in form.shapes.items():
         if key not in parts and tuple(given[key].shape) != shape:
             raise BatchError(_other_shape(form.names[key], given[key], shape))
-    return {key: part.of(given[key], form.names[key]).contiguous() for key, part in parts.items()}
+    found = {key: part.of(given[key], form.names[key]).contiguous() for key, part in parts.items()}
+    if device is None or device.type == "cpu":
+        return found
+    return {key: tile.to(device, non_blocking=True) for key, tile in found.items()}
 
 
 def _other_shape(name: str, given: torch.Tensor, *shapes: Shape) -> str:

@@ -71,6 +71,11 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
     return device
 
 
+def bound(device: torch.device) -> torch.device | None:
+    """What `init_process_group` takes as `device_id`: a GPU, whose communicator is made at once."""
+    return None if device.type == "cpu" else device
+
+
 def _of_rank(kind: str) -> torch.device:
     """This rank's device of that type: what was made current, else that of `LOCAL_RANK`."""
     module = torch.get_device_module(kind)

@@ -95,7 +95,7 @@ class CallForm:
         """The tensors of a call by their paths in the captured call; shapes are not checked.
 
         Raises `BatchError` for an argument that differs in anything but the values and shapes of
-        tensors, or that is not on `device`.
+        tensors, or that is on another device than `device` and the CPU.
         """
         if not args and self._tensors and kwargs.keys() == self._tensors.keys():
             return {
@@ -257,7 +257,7 @@ def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | Non
             f"the argument {path} requires a gradient, and the plan was made with one that does"
             f" not: detach it, or capture and plan with {path}.requires_grad_()"
         )
-    if device is not None and _elsewhere(given.device, device):
+    if device is not None and given.device.type != "cpu" and _elsewhere(given.device, device):
         raise BatchError(
             f"the argument {path} is on {given.device}, and the module on {device}: move it there"
         )

@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> None:
     )
     try:
         longest = max(options.stall_timeout, options.start_timeout)
-        join(backend.spec.name, timeout_of(longest))
+        join(device, timeout_of(longest))
         if options.tune_host:
             backend.tune_host()
         watchdog.starting()

@@ -158,20 +158,17 @@ def _this_host(devices: int | None, seconds: float, tune_host: bool) -> Machine:
 
 def _these_ranks(seconds: float, tune_host: bool) -> Machine | None:
     """The machine on rank 0, None on the other ranks."""
-    import torch
     import torch.distributed as dist
 
     from shardwright.machine.backends import backend_on
     from shardwright.profile.local_ranks import silent
     from shardwright.profile.measure import measure_ranks
     from shardwright.runtime.comm.shutdown import leave
+    from shardwright.runtime.device import bound, rank_device
 
-    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
-        os.environ["LOCAL_WORLD_SIZE"]
-    )
-    if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend_on("cuda" if gpu else "cpu").name)
+    local = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    device = rank_device(*local)
+    dist.init_process_group(backend_on(device.type).name, device_id=bound(device))
     try:
         if dist.get_rank():
             measure_ranks(seconds, silent, tune_host=tune_host)

@@ -233,12 +233,12 @@ class AsyncPipeline(StageModule):
 def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
     """The position of a rank; its neighbours are at the same place of their groups."""
     if device_mesh is None:
-        return Seat(rank, 0, tuple(range(stages)))
+        return Seat(rank, 0, (tuple(range(stages)),))
     size = device_mesh.size() // stages
     stage, place = device_mesh.get_local_rank(AXIS), place_in(device_mesh) % size
     ranks = device_mesh.mesh.reshape(stages, size)
     others = [other for other in ranks[stage].tolist() if other != rank]
-    return Seat(stage, place, tuple(ranks[:, place].tolist()), tuple(others))
+    return Seat(stage, place, tuple(map(tuple, ranks.T.tolist())), tuple(others))
 
 
 def _first_line(error: Exception) -> str:

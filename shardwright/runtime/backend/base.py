@@ -46,6 +46,9 @@ class Backend:
     """The collectives of one backend; all tensors are contiguous."""
 
     tuned = False  # whether `tune_host` has changed allocator, scheduling and waits
+    # Whether a receive may be posted long before its message is sent. Under NCCL it is a kernel
+    # that runs until then, and whoever waits for the whole device waits for the other rank.
+    receives_ahead = False
 
     def __init__(self, spec: BackendSpec) -> None:
         self.spec = spec

@@ -29,6 +29,8 @@ _TAG = 39  # keeps parts of gathers from other messages between the same two ran
 class Gloo(Backend):
     """Collectives on CPUs."""
 
+    receives_ahead = True
+
     def __init__(self) -> None:
         super().__init__(BACKENDS["gloo"])
 

@@ -1,14 +1,14 @@
 """Point-to-point messages between neighbouring stages, with one receive posted ahead.
 
 Each boundary has two channels, one for values and one for gradients, each with a process group of
-its own, so that neither blocks the other. A message is one flat buffer of a size that both ends
+its two ranks, so that none blocks another. A message is one flat buffer of a size that both ends
 know:
 
     status, loss, text of an error | tensor | tensor | …   (each on a multiple of 64 bytes)
 
-The next message is received while the stage computes with the current one. It is a mini-batch, the
-token that ends a drain, or the error of a stage that failed, so every posted receive is matched by
-a send.
+Where the backend can, the next message is received while the stage computes with the current one.
+It is a mini-batch, the token that ends a drain, or the error of a stage that failed, so every
+posted receive is matched by a send.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from shardwright.runtime.backend.registry import backend_of
 
 _ALIGN = 64  # the alignment of tensors in one process, so that vector kernels round equally
 _HEADER = 512
@@ -72,6 +74,11 @@ class Channel:
     coming: tuple[torch.Tensor, list[Any]] | None = None
     lost: bool = False  # the peer failed or is gone: it reads nothing any more
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a receive may be posted before its message is needed."""
+        return backend_of(self.group).receives_ahead
+
     def send(self, tensors: Sequence[torch.Tensor], loss: float = 0.0, *, keep: int) -> None:
         """Begin to send data; the last `keep` messages may still be in flight when it returns."""
         message = self._message(_DATA, loss)
@@ -112,7 +119,7 @@ class Channel:
         """The next data and its loss; begins to receive the message after it, if there is one."""
         message, status = self._receive()
         assert status == _DATA, "a stage sent a token where a mini-batch is due"
-        if ahead:
+        if ahead and self.ahead:
             self.begin_receive()
         return self.form.views(message), float(message[8:16].view(torch.float64))
 

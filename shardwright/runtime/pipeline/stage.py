@@ -208,8 +208,7 @@ class StageModule(LastingModule):
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
         """This device's part of a global batch; raises `BatchError` if an input is missing."""
-        found = local_inputs(self._sw_form, *arguments(batch), self._sw_inputs)
-        return {key: value.to(self._sw_device) for key, value in found.items()}
+        return local_inputs(self._sw_form, *arguments(batch), self._sw_inputs, self._sw_device)
 
     @property
     def minibatches(self) -> int:

@@ -19,13 +19,18 @@ from shardwright.runtime.comm.channel import Channel, MessageForm
 class Seat:
     """The position of this rank: its stage, its index in the stage's group, and its neighbours.
 
-    `ranks` has, per stage, the rank at the same index; `others` are the ranks of this stage.
+    `chains` has, per index, the rank of each stage; `others` are the other ranks of this stage.
     """
 
     stage: int
     place: int
-    ranks: tuple[int, ...]
+    chains: tuple[tuple[int, ...], ...]
     others: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each stage with this rank's index."""
+        return self.chains[self.place]
 
     def __str__(self) -> str:
         where = f" (rank {self.ranks[self.stage]})" if self.others else ""
@@ -39,7 +44,11 @@ class Seat:
 
 
 class StageLinks:
-    """Four channels: to and from the ranks with this index in the previous and the next stage."""
+    """Four channels: to and from the ranks with this index in the previous and the next stage.
+
+    Each has a process group of its two ranks: under NCCL a message waits for all that were begun
+    before it in its group, so channels that share one can wait for each other in a circle.
+    """
 
     def __init__(
         self, staged: StagedGraph, seat: Seat, device: torch.device, timeout: timedelta
@@ -47,29 +56,30 @@ class StageLinks:
         stage, stages = seat.stage, len(staged.parts)
         self.lag = stages - stage - 1
         self.is_open = False
-        groups = [dist.new_group() for _ in range(2)]
-        for group in groups:
-            dist.barrier(group=group)  # connects all ranks, before any of them sends
-        values, gradients = groups
+
+        groups = [(_pairs(seat, k), _pairs(seat, k)) for k in range(stages - 1)]
 
         def channel(form: MessageForm, peer: int, group: Any) -> Channel:
+            dist.barrier(group=group)  # connects both, before any of them sends
             return Channel(form, seat.ranks[peer], peer, group, device, timeout)
 
         self.values_in = self.values_out = self.gradients_in = self.gradients_out = None
         if stage > 0:
             forward, backward = _forms(staged, stage - 1, seat.place)
+            values, gradients = groups[stage - 1]
             self.values_in = channel(forward, stage - 1, values)
             self.gradients_out = channel(backward, stage - 1, gradients)
         if stage < stages - 1:
             forward, backward = _forms(staged, stage, seat.place)
+            values, gradients = groups[stage]
             self.values_out = channel(forward, stage + 1, values)
             self.gradients_in = channel(backward, stage + 1, gradients)
 
     def open(self) -> None:
-        """Start to receive from both neighbours."""
+        """Start to receive from both neighbours, where that does not keep the device waiting."""
         self.is_open = True
         for channel in (self.values_in, self.gradients_in):
-            if channel is not None:
+            if channel is not None and channel.ahead:
                 channel.begin_receive()
 
     def close(self) -> None:
@@ -129,6 +139,14 @@ class StageLinks:
             ]
             channel.send(zeros, float(loss), keep=0)
         return loss
+
+
+def _pairs(seat: Seat, stage: int) -> Any:
+    """New groups of each rank of a stage and its neighbour of the next, on all ranks; this rank's.
+
+    All ranks make all groups in one order, as NCCL needs where it splits them off another one.
+    """
+    return dist.new_subgroups_by_enumeration([list(c[stage : stage + 2]) for c in seat.chains])[0]
 
 
 def _forms(staged: StagedGraph, stage: int, place: int) -> tuple[MessageForm, MessageForm]:

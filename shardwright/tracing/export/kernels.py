@@ -167,7 +167,7 @@ normalize.register_autograd(_normalize_backward, setup_context=_keep_for_normali
 
 
 @torch.library.custom_op(
-    "shardwright::uniform", mutates_args=(), tags=torch.Tag.nondeterministic_seeded
+    "shardwright::uniform", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def uniform(
     size: Sequence[int], number: int, *, dtype: torch.dtype, device: torch.device

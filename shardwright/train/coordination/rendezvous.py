@@ -6,11 +6,15 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from shardwright.machine.backends import backend_on
+from shardwright.runtime.device import bound
 
-def join(backend: str, timeout: timedelta) -> None:
-    """Make the process group of the ranks that torchrun's environment describes.
+
+def join(device: torch.device, timeout: timedelta) -> None:
+    """Make the process group, on `device`, of the ranks that torchrun's environment describes.
 
     On one host they use the store of torchrun, which listens before they start. A store of their
     own would listen on a port that was free when torchrun looked: if another process takes the port
@@ -20,8 +24,9 @@ def join(backend: str, timeout: timedelta) -> None:
     Elastic hosts have no common count of starts: there torchrun must give each start a store of its
     own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     """
+    backend = backend_on(device.type).name
     if not uses_launcher_store():
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout, device_id=bound(device))
         return
     dist.init_process_group(
         backend,
@@ -29,6 +34,7 @@ def join(backend: str, timeout: timedelta) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timeout,
+        device_id=bound(device),
     )
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -147,7 +148,7 @@ def test_a_start_reads_nothing_of_the_one_before_it(monkeypatch):
     for start in ("0", "1"):
         for name, value in {**environment, "TORCHELASTIC_RESTART_COUNT": start}.items():
             monkeypatch.setenv(name, str(value))
-        join("gloo", timedelta(seconds=60))
+        join(torch.device("cpu"), timedelta(seconds=60))
         store = dist.group.WORLD.get_group_store()
         found.append(store.check(["said"]))
         store.set("said", "by this one")
