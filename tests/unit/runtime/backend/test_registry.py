@@ -1,4 +1,5 @@
 import pytest
+import torch
 import torch.distributed as dist
 
 from shardwright.machine.backends import BACKENDS
@@ -16,4 +17,14 @@ def test_every_known_backend_has_one_object(spec, monkeypatch):
 
 def test_unknown_backends_are_called_as_nccl_is(monkeypatch):
     monkeypatch.setattr(dist, "get_backend", lambda _group: "fresh")
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: "cpu:fresh")
     assert backend_of() is backend_for("fresh") is backend_for("cuda")
+
+
+def test_a_group_of_several_backends_is_that_of_the_device_there_is(monkeypatch):
+    monkeypatch.setattr(dist, "get_backend", lambda _group: "undefined")
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert backend_of() is backend_for("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert backend_of() is backend_for("cuda")
