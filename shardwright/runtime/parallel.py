@@ -31,6 +31,8 @@ from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
+from shardwright.runtime.deferred.initializers import with_values
+from shardwright.runtime.deferred.sources import RecordedSources, with_sources
 from shardwright.runtime.device import default_device
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.fx import to_module
@@ -47,20 +49,21 @@ from shardwright.runtime.plan_transfer import plan_for_graph
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import TrainModule, arguments
 from shardwright.runtime.weight_versions import weights_named
-from shardwright.tracing.arguments import BatchError, CallForm, require_module
+from shardwright.tracing.arguments import BatchError, CallForm
 from shardwright.tracing.call import example_call, select_outputs
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.graph_builder import Captured
 
 
 def parallelize(
-    model: nn.Module,
+    model: nn.Module | Callable[[], nn.Module],
     plan: Plan,
     *,
     seed: int = 0,
     device: torch.device | str | None = None,
     outputs: str = "loss",
     tune_host: bool = False,
+    init: Callable[[nn.Module], object] | str | None = None,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
     """Build the part of `model` that this rank runs under `plan`.
 
@@ -68,7 +71,10 @@ def parallelize(
     weights. A plan for one device needs no process group, and its parameters are plain tensors.
 
     Args:
-        model: the module that the plan was made for, with values.
+        model: the module that the plan was made for, or a function that builds it. Of the tensors
+            that a function makes, and of a module on the meta device, no rank ever has more than
+            its own tiles and one bucket of 64 MiB, or one parameter where its numbers cannot be
+            drawn in parts. A function gives them the values that it would give them on the CPU.
         plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
         seed: what dropout masks are drawn from; equal on all ranks.
         device: where parameters and batches go. None: this rank's GPU (`LOCAL_RANK`, or what was
@@ -79,16 +85,35 @@ def parallelize(
             memory stays in the process, Gloo's threads are scheduled as `SCHED_BATCH`, and waits
             for small collectives spin for some milliseconds before they sleep. Steps are faster
             then; on GPUs nothing changes.
+        init: a function that gives the tensors of a module on the meta device their values, in
+            place. `"reset_parameters"`: the method of that name of every module, children first.
+            None: `model.init_weights()`, where there is one.
 
     Returns:
         A drop-in module. With pipeline stages it trains by `train_step` or `forward_backward`;
             under an asynchronous plan it does not train as one device does.
 
     Raises:
-        PlanError: the plan is not for this model, the parameters have no values, or there are not
-            as many ranks as the plan has devices.
+        PlanError: the plan is not for this model, a parameter or buffer has no values, ranks would
+            draw different ones, or there are not as many ranks as the plan has devices.
     """
-    _check_given(model, plan, seed, outputs)
+    _check_given(plan, seed, outputs)
+    built, sources = with_values(model, init)
+    with with_sources(built, sources):
+        found = _parallelized(built, plan, seed, device, outputs, tune_host)
+    if isinstance(sources, RecordedSources):
+        sources.finish()
+    return found
+
+
+def _parallelized(
+    model: nn.Module,
+    plan: Plan,
+    seed: int,
+    device: torch.device | str | None,
+    outputs: str,
+    tune_host: bool,
+) -> ParallelModule | PipelineModule | AsyncPipeline:
     args, kwargs = example_call(plan.inputs, plan.constants)
     captured = capture_with_rules(model, args, kwargs, plan.numerics)
     analysis = analyze(captured.graph)
@@ -110,7 +135,7 @@ def parallelize(
         device_mesh = _device_mesh(plan.mesh, device)
         options = ModuleOptions.of(model, device, seed)
         found = build(captured, analysis, decisions, options, device_mesh)
-        spare = ModuleOptions({}, _spare_buffers(found, model, captured), device, seed=seed)
+        spare = replace(options, weights={}, buffers=_spare_buffers(found, model, captured))
         switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
         capture = recapture(captured.graph, outputs)
         found._sw_set_modes(Modes(found, model, captured, capture, switch))
@@ -136,19 +161,13 @@ def _in_another_mode(
     return built
 
 
-def _check_given(model: nn.Module, plan: Plan, seed: object, outputs: object) -> None:
+def _check_given(plan: Plan, seed: object, outputs: object) -> None:
     """Raise an error that names the argument of `parallelize` for one that cannot be."""
-    require_module(model)
     require_plan(plan)
     if not isinstance(seed, int):
         raise PlanError(f"seed is {seed!r}; give a whole number")
     if outputs not in ("loss", "model"):
         raise PlanError(f"outputs is {outputs!r}; choose 'loss', or 'model' for all it returns")
-    if any(p.is_meta for p in model.parameters()):
-        raise PlanError(
-            f"{type(model).__name__} has parameters on the meta device, without values; build or"
-            " load it on a real device before parallelize"
-        )
 
 
 def _spare_buffers(
@@ -156,7 +175,8 @@ def _spare_buffers(
 ) -> dict[str, torch.Tensor]:
     """Copies of the buffers that the captured graph does not read and `built` does not keep."""
     read = {key for leaf in captured.graph.leaves for key in leaf.keys}
-    unread = {name: b for name, b in model.named_buffers() if name not in read}
+    values = ModuleOptions.of(model, torch.device("cpu"))
+    unread = {n: values.valued(n, b) for n, b in model.named_buffers() if n not in read}
     if isinstance(built, ParallelModule):
         built._sw_holds.keep(unread, frozenset(model.state_dict()))
         return {}

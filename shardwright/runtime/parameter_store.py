@@ -13,13 +13,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.ir import layout as layouts
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.layout import is_natural, local_atoms, shape_of
+from shardwright.ir.layout import is_natural
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import flat
 from shardwright.rules.analysis import Analysis
-from shardwright.runtime.batch import cut
+from shardwright.runtime.deferred.ranges import ranges_of
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.tracing.graph_builder import Captured
 
@@ -63,7 +62,7 @@ class ParameterStore:
             if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
                 known = weights if leaf.kind is LeafKind.PARAMETER else buffers
                 if first not in known and not graph.consumers[leaf.name]:
-                    self._unread(graph, leaf.name)
+                    self._unread(graph, leaf.name, options)
                     continue
                 if first not in known:
                     raise PlanError(
@@ -72,17 +71,19 @@ class ParameterStore:
                     )
             if leaf.kind is LeafKind.PARAMETER:
                 trained = graph.tensor[leaf.name].requires_grad
-                parameter = self._parameter(leaf.name, weights[first], trained)
+                parameter = self._parameter(leaf.name, first, weights[first], options, trained)
                 for key in leaf.keys:
                     container, name = _container(self.module, key)
                     container.register_parameter(name, parameter)
             elif leaf.kind is LeafKind.BUFFER:
-                value = buffers[first].detach().to(self.device).clone()
+                value = options.valued(first, buffers[first]).detach().to(self.device).clone()
                 for key in leaf.keys:
                     container, name = _container(self.module, key)
                     container.register_buffer(name, value, persistent=key in persistent)
             elif leaf.kind is LeafKind.CONSTANT:
-                self.constants[leaf.name] = self.captured.constants[leaf.name].to(self.device)
+                what = f"{leaf.name}, a tensor that is no parameter and no buffer,"
+                constant = options.valued(what, self.captured.constants[leaf.name])
+                self.constants[leaf.name] = constant.to(self.device)
             if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
                 self.places[leaf.name] = _container(self.module, first)
 
@@ -138,24 +139,29 @@ class ParameterStore:
         for (buffer, _), value in zip(graph.updates, values, strict=True):
             self.tensor(buffer).copy_(value)
 
-    def _unread(self, graph: Graph, name: str) -> None:
+    def _unread(self, graph: Graph, name: str, options: ModuleOptions) -> None:
         """Register a placeholder for a parameter of another stage, which nothing reads."""
         tensor = graph.tensor[name]
         empty = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
         container = nn.Module()
-        container.register_parameter("unread", self._parameter(name, empty, False))
+        container.register_parameter(
+            "unread", self._parameter(name, "unread", empty, options, False)
+        )
         self.places[name] = container, "unread"
 
-    def _parameter(self, name: str, weight: torch.Tensor, trained: bool) -> nn.Parameter:
-        atoms, layout = self.analysis.atoms[name], self.storage[name]
+    def _parameter(
+        self, leaf: str, name: str, weight: torch.Tensor, options: ModuleOptions, trained: bool
+    ) -> nn.Parameter:
+        """This rank's tile of the parameter `name`, which is `weight` in the model."""
+        atoms, layout = self.analysis.atoms[leaf], self.storage[leaf]
         assert is_natural(atoms, layout), f"{name} cannot be stored {layout}"
-        whole = weight.detach()
-        if name in self.master_weights:
-            whole = whole.to(getattr(torch, MASTER))
         at = self.mesh.coordinate(place_in(self.device_mesh))
-        tile = cut(whole.reshape(flat(atoms)), atoms, layout, at)
-        shape = shape_of(local_atoms(atoms, layout, at))
-        local = tile.to(self.device, copy=True).contiguous().view(shape)
+        ranges = ranges_of(weight.shape, atoms, layout, at)
+        tile = options.tile(name, weight.detach(), ranges)
+        dtype = getattr(torch, MASTER) if leaf in self.master_weights else tile.dtype
+        # What a source has computed is not copied again.
+        copied = not weight.is_meta
+        local = tile.to(self.device, dtype, copy=copied).contiguous()
         if self.device_mesh is None:
             return nn.Parameter(local, requires_grad=trained)
         placements: list[Placement] = [
@@ -166,8 +172,8 @@ class ParameterStore:
             self.device_mesh,
             placements,
             run_check=False,
-            shape=whole.shape,
-            stride=torch.empty(whole.shape, device="meta").stride(),
+            shape=weight.shape,
+            stride=torch.empty(weight.shape, device="meta").stride(),
         )
         return nn.Parameter(tensor, requires_grad=trained)
 

@@ -7,10 +7,9 @@ so that `from_pretrained` reads it.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.runtime.weight_files.dcp_index import CheckpointError
+from shardwright.runtime.weight_files.safetensors_paths import SUFFIX as SUFFIX
+from shardwright.runtime.weight_files.safetensors_paths import WEIGHTS, readable, weight_files
 from shardwright.train.checkpoint.state import Trainable
-
-SUFFIX = ".safetensors"
-WEIGHTS = f"model{SUFFIX}"
-_INDEX = f"{WEIGHTS}.index.json"
-_LARGEST_INDEX = 2**28  # bytes
 
 
 def full_state_dict(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -190,7 +186,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         load_safetensors(model, path)
         return
     state: dict[str, torch.Tensor] = {}
-    for file in _files(Path(path)):
+    for file in weight_files(Path(path)):
         state.update(_read(file))
     _put(model, state, path)
 
@@ -200,51 +196,15 @@ def check_weights(path: str | os.PathLike[str]) -> None:
     _safetensors()
     from safetensors import safe_open
 
-    for file in _files(Path(path)):
-        with _readable(file), safe_open(file, framework="pt"):
+    for file in weight_files(Path(path)):
+        with readable(file), safe_open(file, framework="pt"):
             pass
-
-
-def _files(path: Path) -> list[Path]:
-    """The files that hold weights: itself, or those of a Hugging Face folder."""
-    if not path.is_dir():
-        return [path]
-    if (path / WEIGHTS).exists() or not (path / _INDEX).exists():
-        return [path / WEIGHTS]
-    return _parts(path / _INDEX)
-
-
-def _parts(index: Path) -> list[Path]:
-    """The files that an index names, which all lie beside it."""
-    try:
-        if index.stat().st_size > _LARGEST_INDEX:
-            raise CheckpointError(f"{index} has {index.stat().st_size} bytes, too many for one")
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except OSError as e:
-        raise CheckpointError(f"cannot read {index}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise CheckpointError(f"{index} is no index of safetensors files: {e}") from e
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise CheckpointError(f"{index} names {name!r}, which is no plain file name")
-    return [index.with_name(name) for name in sorted(names)]
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     load = _safetensors()[1]
-    with _readable(path):
+    with readable(path):
         return load(path)
-
-
-@contextmanager
-def _readable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of reading a safetensors file as `CheckpointError`."""
-    try:
-        yield
-    except OSError as e:
-        raise CheckpointError(f"cannot read {path}: {e.strerror or e}") from e
-    except Exception as e:  # safetensors' own error, which is no class of Python's
-        raise CheckpointError(f"{path} is no safetensors file, or a part of one: {e}") from e
 
 
 def _put(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:

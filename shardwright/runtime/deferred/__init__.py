@@ -1,0 +1,1 @@
+"""Builds modules without memory for their tensors, and computes tiles of these afterwards."""

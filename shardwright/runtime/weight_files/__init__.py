@@ -1,0 +1,1 @@
+"""Reads and writes the weights of a model in files, each rank its own tiles."""
