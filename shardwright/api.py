@@ -15,7 +15,7 @@ from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.options.optimizers import known_optimizer
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.machine.files import machine_of
+from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner import planner
 from shardwright.planner.arguments import search_scope

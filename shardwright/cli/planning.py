@@ -23,7 +23,7 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.machine.files import load_machine, with_figures
+from shardwright.machine.files.loading import load_machine, with_figures
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset

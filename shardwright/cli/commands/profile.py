@@ -11,8 +11,8 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json, working
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import SKEWED_SECONDS, Machine
-from shardwright.machine.toml import to_toml
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import milliseconds, size
 
