@@ -12,7 +12,7 @@ from shardwright.runtime.comm.collectives import MOVES
 from shardwright.runtime.executor.transfers import TRANSFERS
 from shardwright.simulate.costs.collectives import PRICES, StepPrice
 from shardwright.simulate.memory.collectives import STEPS
-from shardwright.simulate.memory.transfers import TRANSFERS as TRANSFER_MEMORY
+from shardwright.simulate.memory.step.transfers import TRANSFERS as TRANSFER_MEMORY
 
 NAME = "rooted_all_reduce"
 

@@ -26,8 +26,8 @@ from shardwright.program.step.sections import (
 )
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
-from shardwright.simulate.memory.spanned_program import SpannedProgram, spanned
-from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
+from shardwright.simulate.memory.step.spanned_program import SpannedProgram, spanned
 from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)

@@ -22,7 +22,7 @@ from shardwright.program.step.lower.pipeline import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.step_program import Host, Observer, StepMemory
+from shardwright.simulate.memory.step.program_memory import Host, Observer, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
