@@ -71,11 +71,6 @@ class Gloo(Backend):
             works.append(begun(dist.isend(parts[rank], group=group, tag=_TAG, group_dst=there)))
         return _Messages(works)
 
-    def reduce_scatter(
-        self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
-    ) -> None:
-        wait_for(self.begin_reduce_scatter(group, own, given, rank), "sums of gradients")
-
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardwright.program.instructions import Move, Redistribute
-from shardwright.runtime.comm.collectives import collected, moved_locally
+from shardwright.runtime.comm.collectives import collected
+from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.comm.process_group import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
@@ -161,7 +162,7 @@ def _run(
 
 def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
     if not move.collective.moves_data:
-        return moved_locally(x, move)
+        return moved_locally(x, (move,))
     assert mesh is not None
     if direct(x):
         return collected(x, move, mesh)

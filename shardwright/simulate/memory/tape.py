@@ -25,7 +25,7 @@ from shardwright.program.instructions import (
 )
 from shardwright.program.step.instructions import Gradients
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.collectives import moved
+from shardwright.simulate.memory.redistribution import moved
 from shardwright.simulate.memory.values import RankModel, View
 
 
@@ -236,4 +236,4 @@ class Tape(ABC):
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.allocator, view, moves, atoms, shape, self.sizes, self.rank.backend)
+        return moved(self.allocator, view, moves, atoms, shape, self.sizes)

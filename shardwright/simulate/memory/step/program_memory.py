@@ -38,10 +38,10 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.regions import of_the_graph
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.collectives import moved_locally
+from shardwright.simulate.memory.collectives import Results, SentTensors, started
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
+from shardwright.simulate.memory.redistribution import moved_locally
 from shardwright.simulate.memory.step.messages import receiving, sending
-from shardwright.simulate.memory.step.transfers import Results, SentTensors, started
 from shardwright.simulate.memory.values import RankModel, View
 
 Observer = Callable[[dict[str, View]], None]  # is given the values that are there, by name
