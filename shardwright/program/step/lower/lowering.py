@@ -18,13 +18,13 @@ from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter
 from shardwright.program.step.lower.stretches import loads
 
 
-def lower_step(step: LoweringInput, *, trains: bool = True) -> StepProgram:
-    """The micro-batches one after the other, each forward and, if it `trains`, backward.
+def lower_step(step: LoweringInput) -> StepProgram:
+    """The micro-batches one after the other, each forward and backward.
 
     A whole batch returns its results before a `Seed` takes their gradients.
     """
     if len(step.programs) == 1:
-        return _lowered_whole(step, trains=trains)
+        return _lowered_whole(step)
     writer = StepWriter(step)
     seeds: list[tuple[str, str]] = []
     for number, program in enumerate(step.programs):
@@ -33,7 +33,7 @@ def lower_step(step: LoweringInput, *, trains: bool = True) -> StepProgram:
         writer.collect("out", map(batch.value, program.outputs))
         writer.collect("update", (batch.value(name) for _, name in program.updates))
         loss = program.outputs[0]
-        if trains and batch.is_trained(loss):
+        if batch.is_trained(loss):
             seeds.append((batch.value(loss), f"grad/out/0{batch.tag}"))
             batch.give(loss, seeds[-1][1])
             batch.backward()
@@ -47,7 +47,7 @@ def lower_step(step: LoweringInput, *, trains: bool = True) -> StepProgram:
     )
 
 
-def _lowered_whole(step: LoweringInput, *, trains: bool) -> StepProgram:
+def _lowered_whole(step: LoweringInput) -> StepProgram:
     (program,) = step.programs
     writer = StepWriter(step)
     batch = MicroBatchWriter(writer, program, 0)
@@ -55,7 +55,7 @@ def _lowered_whole(step: LoweringInput, *, trains: bool) -> StepProgram:
     outputs = tuple(map(batch.value, program.outputs))
     updates = tuple((buffer, batch.value(name)) for buffer, name in program.updates)
     trained = [i for i, name in enumerate(program.outputs) if batch.is_trained(name)]
-    if trains and trained:
+    if trained:
         seeds = [f"grad/out/{i}" for i in trained]
         returned = dict.fromkeys((*outputs, *(value for _, value in updates)))
         seeded = tuple(zip(trained, seeds, strict=True))

@@ -87,16 +87,15 @@ def lower_pipeline(
     rank: int,
     rewrite: Rewrite | None = None,
     *,
-    trains: bool = True,
     like: Sequence[int] | None = None,
 ) -> StepProgram:
-    """The step of `rank` of all groups; without backward passes if it does not train.
+    """The step of `rank` of all groups.
 
     Regions are as `rewrite` leaves them. `like` has for each micro-batch one whose operators it
     runs instead of its own, for a simulation; None is itself.
     """
     every = range(staged.decisions.micro_batches)
-    return _GroupWriter(staged, rank, rewrite, like or every).written(trains=trains)
+    return _GroupWriter(staged, rank, rewrite, like or every).written()
 
 
 class _GroupWriter:
@@ -122,7 +121,7 @@ class _GroupWriter:
         self.received: dict[Message, tuple[Payload, ...]] = {}
         self._handles = 0
 
-    def written(self, *, trains: bool) -> StepProgram:
+    def written(self) -> StepProgram:
         """The whole program."""
         pipeline = self.staged.pipeline
         mine = steps(
@@ -130,10 +129,9 @@ class _GroupWriter:
         )[self.group]
         waiting: dict[Message, str] = {}  # what was sent and not waited for
         for step in mine:
-            if trains or step.one.kind is Kind.FORWARD:
-                self.step(step, waiting)
+            self.step(step, waiting)
         self.instructions += [Wait(handle, ()) for handle in waiting.values()]
-        gradients = self.gradients() if trains else {}
+        gradients = self.gradients()
         outputs = self.loss()
         self.instructions += update_of(gradients.items(), self.kinds)
         stages = self.stages.values()
