@@ -16,8 +16,8 @@ import torch.distributed as dist
 from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.backend.base import Backend, Op, Waited, begun, wait_for
 from shardwright.runtime.backend.host_tuning import (
-    AWAKE_BYTES,
-    Awake,
+    SPIN_BYTES,
+    SpinningWait,
     have_senders_take_turns,
     keep_freed_memory,
 )
@@ -94,8 +94,8 @@ class Gloo(Backend):
     def _waited(self, x: torch.Tensor, work: dist.Work | None) -> Waited:
         """`work` on `x`, with a spinning wait if the host is tuned and the message is small."""
         assert work is not None
-        small = x.numel() * x.element_size() <= AWAKE_BYTES
-        return Awake(work) if self.tuned and small else work
+        small = x.numel() * x.element_size() <= SPIN_BYTES
+        return SpinningWait(work) if self.tuned and small else work
 
 
 class _Messages:
