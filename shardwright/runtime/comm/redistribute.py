@@ -87,13 +87,13 @@ class Redistribution(nn.Module):
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, how: Redistribution) -> torch.Tensor:
-        ctx.how = how
-        return how.run_forward(x)
+    def forward(ctx: Any, x: torch.Tensor, redistribution: Redistribution) -> torch.Tensor:
+        ctx.redistribution = redistribution
+        return redistribution.run_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.how.sent_back(grads[0]), None
+        return ctx.redistribution.sent_back(grads[0]), None
 
 
 class _Back(torch.autograd.Function):
@@ -104,13 +104,13 @@ class _Back(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, how: Redistribution) -> torch.Tensor:
-        ctx.how = how
-        return how.run_backward(grad)
+    def forward(ctx: Any, grad: torch.Tensor, redistribution: Redistribution) -> torch.Tensor:
+        ctx.redistribution = redistribution
+        return redistribution.run_backward(grad)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        result: torch.Tensor = _Function.apply(grads[0], ctx.how)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Function.apply(grads[0], ctx.redistribution)  # type: ignore[no-untyped-call]
         return result, None
 
 

@@ -46,7 +46,7 @@ def all_reduce(allocator: Allocator, sent: SentTensors) -> Results:
     else:
         size = sum(view.bytes for view in views)
         like = views[0].block if len(views) == 1 else None
-        buffer = allocator.new(size, Use.COMMUNICATION, like=like)
+        buffer = allocator.new(size, Use.COMMUNICATION, module_of=like)
         for view in views:
             allocator.drop(view.block)
     return lambda: _sharing(allocator, buffer, sent.parts)
@@ -57,7 +57,7 @@ def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
     parts, ranks = sent.parts, sent.ranks
     sizes = [_longest(part.move, part.move.src, ranks) * ITEM_BYTES[part.dtype] for part in parts]
     alone = sent.views[0].block if len(parts) == 1 else None
-    buffer = allocator.new(sum(sizes) * ranks, Use.COMMUNICATION, like=alone)
+    buffer = allocator.new(sum(sizes) * ranks, Use.COMMUNICATION, module_of=alone)
     owners = [view.block for view in sent.views]
     for owner in owners:
         allocator.drop(owner)
@@ -69,7 +69,7 @@ def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
         found = []
         for part, owner in zip(parts, owners, strict=True):
             size = prod(part.shape) * ITEM_BYTES[part.dtype]
-            found.append(_result(allocator.new(size, like=owner), part))
+            found.append(_result(allocator.new(size, module_of=owner), part))
         allocator.drop(buffer)
         return found
 
@@ -99,15 +99,15 @@ def reduce_scatter(allocator: Allocator, sent: SentTensors) -> Results:
 def all_to_all(allocator: Allocator, sent: SentTensors) -> Results:
     """Tiles are sent from one buffer and arrive in another, and are joined in a third."""
     (part,), (view,) = sent.parts, sent.views
-    message = allocator.new(view.bytes, Use.COMMUNICATION, like=view.block)
-    found = allocator.new(prod(part.shape) * ITEM_BYTES[part.dtype], like=view.block)
+    message = allocator.new(view.bytes, Use.COMMUNICATION, module_of=view.block)
+    found = allocator.new(prod(part.shape) * ITEM_BYTES[part.dtype], module_of=view.block)
     allocator.drop(view.block)
 
     def results() -> list[View]:
         allocator.drop(message)
         if prod(part.move.whole[: part.move.src]) == 1:
             return [_result(found, part)]
-        joined = allocator.new(found.bytes, like=found)
+        joined = allocator.new(found.bytes, module_of=found)
         allocator.drop(found)
         return [_result(joined, part)]
 

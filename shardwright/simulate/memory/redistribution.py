@@ -77,7 +77,7 @@ def _mask(allocator: Allocator, x: View, move: Move) -> View:
 
 def _embed(allocator: Allocator, x: View, move: Move) -> View:
     size = prod(move.whole) * ITEM_BYTES[x.dtype]
-    new = allocator.new(size, Use.WORKSPACE, like=x.block)
+    new = allocator.new(size, Use.WORKSPACE, module_of=x.block)
     allocator.drop(x.block)
     return View(new, move.whole, contiguous_strides(move.whole), x.dtype, x.grad)
 
@@ -91,6 +91,6 @@ LOCAL_MOVES = ByKind[Callable[[Allocator, View, Move], View]](
 
 def _copied(allocator: Allocator, x: View) -> View:
     """A contiguous copy, in the place of `x`."""
-    new = allocator.new(x.bytes, like=x.block)
+    new = allocator.new(x.bytes, module_of=x.block)
     allocator.drop(x.block)
     return View(new, x.shape, contiguous_strides(x.shape), x.dtype, x.grad)

@@ -161,7 +161,7 @@ class Tape(ABC):
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.LASTING:
             self.allocator.drop(gradient.block)
         else:
-            new = self.allocator.new(old.bytes, like=old.block)
+            new = self.allocator.new(old.bytes, module_of=old.block)
             self.allocator.drop(old.block)
             self.allocator.drop(gradient.block)
             strides = contiguous_strides(old.shape)
@@ -231,7 +231,7 @@ class Tape(ABC):
         if dtype in ("", view.dtype):
             self.allocator.own(view.block)
             return view
-        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
+        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], module_of=view.block)
         return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:

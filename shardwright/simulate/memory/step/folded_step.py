@@ -168,5 +168,5 @@ class _Heights:
                 self._shared.append(view.block)
                 values[other] = replace(view, block=self.allocator.own(view.block))
             else:
-                new = self.allocator.new(view.block.bytes, view.block.use, like=view.block)
+                new = self.allocator.new(view.block.bytes, view.block.use, module_of=view.block)
                 values[other] = replace(view, block=new)
