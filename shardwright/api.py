@@ -15,14 +15,14 @@ from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.options.optimizers import known_optimizer
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.machine.files import machine_of
+from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner import planner
 from shardwright.planner.arguments import search_scope
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
-from shardwright.planner.strategies import frontier as strategy_frontier
 from shardwright.planner.strategies import pricing
+from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
 from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan

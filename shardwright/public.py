@@ -13,9 +13,9 @@ from html import escape
 from shardwright.ir import frontier as ir_frontier
 from shardwright.ir import plan as ir_plan
 from shardwright.machine import model
-from shardwright.machine.files import load_machine, with_figures
+from shardwright.machine.files.loading import load_machine, with_figures
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.plans.searched_frontier import SearchedFrontier

@@ -25,10 +25,10 @@ from benchmarks import record
 from shardwright.ir.graph import Graph
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.machine.presets import preset
-from shardwright.planner.strategies.bounds import Bounds
-from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import RESOLUTION, limited, priced
+from shardwright.planner.strategies.frontier.bounds import Bounds
+from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.priced_frontier import RESOLUTION, limited, priced
 
 TOKENS, EACH = 4096, 4  # of a sequence; sequences of a device
 LLAMA_70B = {

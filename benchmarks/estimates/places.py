@@ -16,7 +16,7 @@ from typing import Protocol
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.measured import measured
 from benchmarks.record import ROOT, TUNE_HOST
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
 from shardwright.machine.model import Machine
 
 RANKS = 2

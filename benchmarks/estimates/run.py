@@ -51,8 +51,8 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import OpCall
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.recost import recosted
 from shardwright.planner.tables.hot_ops import hot_calls

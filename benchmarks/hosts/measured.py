@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.hosts.cluster import Cluster
 from benchmarks.record import TUNE_HOST
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
 from shardwright.machine.model import Machine
 
 _START_SECONDS = 240.0  # allowance to start and import torch, and for measurements that take longer

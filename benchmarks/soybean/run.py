@@ -31,8 +31,8 @@ from benchmarks.hosts.measured import measured
 from benchmarks.soybean.contestants import OURS, RIVALS
 from benchmarks.soybean.models import MODELS, made
 from benchmarks.soybean.worker import Subject, Task, measured_file
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 
 SEED = 0

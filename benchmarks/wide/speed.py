@@ -27,8 +27,8 @@ from benchmarks.wide.models import SEED, Built, lengthy, mixtral, wordy
 from benchmarks.wide.plans import both, line
 from benchmarks.wide.ranks import on_ranks
 from shardwright.ir.frontier import InfeasibleError
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.plan_io.plan_text import plan_to_json
 
 RANKS = 2

@@ -26,7 +26,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
-from shardwright.report.audit_prices import Best, ConfigPrices, Improved
+from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
 from shardwright.train.targets.config_values import check_values, read_config
 from shardwright.train.targets.target_text import ConfigTarget
 

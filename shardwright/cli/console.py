@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,13 +19,18 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.frontier.chart import Mark, chart
 from shardwright.report.frontier.table import frontier_table, frontier_text, notes, plain_text
-from shardwright.report.text.explain import explain
+from shardwright.report.text.explain import WIDTH, explain
 from shardwright.report.tree import AXIS_STYLES, plan_tree
 
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to stdout."""
     click.echo(json.dumps(content, indent=2))
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of `WIDTH` columns, all but the first indented."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:

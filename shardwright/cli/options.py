@@ -14,7 +14,7 @@ from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.optimizers import OptimizerError, known_optimizer
 from shardwright.ir.options.plan_options import METHODS
-from shardwright.machine.figures import parse_figures
+from shardwright.machine.files.figures import parse_figures
 from shardwright.machine.model import MachineError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,8 +10,8 @@ from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan, PlanError
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import Machine
-from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.planner.memory_limits import limit_on
 

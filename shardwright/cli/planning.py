@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.console import working
+from shardwright.cli.console import working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.timings import Choice, choose_with_timings
@@ -23,14 +22,13 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.machine.files import load_machine, with_figures
+from shardwright.machine.files.loading import load_machine, with_figures
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.strategies.preference import preferred
-from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import size
 from shardwright.train.targets.target_text import Target
 
@@ -90,7 +88,7 @@ def capture(
             f"note: {target.text} names {named}; this is about training in float32, as the model is"
             " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
         )
-        click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
+        click.echo(wrapped(words), err=True)
     return captured
 
 
@@ -148,7 +146,7 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
             found = measure_host(devices or devices_here(), tell=tell, tune_host=tune_host)
         if found.measured is not None:
             words = _measurement_age(found, found.measured)
-            click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "), err=True)
+            click.echo(wrapped(words), err=True)
         return found
     machine = load_machine(text) if _is_file(text) else preset(text)
     return machine if devices is None else machine.with_devices(devices)

@@ -8,8 +8,8 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.timeline import Timeline
-from shardwright.report.profiled import profiled
-from shardwright.report.trace import chrome_trace
+from shardwright.report.timelines.profiled import profiled
+from shardwright.report.timelines.trace import chrome_trace
 from shardwright.simulate.time.async_pipeline import async_timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"

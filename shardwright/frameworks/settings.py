@@ -94,8 +94,8 @@ class Settings:
             self.refuse(name, f"a whole number of at least {least} is needed")
         return int(value)
 
-    def number(self, name: str, default: T, *sets: str, least: float = 0.0) -> float | T:
-        """A number of at least `least`."""
+    def number(self, name: str, default: T, *sets: str) -> float | T:
+        """A number of at least 0."""
         value = self._one(name, *sets)
         if value is None:
             return default
@@ -103,8 +103,8 @@ class Settings:
             number = float(value) if not isinstance(value, bool | list | dict) else None
         except (ValueError, OverflowError):
             number = None
-        if number is None or not least <= number < float("inf"):
-            self.refuse(name, f"a number of at least {least:g} is needed")
+        if number is None or not 0 <= number < float("inf"):
+            self.refuse(name, "a number of at least 0 is needed")
         return number
 
     def switch(self, name: str, default: bool, *sets: str) -> bool:

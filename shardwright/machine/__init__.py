@@ -1,1 +1,1 @@
-"""Machines: their devices and links, the presets, and machine files in TOML."""
+"""Machines: their devices and links, the presets, and where their figures come from."""

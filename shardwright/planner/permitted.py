@@ -183,14 +183,15 @@ def _default_meshes(
 def broken(
     constraints: Sequence[Constraint],
     marks: Marks,
-    like: Mapping[str, str],
+    representatives: Mapping[str, str],
     model: CostModel,
     tilings: Mapping[str, Tiling],
     storage: Mapping[str, Layout],
 ) -> tuple[Constraint, ...]:
     """The constraints that a plan of the space of `model` breaks.
 
-    `like` maps names of the marked graph to those of the model's graph, if they differ.
+    `representatives` maps names of the marked graph to those of the model's graph, where they
+    differ.
     """
     mesh, analysis = model.mesh, model.analysis
     names = dimension_names(model.graph, analysis)
@@ -199,7 +200,7 @@ def broken(
         found |= {c for c in constraints if isinstance(c, OnMesh | Cap)}
     seen: set[object] = set()
     for name, numbers in marks.of.items():
-        rep = like.get(name, name)
+        rep = representatives.get(name, name)
         if mesh.size == 1 or (rep, numbers) in seen:
             continue
         seen.add((rep, numbers))

@@ -34,8 +34,8 @@ from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.strategies.frontier.starting import StartingStrategies
 from shardwright.planner.strategies.preference import is_strategy
-from shardwright.planner.strategies.starting import StartingStrategies
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced

@@ -22,12 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.ir.atomic_io import write_atomically
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import PLAIN_BLOCK, Device, Level, Machine, MachineError
 from shardwright.machine.presets import KINDS
 from shardwright.machine.presets import preset as machine_preset
-from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import link_probes, probes, update_probes
 from shardwright.profile.fit import (
     ComputeFigures,

@@ -17,13 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.profile.timing import Stopwatch
-from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
-from shardwright.runtime.executor.transfers import (
+from shardwright.runtime.comm.tile_split import (
     TileSplit,
     gather_buffer,
     gathered,
     scatter_buffer,
 )
+from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.report.chrome import simulated
 from shardwright.report.page import MeasuredRun, Shown, StepBars, page
+from shardwright.report.timelines.chrome import simulated
 from tests.harness import plans
 
 ODD = "<img src=x onerror=alert(1)>&<b>wide</b>"

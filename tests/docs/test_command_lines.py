@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import to_toml
 from shardwright.train import launch
 from shardwright.train.launch import Training
 from shardwright.train.loop import StepRecord

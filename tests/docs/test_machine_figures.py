@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.machine.figures import changed, parse_figures
-from shardwright.machine.files import with_figures
+from shardwright.machine.files.figures import changed, parse_figures
+from shardwright.machine.files.loading import with_figures
 from shardwright.machine.model import Efficiency, MachineError
 from shardwright.machine.presets import preset
 

@@ -7,7 +7,7 @@ from shardwright.machine.backends import BACKENDS
 from shardwright.profile.measure import channel_block_here
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.simulate.memory.step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 from shardwright.tracing.op_memory.footprints import Footprints
 

@@ -8,11 +8,9 @@ import torch.distributed as dist
 from shardwright.ir.layout import Partial, Replicate
 from shardwright.ir.redistribution import Collective, CrossingParts, known
 from shardwright.runtime.backend.base import begun
-from shardwright.runtime.comm.collectives import MOVES
-from shardwright.runtime.executor.transfers import TRANSFERS
+from shardwright.runtime.comm.collectives import STARTS, Arriving
 from shardwright.simulate.costs.collectives import PRICES, StepPrice
-from shardwright.simulate.memory.collectives import STEPS
-from shardwright.simulate.memory.transfers import TRANSFERS as TRANSFER_MEMORY
+from shardwright.simulate.memory.collectives import TRANSFERS
 
 NAME = "rooted_all_reduce"
 
@@ -33,26 +31,18 @@ def known_without_torch():
         )
     )
     PRICES.add(kind, price)
-    STEPS.add(kind, STEPS[Collective.ALL_REDUCE])
-    TRANSFER_MEMORY.add(kind, TRANSFER_MEMORY[Collective.ALL_REDUCE])
+    TRANSFERS.add(kind, TRANSFERS[Collective.ALL_REDUCE])
     return kind
 
 
 def runnable(kind):
-    """How ranks run it: at once, and as a transfer of one tensor in flight."""
+    """How ranks run it, with one tensor."""
 
-    def moved(x, _move, group, _rank):
-        total = x.clone()
-        dist.reduce(total, group=group, group_dst=0)
-        dist.broadcast(total, group=group, group_src=0)
-        return total
-
-    def started(how, given, _owned):
+    def started(bucket, given, _owned):
         (x,) = given
         total = x.clone()
-        dist.reduce(total, group=how.group, group_dst=0)
-        work = begun(dist.broadcast(total, group=how.group, group_src=0, async_op=True))
-        return how.arriving(work, lambda: [total])
+        dist.reduce(total, group=bucket.group, group_dst=0)
+        work = begun(dist.broadcast(total, group=bucket.group, group_src=0, async_op=True))
+        return Arriving(work, lambda: [total])
 
-    MOVES.add(kind, moved)
-    TRANSFERS.add(kind, started)
+    STARTS.add(kind, started)

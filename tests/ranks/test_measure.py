@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.atomic_io import write_atomically
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import to_toml
 from shardwright.profile import measure
 from shardwright.profile.measure import measure_host, ranks_of_a_host
 

@@ -17,7 +17,7 @@ from shardwright.runtime.comm.collectives import collected
 from shardwright.runtime.executor.transfers import Collectives
 from shardwright.simulate.costs.collectives import collective_seconds
 from shardwright.simulate.memory.allocator import Allocator
-from shardwright.simulate.memory.transfers import SentTensors, started
+from shardwright.simulate.memory.collectives import SentTensors, started
 from shardwright.simulate.memory.values import View
 from shardwright.simulate.time.program_prices import transfer_seconds
 from tests.harness.ranks import run_ranks

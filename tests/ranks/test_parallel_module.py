@@ -13,7 +13,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.executor import transfers
+from shardwright.runtime.comm import collectives
 from tests.harness import models
 from tests.harness.ranks import run_ranks, whole
 
@@ -111,7 +111,7 @@ def _does_not_wait_for_its_loss(model, module, optimizer, batch):
         waited.append(what)
         wait_for(work, what)
 
-    with mock.patch.object(transfers, "wait_for", wait):
+    with mock.patch.object(collectives, "wait_for", wait):
         loss = module.train_step(optimizer, batch)
     sums = [what for what in waited if "all_reduce" in what and "%grad/" in what]
     assert sums, "the gradients are summed"

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 import shardwright as sw
-from shardwright.runtime.executor import transfers
+from shardwright.runtime.comm import collectives
 from shardwright.runtime.executor.failures import StepFailedError
 from tests.harness.ranks import run_ranks
 from tests.ranks.test_gathering import LAYERS, baselines, even
@@ -41,7 +41,7 @@ def _places_of_hooks(text):
     for number in range(LAYERS):
         weight = module.get_parameter(f"layers.{number}.weight")
         weight.register_post_accumulate_grad_hook(note(number))
-    with mock.patch.object(transfers, "wait_for", lambda work, _: waited.append(work.wait())):
+    with mock.patch.object(collectives, "wait_for", lambda work, _: waited.append(work.wait())):
         module(**batch).backward()
     return list(seen), list(seen.values())
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.profile import measure
 from shardwright.profile.fit import fit_compute, fit_contention, fit_links, fit_overlap, fit_skew
 from shardwright.profile.timing import ARRIVAL_SKEW, Sample

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from shardwright.ir.plan import PlanError
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import to_toml
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.train.checkpoint.checkpoint import Checkpoints

@@ -20,8 +20,8 @@ from shardwright.frameworks.writing import WRITERS, Written, convert_config, edi
 from shardwright.ir.strategy.text import read
 from shardwright.machine.model import Machine
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.audit import audit_json, audit_text
-from shardwright.report.audit_prices import (
+from shardwright.report.audit.config_text import audit_json, audit_text
+from shardwright.report.audit.price_text import (
     ConfigPrices,
     Improved,
     improved_json,

@@ -11,7 +11,7 @@ import click
 
 from shardwright.cli import groups, options, planning
 from shardwright.cli.commands.plan_files.report import PAGES, write_page
-from shardwright.cli.console import print_chart, print_frontier, print_json, working
+from shardwright.cli.console import print_chart, print_frontier, print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFileOrFolder
@@ -21,11 +21,10 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.report import plan_json
 from shardwright.report.choice import none_fits
 from shardwright.report.frontier.chart import Mark
-from shardwright.report.headline import headline
 from shardwright.report.page import Shown
-from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
@@ -84,7 +83,7 @@ def command(
         return
     for part, frontier in found:
         if words := none_fits(frontier):
-            click.echo(textwrap.fill(words, WIDTH, subsequent_indent="  "))
+            click.echo(wrapped(words))
         click.echo(f"{target.text} on {part}")
         print_frontier(frontier)
         click.echo()
@@ -130,18 +129,7 @@ def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:
 
 
 def _point(plan: Plan, machine: Machine) -> dict[str, object]:
-    return {
-        "name": plan.name,
-        "step_seconds": plan.step_seconds,
-        "peak_bytes": plan.peak_bytes,
-        "fits": plan.peak_bytes <= machine.device.usable_bytes,
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "stages": plan.stages,
-        "headline": headline(plan),
-        "summary": summary(plan),
-    }
+    return {"name": plan.name, **plan_json.row(plan, machine.device.usable_bytes)}
 
 
 def _marks(frontiers: list[Frontier]) -> list[Mark]:

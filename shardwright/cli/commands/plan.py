@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections.abc import Mapping
 
 import click
 
 from shardwright.cli import groups, options, plan_config, planning
-from shardwright.cli.console import print_frontier, print_json
+from shardwright.cli.console import print_frontier, print_json, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.timings import Choice
 from shardwright.cli.writing import OutputFile
-from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.plan_io.files import save_plan
-from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
+from shardwright.report import plan_json
 from shardwright.report.choice import fit, why
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
@@ -97,24 +94,12 @@ def command(
 
 def content(found: Choice, capture_seconds: float, output: str | None) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
-    plan, frontier = found.plan, found.frontier
+    frontier = found.frontier
     return {
         "capture_seconds": capture_seconds,
         "search_seconds": frontier.search_seconds,
-        "step_seconds": plan.step_seconds,
-        "peak_bytes": plan.peak_bytes,
-        "memory": memory_content(plan.memory),
-        "lower_bound_seconds": plan.lower_bound_seconds,
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "stages": plan.stages,
-        "headline": headline(plan),
-        "summary": summary(plan),
         "uniform": _uniform(found.preferred),
-        "remarks": notes.as_json(plan),
-        "file": output,
-        "plan": json.loads(plan_to_json(frontier.with_rivals(plan))),
+        **plan_json.whole(frontier.with_rivals(found.plan), output),
     }
 
 
@@ -138,21 +123,21 @@ def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines:
     `pipelines` says whether pipelines were searched.
     """
     plan, frontier = found.plan, found.frontier
-    click.echo(textwrap.fill(fit(plan, limit), WIDTH, subsequent_indent="  "))
+    click.echo(wrapped(fit(plan, limit)))
     if text := str(found.preferred or ""):
-        click.echo(textwrap.fill(text, WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(text))
     text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
         text += f" · no pipeline{unsearched}"
-    click.echo(f"{textwrap.fill(text, WIDTH, subsequent_indent='  ')}\n")
+    click.echo(f"{wrapped(text)}\n")
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)
     text = f"chosen: {summary(plan)}"
-    click.echo(f"\n{textwrap.fill(text, WIDTH, subsequent_indent='  ')}")
+    click.echo(f"\n{wrapped(text)}")
     for reason in (f"because it is {first}", *others):
-        click.echo(textwrap.fill(reason, WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(reason))
     for line in notes.lines(plan, WIDTH):
         click.echo(line)
     for note in plan.notes:
-        click.echo(textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(f"note: {note}"))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections.abc import Mapping
 
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
-from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.options.plan_options import PlanOptions
-from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.plan_io.files import save_plan
-from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
+from shardwright.report import plan_json
 from shardwright.report.choice import fit
-from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
@@ -67,10 +62,17 @@ def command(
     if output:
         save_plan(plan, output)
     if as_json:
-        print_json(_content(plan, limit, captured.seconds, output))
+        print_json(
+            {
+                "capture_seconds": captured.seconds,
+                "strategy": plan.name,
+                "fits": limit is None or plan.peak_bytes <= limit,
+                **plan_json.whole(plan, output),
+            }
+        )
         return
     for line in (fit(plan, limit), f"strategy: {plan.name}", summary(plan)):
-        click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(line))
     for line in notes.lines(plan, WIDTH):
         click.echo(line)
     if output:
@@ -81,26 +83,3 @@ def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]
     """The numerics of the capture: parameters kept in float32 and used in bfloat16 are `bf16`."""
     mixed = strategy.param_dtype == "bfloat16" and strategy.state_dtype == _MASTER
     return {"precision": "bf16", **given} if mixed else given
-
-
-def _content(
-    plan: Plan, limit: int | None, capture_seconds: float, output: str | None
-) -> dict[str, object]:
-    """The output of `price --json`; `plan` is the content of the plan file."""
-    return {
-        "capture_seconds": capture_seconds,
-        "strategy": plan.name,
-        "step_seconds": plan.step_seconds,
-        "peak_bytes": plan.peak_bytes,
-        "fits": limit is None or plan.peak_bytes <= limit,
-        "memory": memory_content(plan.memory),
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "stages": plan.stages,
-        "headline": headline(plan),
-        "summary": summary(plan),
-        "remarks": notes.as_json(plan),
-        "file": output,
-        "plan": json.loads(plan_to_json(plan)),
-    }

@@ -8,11 +8,11 @@ import textwrap
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json, working
+from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import SKEWED_SECONDS, Machine
-from shardwright.machine.toml import to_toml
 from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import milliseconds, size
 
@@ -69,7 +69,7 @@ def command(
         print_json(content(machine, output))
         return
     for line in in_words(machine):
-        click.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(line))
     for doubt in machine.measured.doubts if machine.measured else ():
         click.echo(textwrap.fill(f"warning: {doubt}; measure again", WIDTH), err=True)
     if output is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import click
 from shardwright.cli import groups, options, planning
 from shardwright.cli.commands.plan import print_choice
 from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.outcome import comparison
@@ -26,7 +25,6 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.summary import summary
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         if is_asynchronous(plan):
             click.echo(_OTHER_TRAINING)
         if report:
-            click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
+            click.echo(wrapped(str(report)))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
 
 

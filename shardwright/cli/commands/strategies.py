@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_frontier, print_json, working
+from shardwright.cli.console import print_frontier, print_json, working, wrapped
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier, InfeasibleError
@@ -17,9 +17,8 @@ from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
+from shardwright.report import plan_json
 from shardwright.report.choice import fit
-from shardwright.report.headline import headline
-from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
@@ -76,7 +75,7 @@ def command(
             }
         )
         return
-    click.echo(textwrap.fill(fit(best, limit), WIDTH, subsequent_indent="  "))
+    click.echo(wrapped(fit(best, limit)))
     click.echo(f"best: {best.name}\n")
     print_frontier(frontier, best)
     click.echo(f"\n{textwrap.fill(_list(frontier), WIDTH)}")
@@ -97,15 +96,4 @@ def _list(frontier: Frontier) -> str:
 
 
 def _point(plan: Plan, limit: int | None) -> dict[str, object]:
-    return {
-        "strategy": plan.name,
-        "step_seconds": plan.step_seconds,
-        "peak_bytes": plan.peak_bytes,
-        "fits": limit is None or plan.peak_bytes <= limit,
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "stages": plan.stages,
-        "headline": headline(plan),
-        "summary": summary(plan),
-    }
+    return {"strategy": plan.name, **plan_json.row(plan, limit)}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.groups import PlanOfTarget
 from shardwright.ir.plan import Plan
-from shardwright.report.text.explain import WIDTH
 
 if TYPE_CHECKING:
     from shardwright.api import Report
@@ -32,7 +30,7 @@ def command(given: PlanOfTarget, as_json: bool) -> None:
     if as_json:
         print_json(content(report))
     else:
-        click.echo(textwrap.fill(str(report), WIDTH, subsequent_indent="  "))
+        click.echo(wrapped(str(report)))
     sys.exit(0 if report.ok else NOT_EQUAL)
 
 

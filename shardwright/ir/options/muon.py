@@ -24,7 +24,13 @@ def _temporaries(rows: int, columns: int) -> int:
 
 
 MUON = OptimizerSpec(
-    *("muon", "AdamW", 2, 8, 21, 2, 1),
+    name="muon",
+    torch_class="AdamW",
+    state_tensors=2,
+    calls=8,
+    passes=21,
+    temporaries=2,
+    foreach_temporaries=1,
     matrix=MatrixUpdate(
         torch_class="Muon",
         state_tensors=1,

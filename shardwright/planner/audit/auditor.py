@@ -20,7 +20,7 @@ from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import Progress, strategies
+from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies
 from shardwright.planner.strategies.unpriced import dtypes_of
 from shardwright.simulate.costs.useful_flop import useful_flop
 

@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.ir.strategy.fields import COMPILES, CP_STYLES, LOSSES, chunks_of
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy, divisors
-from shardwright.planner.strategies.enumeration import rescheduled
+from shardwright.planner.strategies.frontier.enumeration import rescheduled
 
 _DATA = ("dp_shard", "dp_replicate")
 

@@ -24,8 +24,8 @@ from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
-from shardwright.simulate.memory.folded_step import FoldedStep
-from shardwright.simulate.memory.step import Trainer
+from shardwright.simulate.memory.step.folded_step import FoldedStep
+from shardwright.simulate.memory.step.rank_step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_program import simulated

@@ -2,7 +2,7 @@
 
 The tables are additive, so they also count tensors that are never alive at the same time. A plan is
 lowered for its first rank, and for its last rank if ranks may differ, and its memory is simulated
-(`simulate/memory/step.py`).
+(`simulate/memory/step/rank_step.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
-from shardwright.simulate.memory.step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
 

@@ -46,7 +46,7 @@ class PlanBuilder:
         self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
-        self._like = {op.name: op for op in space.model.graph.ops}
+        self._short_ops = {op.name: op for op in space.model.graph.ops}
 
     @cached_property
     def _remarks(self) -> tuple[Remark, ...]:
@@ -87,9 +87,12 @@ class PlanBuilder:
         the representative, and whether the operator is recomputed.
         """
         for op in self.graph.ops:
-            like, op_node = self._like[self._rep(op.name)], self.space.op_nodes[self._rep(op.name)]
+            short_op, op_node = (
+                self._short_ops[self._rep(op.name)],
+                self.space.op_nodes[self._rep(op.name)],
+            )
             chosen, switch = self._chosen(op.name, choice)
-            yield op, like, int(op_node.options[chosen]), switch >= 0
+            yield op, short_op, int(op_node.options[chosen]), switch >= 0
 
     def segment_nodes(self, names: Iterable[str]) -> list[int]:
         """The nodes of whole assignments that decide whether and how operators are recomputed.
@@ -117,25 +120,25 @@ class PlanBuilder:
         tensor = self.graph.tensor[value]
         if maker is None:
             return np.full(len(choices), tensor.bytes)
-        like = self._like[self._rep(maker.name)]
+        short_op = self._short_ops[self._rep(maker.name)]
         chosen = np.zeros(len(choices), np.int64)
         if (decision := self._node[maker.name]) is not None:
             node, twin, switch = decision
             chosen = choices[:, node]
             if switch >= 0:
                 chosen = np.where(choices[:, switch] == 1, choices[:, twin], chosen)
-        k = self.space.op_nodes[like.name].options[chosen]
-        return self._tiles(like, maker.outputs.index(value), tensor.dtype)[k]
+        k = self.space.op_nodes[short_op.name].options[chosen]
+        return self._tiles(short_op, maker.outputs.index(value), tensor.dtype)[k]
 
-    def _tiles(self, like: Op, i: int, dtype: str) -> Ints:
+    def _tiles(self, short_op: Op, i: int, dtype: str) -> Ints:
         """Bytes of the largest tile of result `i` of an operator, per option: (K,)."""
-        if (like.name, i) not in self._tile_bytes:
+        if (short_op.name, i) not in self._tile_bytes:
             model = self.space.model
-            by_axis = digits(model.options(like).results[i], len(model.mesh.axes))
-            atoms = model.analysis.atoms[like.outputs[i]]
+            by_axis = digits(model.options(short_op).results[i], len(model.mesh.axes))
+            atoms = model.analysis.atoms[short_op.outputs[i]]
             tiles = local_elements(by_axis, atoms, model.mesh) * ITEM_BYTES[dtype]
-            self._tile_bytes[like.name, i] = tiles
-        return self._tile_bytes[like.name, i]
+            self._tile_bytes[short_op.name, i] = tiles
+        return self._tile_bytes[short_op.name, i]
 
     def _decision_nodes(self, name: str, node: int | None) -> tuple[int, int, int] | None:
         if node is None:

@@ -54,14 +54,14 @@ class PlannedCall(NamedTuple):
 
     Attributes:
         op: the operator.
-        like: its representative in the short graph.
+        short_op: its representative in the short graph.
         options: its option under each choice of its node.
         values: the operands whose transfers no earlier operator lists.
         form: operands and outputs in the representative's names; equal forms have equal entries.
     """
 
     op: Op
-    like: Op
+    short_op: Op
     options: list[int]
     values: tuple[str, ...]
     form: tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]
@@ -94,7 +94,7 @@ class PlanEntries:
         self.space = space
         self.graph = graph
         self._stands_for = short.stands_for
-        self._like = {op.name: op for op in space.model.graph.ops}
+        self._short_ops = {op.name: op for op in space.model.graph.ops}
         self._known: dict[object, PlanEntry] = {}
         self._patterns: dict[object, _Pattern] = {}
 
@@ -109,19 +109,20 @@ class PlanEntries:
         returned = {*self.graph.outputs, *(value for _, value in self.graph.updates)}
         found = []
         for op in self.graph.ops:
-            like = self._like[self._stands_for.get(op.name, op.name)]
+            short_op = self._short_ops[self._stands_for.get(op.name, op.name)]
             positions: dict[str, list[int]] = {}
             for position, value in enumerate(op.operands):
                 positions.setdefault(value, []).append(position)
             reads = {
-                value: (like.operands[at[0]], tuple(at))
+                value: (short_op.operands[at[0]], tuple(at))
                 for value, at in positions.items()
-                if shared.get((like.operands[at[0]], like.name), like.name) == like.name
+                if shared.get((short_op.operands[at[0]], short_op.name), short_op.name)
+                == short_op.name
             }
             out = tuple(i for i, value in enumerate(op.outputs) if value in returned)
             form = tuple(reads.values()), out
-            options = self.space.op_nodes[like.name].options.tolist()
-            found.append(PlannedCall(op, like, options, tuple(reads), form))
+            options = self.space.op_nodes[short_op.name].options.tolist()
+            found.append(PlannedCall(op, short_op, options, tuple(reads), form))
         return found
 
     def of(
@@ -138,7 +139,7 @@ class PlanEntries:
         self, call: PlannedCall, k: int, again: Again, sources: tuple[StoredLayout, ...]
     ) -> PlanEntry:
         runs = Again(int(again.segment > 0), again.kept)
-        key = call.like.name, k, runs, sources, call.form
+        key = call.short_op.name, k, runs, sources, call.form
         pattern = self._patterns.get(key)
         if pattern is None:
             pattern = self._patterns[key] = self._pattern(call, k, runs, sources)
@@ -170,22 +171,22 @@ class PlanEntries:
         The operands of a kept operator exist again once its segment is recomputed.
         """
         reads_again, again = bool(runs.segment), bool(runs.segment) and not runs.kept
-        model, like, (reads, out) = self.space.model, call.like, call.form
-        options = model.options(like)
+        model, short_op, (reads, out) = self.space.model, call.short_op, call.form
+        options = model.options(short_op)
         operand_transfers: list[tuple[int, OperandTransfers]] = []
         for index, ((rep, at), (code, regathered)) in enumerate(zip(reads, sources, strict=True)):
             wants = dict.fromkeys(
                 (int(options.operands[i][k]), int(options.grads[i][k])) for i in at
             )
             for want in wants:
-                moved = self._moved(like, rep, (code, reads_again, regathered), want)
+                moved = self._moved(short_op, rep, (code, reads_again, regathered), want)
                 if moved:
                     operand_transfers.append((index, OperandTransfers(rep, want, tuple(moved))))
         codes = [int(result[k]) for result in options.results]
-        returned = [(i, t) for i in out for t in model.returned(like.outputs[i], codes[i])]
-        internal_reductions = tuple(model.internal_transfers(like, k, again))
+        returned = [(i, t) for i in out for t in model.returned(short_op.outputs[i], codes[i])]
+        internal_reductions = tuple(model.internal_transfers(short_op, k, again))
         return _Pattern(
-            self._operator(like, k, again, internal_reductions),
+            self._operator(short_op, k, again, internal_reductions),
             tuple(operand_transfers),
             tuple(returned),
             internal_reductions,
@@ -197,37 +198,37 @@ class PlanEntries:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
 
     def _operator(
-        self, like: Op, k: int, again: bool, internal_reductions: Sequence[PlannedTransfer]
+        self, short_op: Op, k: int, again: bool, internal_reductions: Sequence[PlannedTransfer]
     ) -> PlannedOp:
         model = self.space.model
-        rule, options = model.analysis.rules[like.name], model.options(like)
-        table = model.operator(like, self.space.recomputed[like.name] if again else ())
+        rule, options = model.analysis.rules[short_op.name], model.options(short_op)
+        table = model.operator(short_op, self.space.recomputed[short_op.name] if again else ())
         tiling = options.tiling(rule, k)
         return PlannedOp(
-            name=like.name,
-            target=like.target,
-            source=like.source,
+            name=short_op.name,
+            target=short_op.target,
+            source=short_op.source,
             tiling=tiling_text(tiling),
             splits=split_words(rule, tiling, self._words),
-            layout=model.layout(like.outputs[0], int(options.results[0][k])),
+            layout=model.layout(short_op.outputs[0], int(options.results[0][k])),
             seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in internal_reductions)),
             saved_bytes=Bytes(int(table.bytes[k])),
-            backward_seconds=Seconds(float(model.backward_seconds(like)[k])),
+            backward_seconds=Seconds(float(model.backward_seconds(short_op)[k])),
         )
 
     def _moved(
-        self, like: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]
+        self, short_op: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]
     ) -> Sequence[PlannedTransfer]:
-        """The transfers of a value to the layout in which `like` reads it, and of its gradient."""
+        """The transfers of a value, and of its gradient, to the layout that `short_op` reads."""
         code, recomputed, regathered = source
         moved = code != want[0]
-        if not moved and self.space.model.has_gradient(rep, like):
+        if not moved and self.space.model.has_gradient(rep, short_op):
             axes = len(self.space.model.mesh.axes)
             moved = int(duals(np.array([code]), axes)[0]) != want[1]
         if not moved:
             return ()
-        again = regathered and self.space.model.keeps_copy(rep, like)
-        return self.space.model.transfers(rep, code, want, like, again, recomputed)
+        again = regathered and self.space.model.keeps_copy(rep, short_op)
+        return self.space.model.transfers(rep, code, want, short_op, again, recomputed)
 
 
 def _of(t: PlannedTransfer, value: str, consumer: str) -> PlannedTransfer:

@@ -24,9 +24,9 @@ class Peaks:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.like = space.folded.node_tables()  # whole node -> node of the problem
+        self.problem_node = space.folded.node_tables()  # whole node -> node of the problem
         sizes = [node.num_choices for node in space.problem.nodes]
-        self.first = np.cumsum([0, *sizes[:-1]])[self.like]
+        self.first = np.cumsum([0, *sizes[:-1]])[self.problem_node]
 
     def at(self, choices: Ints) -> Ints:
         """Bytes for whole assignments: (P, nodes) -> (P,)."""
@@ -106,7 +106,7 @@ class Peaks:
     @cached_property
     def _sizes(self) -> Ints:
         """The number of choices of each whole node."""
-        return np.array(self.space.problem.sizes)[self.like]
+        return np.array(self.space.problem.sizes)[self.problem_node]
 
     def _kept_bytes(self, choices: Ints, owner: Mapping[int, int]) -> Ints:
         """Bytes of some nodes and of the edges to them, by their owner: (owners, P)."""

@@ -81,8 +81,8 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
     for r, repeat in enumerate(repeats):
         for c in range(2, repeat.count - 1):
             dropped.update(repeat.copy(c))
-            for like, i in zip(repeat.copy(1), repeat.copy(c), strict=True):
-                for name, other in _own(graph, graph.ops[i], graph.ops[like]):
+            for counterpart, i in zip(repeat.copy(1), repeat.copy(c), strict=True):
+                for name, other in _own(graph, graph.ops[i], graph.ops[counterpart]):
                     stands_for[name] = other
                     copy_of[name] = r, c - 2
         shift = sum(before.period * (before.count - 3) for before in repeats[:r])
@@ -129,8 +129,8 @@ def without_copies(graph: Graph, gaps: Sequence[tuple[Repeat, int, int]]) -> Gra
     for repeat, first, last in gaps:
         for c in range(first, last):
             dropped.update(repeat.copy(c))
-            for like, i in zip(repeat.copy(first - 1), repeat.copy(c), strict=True):
-                stands_for.update(_own(graph, graph.ops[i], graph.ops[like]))
+            for counterpart, i in zip(repeat.copy(first - 1), repeat.copy(c), strict=True):
+                stands_for.update(_own(graph, graph.ops[i], graph.ops[counterpart]))
     return _without(graph, dropped, stands_for)
 
 
@@ -149,11 +149,11 @@ def _without(graph: Graph, dropped: set[int], stands_for: dict[str, str]) -> Gra
     )
 
 
-def _own(graph: Graph, op: Op, like: Op) -> Iterator[tuple[str, str]]:
-    """The names of `op`, of its results and own leaves, each with its counterpart of `like`."""
-    yield op.name, like.name
-    yield from zip(op.outputs, like.outputs, strict=True)
-    for name, other in zip(op.operands, like.operands, strict=True):
+def _own(graph: Graph, op: Op, counterpart: Op) -> Iterator[tuple[str, str]]:
+    """The names of `op`, of its results and own leaves, each with that of `counterpart`."""
+    yield op.name, counterpart.name
+    yield from zip(op.outputs, counterpart.outputs, strict=True)
+    for name, other in zip(op.operands, counterpart.operands, strict=True):
         if name != other and name not in graph.producer:
             yield name, other
 

@@ -1,1 +1,1 @@
-"""Expands uniform strategies to tilings and storage, prices them as plans, and enumerates them."""
+"""Expands uniform strategies to tilings and storage, and recognises them in plans."""

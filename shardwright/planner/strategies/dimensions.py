@@ -47,7 +47,7 @@ class ModelDimensions:
             for ids, lengths in zip(dims, analysis.atoms[name], strict=True)
             for atom, size in zip(ids, lengths, strict=True)
         }
-        batch, sequence = _leading(graph, analysis), _second(graph, analysis)
+        batch, sequence = batch_atoms(graph, analysis), sequence_atoms(graph, analysis)
         experts = frozenset(
             rule.factor[owner].atom for rule in analysis.rules.values() for _, owner in rule.routes
         )
@@ -55,7 +55,7 @@ class ModelDimensions:
             batch,
             sequence,
             _heads(graph, analysis) - batch,
-            _inner(graph, analysis, batch, experts),
+            inner_atoms(graph, analysis, batch | experts),
             experts,
             sizes,
         )
@@ -94,13 +94,13 @@ def _product(dims: ModelDimensions, atoms: frozenset[int]) -> int | None:
     return min((dims.sizes[atom] for atom in atoms), default=None)
 
 
-def _leading(graph: Graph, analysis: Analysis) -> frozenset[int]:
+def batch_atoms(graph: Graph, analysis: Analysis) -> frozenset[int]:
     """Atoms of the batch: the leading dimension of every input."""
     dims = (analysis.dims[leaf.name] for leaf in graph.leaves_of(LeafKind.INPUT))
     return frozenset(one[0][0] for one in dims if one and one[0])
 
 
-def _second(graph: Graph, analysis: Analysis) -> frozenset[int]:
+def sequence_atoms(graph: Graph, analysis: Analysis) -> frozenset[int]:
     """Atoms of the second dimension of inputs of tokens."""
     leaves = graph.leaves_of(LeafKind.INPUT)
     tokens = [leaf.name for leaf in leaves if "int" in graph.tensor[leaf.name].dtype]
@@ -119,29 +119,35 @@ def _heads(graph: Graph, analysis: Analysis) -> frozenset[int]:
     return frozenset(atom for atoms in found for atom in atoms)
 
 
-def _inner(
-    graph: Graph, analysis: Analysis, batch: frozenset[int], experts: frozenset[int]
+def inner_atoms(
+    graph: Graph, analysis: Analysis, whole: frozenset[int], degree: int = 1
 ) -> frozenset[int]:
-    """The first atom of each weight matrix that all its operators can split.
+    """The first atom of each weight matrix that `degree` divides and all operators can split.
 
-    The residual stream, which is the atom that most weights have, stays whole.
+    The residual stream, which is the atom that most weights have, and the atoms in `whole` stay
+    whole. One atom is chosen for each weight that has no chosen atom yet.
     """
     parameters = graph.leaves_of(LeafKind.PARAMETER)
-    weights = [leaf for leaf in parameters if len(analysis.atoms[leaf.name]) > 1]
+    weights = [leaf.name for leaf in parameters if len(analysis.atoms[leaf.name]) > 1]
     counts = Counter(
-        atom for leaf in weights for atom in {a for dim in analysis.dims[leaf.name] for a in dim}
+        atom for name in weights for atom in {a for dim in analysis.dims[name] for a in dim}
     )
     stream = {atom for atom, count in counts.most_common(1) if count > 2}
-    whole = {
+    unsplittable = {
         factor.atom
         for rule in analysis.rules.values()
         for factor in rule.factors
         if factor.kind is FactorKind.WHOLE
     }
-    forbidden = whole | stream | batch | experts
+    forbidden = unsplittable | stream | whole
     chosen: set[int] = set()
-    for leaf in weights:
-        atoms = [atom for dim in analysis.dims[leaf.name] for atom in dim]
-        if not chosen.intersection(atoms):
-            chosen.update([atom for atom in atoms if atom not in forbidden][:1])
+    for name in weights:
+        sizes = {
+            atom: size
+            for ids, lengths in zip(analysis.dims[name], analysis.atoms[name], strict=True)
+            for atom, size in zip(ids, lengths, strict=True)
+        }
+        if chosen.isdisjoint(sizes):
+            free = [a for a, size in sizes.items() if a not in forbidden and size % degree == 0]
+            chosen.update(free[:1])
     return frozenset(chosen)

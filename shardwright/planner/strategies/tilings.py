@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from typing import final
 
 from shardwright.ir.graph import LeafKind, Op
-from shardwright.ir.layout import (
-    Atoms,
-    Layout,
-    Placement,
-    Shard,
-    is_natural,
-    shape_of,
-)
+from shardwright.ir.layout import Layout, Shard
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.space.clusters import constant_values
 from shardwright.planner.strategies.dimensions import ModelDimensions, is_attention
 from shardwright.planner.strategies.roles import SHARDING, RoleAxis
+from shardwright.planner.strategies.splits import (
+    UNSPLIT,
+    first_natural,
+    first_shard,
+    most_split,
+    sharded_over,
+    split_choice,
+    with_other_dimensions,
+)
 from shardwright.planner.tables.layout_codes import digit, encode
 from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed, Only
-from shardwright.rules.rule import FactorKind, JointSplit, Route, Rule, Split
-
-_NONE = 0  # the index of the choice without a split
+from shardwright.rules.rule import JointSplit, Route, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class Tilings:
         wanted: dict[str, tuple[int, ...]] = {}
         for op in model.graph.ops:
             if constant.issuperset(op.outputs):
-                wanted[op.name] = (_NONE,) * len(self.axes)
+                wanted[op.name] = (UNSPLIT,) * len(self.axes)
                 continue
             wanted[op.name] = self.wanted(op, model.analysis.rules[op.name], dims)
         only = {
-            name: tuple(frozenset({_NONE, choice}) for choice in choices)
+            name: tuple(frozenset({UNSPLIT, choice}) for choice in choices)
             for name, choices in wanted.items()
         }
         parameters = {
@@ -85,7 +85,7 @@ class Tilings:
         }
         left = model.with_allowed(Allowed(only))
         tilings = {
-            op.name: frozenset({_most_split(left.options(op).choices, wanted[op.name])})
+            op.name: frozenset({most_split(left.options(op).choices, wanted[op.name])})
             for op in model.graph.ops
         }
         return Allowed(only, parameters, tilings)
@@ -105,31 +105,26 @@ class Tilings:
         known = self._dimensions_of(model)
         inner = known.splits(self.strategy.tp)
         layout = Layout.replicated(model.mesh)
-        owned = _place(dims, known.experts) is not None
+        owned = first_shard(dims, known.experts) is not None
         split: set[int] = set()  # dimensions
         for place, axis in enumerate(self.axes):
             shards: list[Shard] = []
-            if axis.experts and (at := _place(dims, known.experts)) is not None:
+            if axis.experts and (at := first_shard(dims, known.experts)) is not None:
                 shards = [at]
             elif axis.whole_experts and owned:
                 continue
-            elif axis.role == "tp" and (at := _place(dims, inner)) is not None:
-                # Else along another dimension, e.g. a fused projection that is split by heads.
-                shards = [at, *(Shard(d) for d in _largest(atoms) if d != at.dim)]
-            layout, shard = _first_natural(atoms, layout, place, shards)
+            elif axis.role == "tp" and (at := first_shard(dims, inner)) is not None:
+                shards = with_other_dimensions(at, atoms)
+            layout, shard = first_natural(atoms, layout, place, shards)
             split |= {shard.dim} if shard is not None else set()
         if not kind.sharded:
             return layout
-        free = sorted(
-            (dim in split, -size, dim, atom)
-            for dim, sizes in enumerate(atoms)
-            for atom, size in enumerate(sizes)
+        data = (
+            place
+            for place, axis in enumerate(self.axes)
+            if axis.role in SHARDING and not (axis.experts and owned)
         )
-        for place, axis in enumerate(self.axes):
-            if axis.role in SHARDING and not (axis.experts and owned):
-                shards = [Shard(dim, atom) for _, _, dim, atom in free]
-                layout, _ = _first_natural(atoms, layout, place, shards)
-        return layout
+        return sharded_over(atoms, layout, data, split)
 
     def _digits(self, model: CostModel, name: str, kinds: Sequence[StorageKind]) -> Only:
         """The digits of a parameter's layouts along each axis."""
@@ -152,30 +147,34 @@ class Tilings:
         if axis.experts and rule.routes:
             return _find_route(rule)
         if axis.role in ("dp_replicate", "dp_shard"):
-            return _split(rule, dims.batch)
+            return split_choice(rule, dims.batch)
         if axis.role == "cp":
-            return self._across_sequence(rule, dims) if attention else _split(rule, dims.sequence)
+            return (
+                self._across_sequence(rule, dims)
+                if attention
+                else split_choice(rule, dims.sequence)
+            )
         inner = dims.splits(self.strategy.tp)
-        split = _NONE if axis.whole_experts and rule.routes else _split(rule, inner)
-        if split == _NONE and self.strategy.sequence_parallel:
-            return _split(rule, dims.sequence)
+        split = UNSPLIT if axis.whole_experts and rule.routes else split_choice(rule, inner)
+        if split == UNSPLIT and self.strategy.sequence_parallel:
+            return split_choice(rule, dims.sequence)
         return split
 
     def _across_sequence(self, rule: Rule, dims: ModelDimensions) -> int:
         """The choice of an attention along `cp`."""
         if self.strategy.cp_style == "ulysses":
-            return _split(rule, self._free_heads(dims))
+            return split_choice(rule, self._free_heads(dims))
         joint = [choice for choice in rule.choices() if isinstance(choice, JointSplit)]
         by_length = sorted(joint, key=lambda choice: len(choice.factors))
         if not by_length:
-            return _split(rule, dims.sequence)
+            return split_choice(rule, dims.sequence)
         ring = self.strategy.cp_style == "ring-zigzag"
         gathered = [one for one in by_length if not _splits_keys(rule, one)]
         rings = [one for one in by_length if _splits_keys(rule, one)]
         chosen = rings if ring else gathered
         if chosen:
             return rule.choices().index(chosen[-1])
-        return _split(rule, dims.sequence)
+        return split_choice(rule, dims.sequence)
 
     def _free_heads(self, dims: ModelDimensions) -> frozenset[int]:
         """Heads that `cp` may split: those that `tp` does not, or all that both divide."""
@@ -193,51 +192,5 @@ def _splits_keys(rule: Rule, choice: JointSplit) -> bool:
     return bool((keys - queries) & {*choice.factors})
 
 
-def _split(rule: Rule, atoms: frozenset[int]) -> int:
-    """The number of the first split along one of these atoms; 0 where there is none."""
-    for number, choice in enumerate(rule.choices()):
-        if isinstance(choice, Split) and rule.factor[choice.factor].atom in atoms:
-            assert rule.factor[choice.factor].kind is FactorKind.PARALLEL
-            return number
-    return _NONE
-
-
 def _find_route(rule: Rule) -> int:
     return next(i for i, choice in enumerate(rule.choices()) if isinstance(choice, Route))
-
-
-def _most_split(choices: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """`wanted` without as few innermost splits as needed to be one of `choices`."""
-    for keep in range(len(wanted), -1, -1):
-        tried = (*wanted[:keep], *(_NONE,) * (len(wanted) - keep))
-        if tried in choices:
-            return tried
-    raise AssertionError("the replicated tiling is always feasible")
-
-
-def _place(dims: tuple[tuple[int, ...], ...], wanted: frozenset[int]) -> Shard | None:
-    """The shard of the first of a tensor's atoms that is in `wanted`; None if none is."""
-    for d, ids in enumerate(dims):
-        for a, atom in enumerate(ids):
-            if atom in wanted:
-                return Shard(d, a)
-    return None
-
-
-def _largest(atoms: Atoms) -> list[int]:
-    """Dimensions of a tensor, the largest first."""
-    sizes = shape_of(atoms)
-    return sorted(range(len(sizes)), key=lambda d: (-sizes[d], d))
-
-
-def _first_natural(
-    atoms: Atoms, layout: Layout, place: int, shards: Sequence[Shard]
-) -> tuple[Layout, Shard | None]:
-    """`layout` with the first of `shards` on one axis that keeps it natural, and that shard."""
-    for shard in shards:
-        placements: list[Placement] = list(layout.placements)
-        placements[place] = shard
-        tried = Layout(layout.mesh, tuple(placements))
-        if is_natural(atoms, tried):
-            return tried, shard
-    return layout, None

@@ -1,8 +1,8 @@
 """Cuts a graph into stages of about equal work with small interfaces.
 
 First, bisection over greedy cuts finds the smallest possible work of the busiest stage. Then, among
-all cuts whose busiest stage has at most a fraction `slack` more, dynamic programming over the last
-cut with a sliding minimum finds those crossed by the fewest bytes. O(stages · operators).
+all cuts whose busiest stage has at most the fraction `_SLACK` more, dynamic programming over the
+last cut with a sliding minimum finds those crossed by the fewest bytes. O(stages · operators).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shardwright.program.lower.stages import StageError
 from shardwright.rules.analysis import Analysis
 
 _NOWHERE = 1 << 62
+_SLACK = 0.1  # how much more work than the least possible maximum a stage may have
 
 
 def operator_work(graph: Graph, analysis: Analysis) -> tuple[int, ...]:
@@ -31,9 +32,7 @@ def operator_work(graph: Graph, analysis: Analysis) -> tuple[int, ...]:
     return tuple(found)
 
 
-def balanced_cuts(
-    graph: Graph, stages: int, work: Sequence[int], *, slack: float = 0.1
-) -> tuple[int, ...]:
+def balanced_cuts(graph: Graph, stages: int, work: Sequence[int]) -> tuple[int, ...]:
     """Cuts into `stages` of balanced `work`, a number per operator, each with its own parameters.
 
     Raises `StageError`, with the most stages there can be, if there are too few
@@ -54,7 +53,7 @@ def balanced_cuts(
             low = middle + 1
         else:
             high = middle
-    found = board.cuts(stages, int(low * (1 + slack)))
+    found = board.cuts(stages, int(low * (1 + _SLACK)))
     assert found is not None
     return found
 

@@ -114,13 +114,19 @@ class Part:
         """The shape in which the move takes the tensor."""
         return after_moves(self.atoms, self.local)
 
-    def in_order(self, ranks: int) -> bool:
-        """Whether a gather or a scattered sum has the ranks' equal tiles one after the other."""
+    @property
+    def leads(self) -> bool:
+        """Whether a gather or a scattered sum has the ranks' tiles one after the other."""
         tiled = self.move.collective.tiled
-        if not tiled:
-            return False
-        dim = self.move.src if tiled == "src" else self.move.dst
-        return self.move.whole[dim] % ranks == 0 and prod(self.move.whole[:dim]) == 1
+        return bool(tiled) and prod(self.move.whole[: self._tiled_dim]) == 1
+
+    def in_order(self, ranks: int) -> bool:
+        """The same, and all of them equally large, so that there is no padding."""
+        return self.leads and self.move.whole[self._tiled_dim] % ranks == 0
+
+    @property
+    def _tiled_dim(self) -> int:
+        return self.move.src if self.move.collective.tiled == "src" else self.move.dst
 
     @property
     def arrived(self) -> Shape:

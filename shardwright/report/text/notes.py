@@ -28,7 +28,7 @@ def costs(plan: Plan, remark: Remark) -> Mapping[str, float]:
     }
 
 
-def lines(plan: Plan, width: int, label: int = 14) -> Iterator[str]:
+def lines(plan: Plan, width: int) -> Iterator[str]:
     """The remarks of a plan as text, one paragraph each."""
     for remark in plan.remarks:
         cost = costs(plan, remark)
@@ -39,7 +39,7 @@ def lines(plan: Plan, width: int, label: int = 14) -> Iterator[str]:
         )
         if remark.kind is RemarkKind.EXPLICIT:
             text += f", {cost['saved_bytes'] / 2**20:.2f} MiB saved"
-        start = f"  {remark.kind.value:<{label}}"
+        start = f"  {remark.kind.value:<14}"
         yield from textwrap.wrap(
             f"{text}; {said}",
             width,

@@ -23,7 +23,7 @@ _SCORES = 2**20  # scores of one block on a CPU, chosen to fit its caches
 _SCORES_ON_GPU = 2**26
 
 
-class How(NamedTuple):
+class ScoreOptions(NamedTuple):
     """Options of attention scores. Causal rows see the columns up to their own position."""
 
     scale: float
@@ -45,9 +45,11 @@ class TilePart(NamedTuple):
 class Rows:
     """Accumulates the results of one tile of queries [..., heads, length, width] over blocks."""
 
-    def __init__(self, query: Tensor, width: int, runs: Sequence[Run], how: How) -> None:
-        self.query = _grouped(query, how.heads)  # (..., heads of keys, queries of each, L, E)
-        self.runs, self.how = runs, how
+    def __init__(
+        self, query: Tensor, width: int, runs: Sequence[Run], options: ScoreOptions
+    ) -> None:
+        self.query = _grouped(query, options.heads)  # (..., heads of keys, queries of each, L, E)
+        self.runs, self.options = runs, options
         shape = (*self.query.shape[:-1], width)
         exact = _exact(query.dtype)
         self.sums = torch.zeros(shape, dtype=exact, device=query.device)
@@ -56,8 +58,8 @@ class Rows:
 
     def add(self, key: Tensor, value: Tensor, mask: Tensor | None, runs: Sequence[Run]) -> None:
         """Add a block of keys and values [..., heads, length, width] at global positions `runs`."""
-        for part in parts(self.query, self.runs, runs, self.how):
-            scores = _scores(self.query, key, mask, part, self.how)
+        for part in parts(self.query, self.runs, runs, self.options):
+            scores = _scores(self.query, key, mask, part, self.options)
             largest = self.largest[..., part.rows]
             now = torch.maximum(largest, scores.amax(-1))
             known = now.masked_fill(now == float("-inf"), 0.0)  # rows that see nothing yet
@@ -88,14 +90,14 @@ class TileGradients:
         normalizer: Tensor,
         gradient: Tensor,
         runs: Sequence[Run],
-        how: How,
+        options: ScoreOptions,
     ) -> None:
-        self.runs, self.how = runs, how
-        self.query, self.given = (_grouped(x, how.heads) for x in (query, gradient))
+        self.runs, self.options = runs, options
+        self.query, self.given = (_grouped(x, options.heads) for x in (query, gradient))
         exact = _exact(query.dtype)
         self.normalizer = normalizer
         of_row = gradient.to(exact) * result.to(exact)
-        self.of_row = _grouped(of_row, how.heads).sum(-1)
+        self.of_row = _grouped(of_row, options.heads).sum(-1)
         self.of_query = torch.zeros_like(self.query, dtype=exact)
 
     def add(
@@ -107,9 +109,9 @@ class TileGradients:
     ) -> None:
         """Add a block of keys and values; its gradients are added to `sums` and the mask's."""
         (key, value), (of_key, of_value), (mask, of_mask) = block, sums, masks
-        for part in parts(self.query, self.runs, runs, self.how):
+        for part in parts(self.query, self.runs, runs, self.options):
             rows, columns = part.rows, part.columns
-            scores = _scores(self.query, key, mask, part, self.how)
+            scores = _scores(self.query, key, mask, part, self.options)
             weights = scores.sub_(self.normalizer[..., rows].unsqueeze(-1)).exp_()
             query, given = self.query[..., rows, :], self.given[..., rows, :]
             of_value[..., columns, :] += _turned(weights.to(given.dtype), given)
@@ -118,38 +120,38 @@ class TileGradients:
             if of_mask is not None:
                 there = _cut(of_mask, part)
                 there += _ungrouped(change).sum_to_size(there.shape)
-            change = change.mul_(self.how.scale).to(query.dtype)
+            change = change.mul_(self.options.scale).to(query.dtype)
             self.of_query[..., rows, :] += _times(change, key[..., columns, :])
             of_key[..., columns, :] += _turned(change, query)
 
 
 def parts(
-    query: Tensor, rows: Sequence[Run], columns: Sequence[Run], how: How
+    query: Tensor, rows: Sequence[Run], columns: Sequence[Run], options: ScoreOptions
 ) -> Iterator[TilePart]:
     """The parts of a tile to compute; columns to which no row attends are omitted."""
     top = 0
     for row, length in rows:
         left = 0
         for column, width in columns:
-            end = min(width, row + length - column) if how.causal else width
+            end = min(width, row + length - column) if options.causal else width
             if end > 0:
                 each = query.shape[:-2].numel() * min(end, 1024)
                 most = _SCORES if query.device.type == "cpu" else _SCORES_ON_GPU
                 step = max(16, most // max(1, each))
-                yield from _blocks((top, row, length, step), (left, column, end), how)
+                yield from _blocks((top, row, length, step), (left, column, end), options)
             left += width
         top += length
 
 
 def _blocks(
-    down: tuple[int, int, int, int], across: tuple[int, int, int], how: How
+    down: tuple[int, int, int, int], across: tuple[int, int, int], options: ScoreOptions
 ) -> Iterator[TilePart]:
     (top, row, length, step), (left, column, width) = down, across
     for start in range(0, length, step):
         end = min(start + step, length)
         for first in range(0, width, 1024):
             last = min(first + 1024, width)
-            if how.causal:  # up to the place of the last row
+            if options.causal:  # up to the place of the last row
                 last = min(last, row + end - column)
             if first >= last:
                 break
@@ -158,14 +160,16 @@ def _blocks(
                 slice(left + first, left + last),
                 row + start,
                 column + first,
-                how.causal and column + last - 1 > row + start,
+                options.causal and column + last - 1 > row + start,
             )
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, how: How) -> Tensor:
+def _scores(
+    query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, options: ScoreOptions
+) -> Tensor:
     rows = query[..., part.rows, :]
     scores = _times(rows, key[..., part.columns, :].transpose(-2, -1))
-    scores = scores.to(_exact(rows.dtype)).mul_(how.scale)
+    scores = scores.to(_exact(rows.dtype)).mul_(options.scale)
     if part.masked:
         down = torch.arange(rows.shape[-2], device=rows.device) + part.first_row
         across = torch.arange(scores.shape[-1], device=rows.device) + part.first_column
@@ -173,7 +177,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, how
     if mask is not None:
         own = _cut(mask, part)
         if own.dim() > 2:  # heads become those of keys and, of each, those of queries
-            heads = (how.heads, -1) if own.shape[-3] > 1 else (1, 1)
+            heads = (options.heads, -1) if own.shape[-3] > 1 else (1, 1)
             own = own.unflatten(-3, heads)
         if own.dtype == torch.bool:
             return scores.masked_fill_(~own, float("-inf"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Run, SharedAttention
-from shardwright.runtime.attention.blockwise_attention import How, Rows, TileGradients
+from shardwright.runtime.attention.blockwise_attention import Rows, ScoreOptions, TileGradients
 from shardwright.runtime.attention.zigzag import Halves, ZigzagSwap
 from shardwright.runtime.comm.p2p_group import P2PGroup, Wait
 from shardwright.tracing.export.operators import to_torch
@@ -87,8 +87,8 @@ class TiledAttention(nn.Module):
         many = torch.broadcast_shapes(*(x.shape[:-own] for x in given))
         query, key, value = (x.expand(*many, *x.shape[-own:]) for x in given)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        how = How(scale, self.causal, key.shape[-3])
-        result: Tensor = _Ring.apply(query, key, value, mask, self, runs, how)  # type: ignore[no-untyped-call]
+        options = ScoreOptions(scale, self.causal, key.shape[-3])
+        result: Tensor = _Ring.apply(query, key, value, mask, self, runs, options)  # type: ignore[no-untyped-call]
         return result
 
     def extra_repr(self) -> str:
@@ -107,9 +107,9 @@ class _Ring(torch.autograd.Function):
         mask: Tensor | None,
         ring: TiledAttention,
         runs: Sequence[Run],
-        how: How,
+        options: ScoreOptions,
     ) -> Tensor:
-        rows = Rows(query, value.shape[-1], runs, how)
+        rows = Rows(query, value.shape[-1], runs, options)
         block = _packed(key, value)
         for step in range(len(ring.blocks)):
             owner, coming = _owners(ring, step)
@@ -119,7 +119,7 @@ class _Ring(torch.autograd.Function):
             block = after
         result, normalizer = rows.results(query)
         ctx.save_for_backward(query, key, value, mask, result, normalizer)
-        ctx.ring, ctx.runs, ctx.how = ring, runs, how
+        ctx.ring, ctx.runs, ctx.options = ring, runs, options
         return result
 
     @staticmethod
@@ -127,7 +127,7 @@ class _Ring(torch.autograd.Function):
         refuse_second_derivative("attention over a split sequence", "plan with its sequence whole")
         query, key, value, mask, result, normalizer = ctx.saved_tensors
         ring: TiledAttention = ctx.ring
-        found = TileGradients(query, result, normalizer, grads[0], ctx.runs, ctx.how)
+        found = TileGradients(query, result, normalizer, grads[0], ctx.runs, ctx.options)
         exact = found.of_query.dtype
         of_mask = torch.zeros_like(mask, dtype=exact) if ctx.needs_input_grad[3] else None
         block = _packed(key, value)

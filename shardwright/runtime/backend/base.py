@@ -116,18 +116,14 @@ class Backend:
         own = buffer.view(-1).chunk(group.size())[rank]
         return begun(all_gather_single(buffer.view(-1), own, group=group, async_op=True))
 
-    def reduce_scatter(
-        self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
-    ) -> None:
-        """Write part `rank` of the sum of `given` to `own`; `given` may be overwritten."""
-        del rank  # the library knows it
-        reduce_scatter_single(own, given, group=group)
-
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:
-        """The same, asynchronous."""
-        del rank
+        """Begin to write part `rank` of the sum of `given` to `own`.
+
+        `given` may be overwritten.
+        """
+        del rank  # the library knows it
         return begun(reduce_scatter_single(own, given, group=group, async_op=True))
 
     def tune_host(self) -> None:

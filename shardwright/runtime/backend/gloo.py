@@ -16,8 +16,8 @@ import torch.distributed as dist
 from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.backend.base import Backend, Op, Waited, begun, wait_for
 from shardwright.runtime.backend.host_tuning import (
-    AWAKE_BYTES,
-    Awake,
+    SPIN_BYTES,
+    SpinningWait,
     have_senders_take_turns,
     keep_freed_memory,
 )
@@ -73,11 +73,6 @@ class Gloo(Backend):
             works.append(begun(dist.isend(parts[rank], group=group, tag=_TAG, group_dst=there)))
         return _Messages(works)
 
-    def reduce_scatter(
-        self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
-    ) -> None:
-        wait_for(self.begin_reduce_scatter(group, own, given, rank), "sums of gradients")
-
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:
@@ -101,8 +96,8 @@ class Gloo(Backend):
     def _waited(self, x: torch.Tensor, work: dist.Work | None) -> Waited:
         """`work` on `x`, with a spinning wait if the host is tuned and the message is small."""
         assert work is not None
-        small = x.numel() * x.element_size() <= AWAKE_BYTES
-        return Awake(work) if self.tuned and small else work
+        small = x.numel() * x.element_size() <= SPIN_BYTES
+        return SpinningWait(work) if self.tuned and small else work
 
 
 class _Messages:

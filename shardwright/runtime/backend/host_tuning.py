@@ -22,8 +22,8 @@ _TASKS = Path("/proc/self/task")  # of Linux
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 # Fitted to two to four ranks on a host of two cores.
 _YIELDS = 50  # yields of the core between two readings of the clocks
-_LOOKS = 400  # readings before the wait sleeps, about 10 ms if no other thread needs the core
-AWAKE_BYTES = 2**23  # for larger messages Gloo's threads need the core themselves
+_MOST_READINGS = 400  # before the wait sleeps, about 10 ms if no other thread needs the core
+SPIN_BYTES = 2**23  # for larger messages Gloo's threads need the core themselves
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
@@ -72,7 +72,7 @@ def _take_turns(thread: int) -> bool:
 
 
 @final
-class Awake:
+class SpinningWait:
     """Spins while it waits for a collective of Gloo's threads, and sleeps if the wait gets long.
 
     If all threads on a core of a virtual machine sleep, the core returns to the host, and getting
@@ -85,7 +85,7 @@ class Awake:
 
     def wait(self) -> None:
         """Return when it is done; raises what went wrong."""
-        for _ in range(_LOOKS):
+        for _ in range(_MOST_READINGS):
             start, ours = time.perf_counter(), time.process_time()
             for _ in range(_YIELDS):
                 if self._work.is_completed():

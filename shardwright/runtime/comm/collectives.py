@@ -1,23 +1,27 @@
-"""Runs one step of a redistribution on a local tile with the process group's collectives.
+"""Collectives of plain tensors over a process group, several tensors at once.
 
-DTensor's redistribution costs a millisecond of dispatch on a CPU, as much as a small message. Tiles
-are cut as by `torch.chunk`, so the last ones may be shorter or empty.
+DTensor's redistribution costs a millisecond of dispatch on a CPU, as much as a small message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.ir.redistribution import LOCAL, MOVING, ByKind, Collective
+from shardwright.ir.redistribution import MOVING, ByKind, Collective
 from shardwright.program.instructions import Move
-from shardwright.runtime.backend.base import wait_for
+from shardwright.runtime.backend.base import Waited, wait_for
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.runtime.comm.process_group import exchange_over, gather_into, reduce_over
+from shardwright.runtime.comm.tile_split import (
+    TileSplit,
+    gather_buffer,
+    gathered,
+    scatter_buffer,
+)
 
 
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
@@ -26,113 +30,131 @@ def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
     Tiles have one dimension per atom. Raises `ValueError` for a kind that moves no data or is
     unknown.
     """
-    run = MOVES[move.collective]
-    group, rank = mesh.get_group(), mesh.get_local_rank()
-    sent = backend_of(group).wire_dtype(x.dtype)
-    return run(x.to(sent), move, group, rank).to(x.dtype)
+    bucket = Bucket((move,), mesh.get_group(), mesh.get_local_rank())
+    sent = x.to(bucket.backend.wire_dtype(x.dtype))
+    (found,) = bucket.start([sent], [sent is not x]).results(move.collective.value)
+    return found.to(x.dtype)
 
 
-def _summed(x: torch.Tensor, _move: Move, group: dist.ProcessGroup, _rank: int) -> torch.Tensor:
-    """The sum over the ranks."""
-    summed = x.clone(memory_format=torch.contiguous_format)
-    reduce_over(group, summed)
-    return summed
+class Arriving:
+    """A collective that was started; `sent` is a buffer that is read until it is done."""
+
+    def __init__(
+        self,
+        work: Waited,
+        results: Callable[[], list[torch.Tensor]],
+        sent: torch.Tensor | None = None,
+    ) -> None:
+        self._work, self._results, self._sent = work, results, sent
+
+    def results(self, what: str) -> list[torch.Tensor]:
+        """Wait until it is done, which a hung rank reports as `what`; the tensors, in order."""
+        wait_for(self._work, what)
+        self._sent = None
+        return self._results()
 
 
-def _gathered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """The whole along `move.src`; tiles are sent padded to the size of the largest tile."""
-    lengths = _lengths(move.whole[move.src], group.size())
-    shape = _with(move.whole, move.src, lengths[0])
-    buffer = x.new_empty((len(lengths), *shape))
-    own = buffer[rank]  # its final position, so that it is copied only once
-    own.narrow(move.src, 0, lengths[rank]).copy_(x)
-    wait_for(gather_into(buffer, group, rank), "a gather")
-    if prod(move.whole[: move.src]) == 1:  # one after the other they are the whole
-        joined = buffer.view(_with(move.whole, move.src, len(lengths) * lengths[0]))
-        return joined.narrow(move.src, 0, move.whole[move.src])
-    tiles = (tile.narrow(move.src, 0, n) for tile, n in zip(buffer, lengths, strict=True))
-    return torch.cat(tuple(tiles), move.src)
+class Bucket:
+    """Tensors that one collective moves at once among the ranks of a group.
+
+    `moves` has the move of each tensor, all of one kind. Raises `ValueError` for a kind that moves
+    no data or is unknown.
+    """
+
+    def __init__(self, moves: Sequence[Move], group: dist.ProcessGroup, rank: int) -> None:
+        self.moves, self.kind = moves, moves[0].collective
+        self.group, self.rank, self.ranks = group, rank, group.size()
+        self.backend = backend_of(group)
+        self._start = STARTS[self.kind]
+        dims = [move.src if self.kind.tiled == "src" else move.dst for move in moves]
+        self.tiles = [
+            TileSplit(move.whole, dim, self.ranks)
+            for move, dim in zip(moves, dims, strict=True)
+            if self.kind.tiled
+        ]
+
+    @property
+    def writes_into(self) -> bool:
+        """Whether the result may overwrite the operand, if nothing else reads that."""
+        alone = len(self.moves) == 1 and all(tile.in_order for tile in self.tiles)
+        return alone and self.kind.overwrites
+
+    def start(self, given: list[torch.Tensor], owned: list[bool]) -> Arriving:
+        """Begin to move this rank's tensors; nothing else reads those that are `owned`."""
+        return self._start(self, given, owned)
+
+    def all_reduce(self, given: list[torch.Tensor], owned: list[bool]) -> Arriving:
+        if len(given) == 1:
+            (x,) = given
+            if not owned[0] or not x.is_contiguous():
+                x = x.clone(memory_format=torch.contiguous_format)
+            return Arriving(self._begin_sum(x), lambda: [x])
+        buffer = torch.cat([x.reshape(-1) for x in given])
+        shapes = [x.shape for x in given]
+
+        def split() -> list[torch.Tensor]:
+            tiles = buffer.split([prod(shape) for shape in shapes])
+            return [tile.view(shape) for tile, shape in zip(tiles, shapes, strict=True)]
+
+        return Arriving(self._begin_sum(buffer), split)
+
+    def _begin_sum(self, x: torch.Tensor) -> Waited:
+        return self.backend.begin_reduce(self.group, x, dist.ReduceOp.SUM)
+
+    def all_gather(self, given: list[torch.Tensor], _owned: list[bool]) -> Arriving:
+        buffer = gather_buffer(self.tiles, given, self.rank)
+        work = self.backend.begin_gather(self.group, buffer, self.rank)
+        return Arriving(work, lambda: gathered(self.tiles, buffer))
+
+    def reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> Arriving:
+        if self.writes_into and given[0].is_contiguous() and owned[0]:
+            buffer = given[0].view(-1)
+        else:
+            buffer = scatter_buffer(self.tiles, given)
+        rooms = [tile.room for tile in self.tiles]
+        own = buffer.new_empty(sum(rooms))
+        work = self.backend.begin_reduce_scatter(self.group, own, buffer, self.rank)
+
+        def scattered() -> list[torch.Tensor]:
+            shapes = [tile.shape(self.rank) for tile in self.tiles]
+            chunks = own.split(rooms)
+            return [x[: prod(shape)].view(shape) for x, shape in zip(chunks, shapes, strict=True)]
+
+        return Arriving(work, scattered)
+
+    def all_to_all(self, given: list[torch.Tensor], _owned: list[bool]) -> Arriving:
+        (x,), (move,) = given, self.moves
+        leave = TileSplit(move.whole, move.dst, self.ranks)
+        kept = (*move.whole[: move.dst], move.length, *move.whole[move.dst + 1 :])
+        come = TileSplit(kept, move.src, self.ranks)
+        lengths = [leave.shape(rank)[move.dst] for rank in range(self.ranks)]
+        chunks = x.split(lengths, move.dst)
+        sent = [chunk.numel() for chunk in chunks]
+        message = x.new_empty(x.numel())
+        for room, chunk in zip(message.split(sent), chunks, strict=True):
+            room.view(chunk.shape).copy_(chunk)
+        shapes = [come.shape(rank) for rank in range(self.ranks)]
+        sizes = [prod(shape) for shape in shapes]
+        found = x.new_empty(sum(sizes))
+        work = self.backend.begin_exchange(self.group, found, message, sizes, sent)
+
+        def joined() -> list[torch.Tensor]:
+            if come.leads:
+                return [found.view(come.whole)]
+            tiles = zip(found.split(sizes), shapes, strict=True)
+            return [torch.cat([tile.view(shape) for tile, shape in tiles], move.src)]
+
+        return Arriving(work, joined, sent=message)
 
 
-def _scattered(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """This rank's tile along `move.dst` of the ranks' sum."""
-    backend = backend_of(group)
-    if not backend.spec.native_reduce_scatter:  # such a backend all-reduces in any case
-        summed = _summed(x, move, group, rank)
-        own = summed.narrow(move.dst, move.start, move.length)
-        return own.clone(memory_format=torch.contiguous_format)
-    lengths = _lengths(move.whole[move.dst], group.size())
-    shape = _with(move.whole, move.dst, lengths[0])
-    given = x.new_zeros((len(lengths), *shape))
-    for room, tile in zip(given, x.split(lengths, move.dst), strict=True):
-        room.narrow(move.dst, 0, tile.shape[move.dst]).copy_(tile)
-    own = x.new_empty(shape)
-    backend.reduce_scatter(group, own, given, rank)
-    return own.narrow(move.dst, 0, move.length)
-
-
-def _exchanged(x: torch.Tensor, move: Move, group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """This rank's tile along `move.dst`, of tiles along `move.src`."""
-    come = _lengths(move.whole[move.src], group.size())
-    leave = _lengths(move.whole[move.dst], group.size())
-    tiles = x.split(leave, move.dst)
-    sent = [tile.numel() for tile in tiles]
-    given = x.new_empty(x.numel())
-    for room, tile in zip(given.split(sent), tiles, strict=True):
-        room.view(tile.shape).copy_(tile)
-    shapes = [_with(_with(move.whole, move.dst, leave[rank]), move.src, n) for n in come]
-    sizes = [prod(shape) for shape in shapes]
-    found = x.new_empty(sum(sizes))
-    exchange_over(group, found, given, sizes, sent)
-    if prod(shapes[0][: move.src]) == 1:
-        return found.view(_with(shapes[0], move.src, move.whole[move.src]))
-    tiles = (part.view(shape) for part, shape in zip(found.split(sizes), shapes, strict=True))
-    return torch.cat(tuple(tiles), move.src)
-
-
-MOVES = ByKind[Callable[[torch.Tensor, Move, dist.ProcessGroup, int], torch.Tensor]](
+# Each function starts a collective; the flags mark tensors whose memory it may overwrite.
+STARTS = ByKind[Callable[[Bucket, list[torch.Tensor], list[bool]], Arriving]](
     "that ranks run",
     {
-        Collective.ALL_REDUCE: _summed,
-        Collective.ALL_GATHER: _gathered,
-        Collective.REDUCE_SCATTER: _scattered,
-        Collective.ALL_TO_ALL: _exchanged,
+        Collective.ALL_REDUCE: Bucket.all_reduce,
+        Collective.ALL_GATHER: Bucket.all_gather,
+        Collective.REDUCE_SCATTER: Bucket.reduce_scatter,
+        Collective.ALL_TO_ALL: Bucket.all_to_all,
     },
     MOVING,
 )
-
-
-def moved_locally(x: torch.Tensor, move: Move) -> torch.Tensor:
-    """`x` after `move`, which moves no data; it may be a view of `x`."""
-    return LOCAL_MOVES[move.collective](x, move)
-
-
-def _sliced(x: torch.Tensor, move: Move) -> torch.Tensor:
-    return x.narrow(move.dst, move.start, move.length)
-
-
-def _masked(x: torch.Tensor, move: Move) -> torch.Tensor:
-    return x if move.keeps else torch.zeros_like(x)
-
-
-def _embedded(x: torch.Tensor, move: Move) -> torch.Tensor:
-    whole = x.new_zeros(move.whole)
-    whole.narrow(move.src, move.start, move.length).copy_(x)
-    return whole
-
-
-LOCAL_MOVES = ByKind[Callable[[torch.Tensor, Move], torch.Tensor]](
-    "that a rank runs alone",
-    {Collective.SLICE: _sliced, Collective.MASK: _masked, Collective.EMBED: _embedded},
-    LOCAL,
-)
-
-
-def _lengths(whole: int, ranks: int) -> list[int]:
-    """Lengths of the tiles of a dimension; the first is the longest."""
-    step = -(-whole // ranks)
-    return [min(step, max(0, whole - rank * step)) for rank in range(ranks)]
-
-
-def _with(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:
-    return (*shape[:dim], length, *shape[dim + 1 :])

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardwright.program.instructions import Move, Redistribute
-from shardwright.runtime.comm.collectives import collected, moved_locally
+from shardwright.runtime.comm.collectives import collected
+from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.comm.process_group import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
@@ -86,13 +87,13 @@ class Redistribution(nn.Module):
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, how: Redistribution) -> torch.Tensor:
-        ctx.how = how
-        return how.run_forward(x)
+    def forward(ctx: Any, x: torch.Tensor, redistribution: Redistribution) -> torch.Tensor:
+        ctx.redistribution = redistribution
+        return redistribution.run_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.how.sent_back(grads[0]), None
+        return ctx.redistribution.sent_back(grads[0]), None
 
 
 class _Back(torch.autograd.Function):
@@ -103,13 +104,13 @@ class _Back(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, how: Redistribution) -> torch.Tensor:
-        ctx.how = how
-        return how.run_backward(grad)
+    def forward(ctx: Any, grad: torch.Tensor, redistribution: Redistribution) -> torch.Tensor:
+        ctx.redistribution = redistribution
+        return redistribution.run_backward(grad)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        result: torch.Tensor = _Function.apply(grads[0], ctx.how)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Function.apply(grads[0], ctx.redistribution)  # type: ignore[no-untyped-call]
         return result, None
 
 
@@ -161,7 +162,7 @@ def _run(
 
 def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
     if not move.collective.moves_data:
-        return moved_locally(x, move)
+        return moved_locally(x, (move,))
     assert mesh is not None
     if direct(x):
         return collected(x, move, mesh)

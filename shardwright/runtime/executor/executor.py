@@ -34,8 +34,8 @@ from shardwright.program.step.instructions import (
     reads,
 )
 from shardwright.program.step.region import Region
+from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.executor.failures import Failure, refuse_after
-from shardwright.runtime.executor.layout_moves import moved_locally
 from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
@@ -108,7 +108,7 @@ class StepExecutor:
             name
             for one in program.instructions
             if isinstance(one, Accumulate)
-            or (isinstance(one, Transfer) and self.collectives[one.handle].writes_into)
+            or (isinstance(one, Transfer) and self.collectives[one.handle].bucket.writes_into)
             for name in reads(one)
             if read[name] == 1 and name not in program.returned
         )

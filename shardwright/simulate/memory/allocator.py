@@ -91,13 +91,15 @@ class Allocator:
         found, self._high = self._high, self.level
         return found
 
-    def new(self, size: int, use: Use = Use.WORKSPACE, *, like: Block | None = None) -> Block:
-        """A block that its caller owns; it belongs to the module of `like`, or of this moment.
+    def new(self, size: int, use: Use = Use.WORKSPACE, *, module_of: Block | None = None) -> Block:
+        """Allocate a block that its caller owns.
 
-        Buffers of collectives are often of several modules, and belong to none but that of `like`.
+        It is attributed to the module of the block `module_of`, or to the module that runs now. A
+        buffer of a collective often holds tensors of several modules, and is attributed to none
+        unless `module_of` is given.
         """
         now = None if use is Use.COMMUNICATION else self.module
-        block = Block(size, use, now if like is None else like.module)
+        block = Block(size, use, now if module_of is None else module_of.module)
         block.owners = 1
         if use is not Use.LASTING:
             self._change(block, 1)

@@ -1,121 +1,130 @@
-"""Memory of redistributions on the ranks: copies, buffers of collectives, results.
+"""Memory of collectives: buffers in flight, and results.
 
-It models `runtime/comm/collectives.py`: tiles are padded to equal sizes for a gather, and reordered
-afterwards if a dimension other than the first was cut.
+It follows `runtime/comm/collectives.py`. Results may share the buffer in which they arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from math import prod
 from operator import add
+from typing import NamedTuple
 
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
-from shardwright.ir.redistribution import COLLECTIVES, ByKind, Collective, Exchange
-from shardwright.machine.backends import BACKENDS, BackendSpec
-from shardwright.program.instructions import Move, Shape
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.ir.redistribution import MOVING, ByKind, Collective, Exchange
+from shardwright.program.instructions import Move
+from shardwright.program.step.instructions import Part
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.values import View
 
+Results = Callable[[], list[View]]  # what is returned when a transfer was waited for
 
-def moved(
-    allocator: Allocator,
-    view: View,
-    moves: tuple[Move, ...],
-    atoms: Shape,
-    shape: Shape,
-    sizes: Mapping[str, int],
-    backend: BackendSpec,
-) -> View:
-    """`view` after `moves`, as by `_run` in `runtime/comm/redistribute.py`; owns its block.
 
-    `atoms` is the shape in which the moves begin, `sizes` the mesh's. A backend without
-    a reduce_scatter of its own scatters sums by summing a copy. `view` keeps its own owners.
+class SentTensors(NamedTuple):
+    """The tensors of a transfer among `ranks`: its parts, each as it is sent, with an owner.
+
+    `own` says whether the first one's memory is nobody else's.
     """
-    allocator.own(view.block)
-    if not moves:
-        return View(view.block, view.shape, view.strides, view.dtype, view.grad)
-    now = View(view.block, atoms, contiguous_strides(atoms), view.dtype, view.grad)
-    if not view.contiguous:
-        now = _copied(allocator, now, prod(atoms))
-    for move in moves:
-        now = _step(allocator, now, move, sizes[move.axis], backend)
-    if not now.contiguous:
-        now = _copied(allocator, now, prod(now.shape))
-    return View(now.block, shape, contiguous_strides(shape), view.dtype, view.grad)
+
+    parts: Sequence[Part]
+    views: Sequence[View]
+    ranks: int
+    own: bool
 
 
-def moved_locally(allocator: Allocator, view: View, moves: tuple[Move, ...]) -> View:
-    """`view`, whose owner is passed on, after moves without communication."""
-    for move in moves:
-        view = _step(allocator, view, move, 1, BACKENDS["gloo"])
-    return view
+def started(allocator: Allocator, kind: Collective, sent: SentTensors) -> Results:
+    """Start a transfer; what is returned gives the results, each with an owner."""
+    return TRANSFERS[kind](allocator, sent)
 
 
-def _step(allocator: Allocator, x: View, move: Move, size: int, backend: BackendSpec) -> View:
-    if move.collective.moves_data and not x.contiguous:
-        x = _copied(allocator, x, prod(x.shape))
-    return STEPS[move.collective](allocator, x, move, size, backend)
+def all_reduce(allocator: Allocator, sent: SentTensors) -> Results:
+    """A single owned tensor is reduced in place; other tensors are copied into a buffer."""
+    views = sent.views
+    if len(views) == 1 and sent.own and views[0].contiguous:
+        buffer = views[0].block
+    else:
+        size = sum(view.bytes for view in views)
+        like = views[0].block if len(views) == 1 else None
+        buffer = allocator.new(size, Use.COMMUNICATION, module_of=like)
+        for view in views:
+            allocator.drop(view.block)
+    return lambda: _sharing(allocator, buffer, sent.parts)
 
 
-def _slice(_allocator: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
-    return View(x.block, _cut(x, move), x.strides, x.dtype, x.grad)
+def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
+    """All ranks' tiles arrive in one buffer, from which the results are copied."""
+    parts, ranks = sent.parts, sent.ranks
+    sizes = [_longest(part.move, part.move.src, ranks) * ITEM_BYTES[part.dtype] for part in parts]
+    alone = sent.views[0].block if len(parts) == 1 else None
+    buffer = allocator.new(sum(sizes) * ranks, Use.COMMUNICATION, module_of=alone)
+    owners = [view.block for view in sent.views]
+    for owner in owners:
+        allocator.drop(owner)
+
+    def results() -> list[View]:
+        if len(parts) == 1 and parts[0].leads:
+            allocator.becomes(buffer, Use.WORKSPACE)
+            return [_result(buffer, parts[0])]
+        found = []
+        for part, owner in zip(parts, owners, strict=True):
+            size = prod(part.shape) * ITEM_BYTES[part.dtype]
+            found.append(_result(allocator.new(size, module_of=owner), part))
+        allocator.drop(buffer)
+        return found
+
+    return results
 
 
-def _mask(allocator: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
-    return x if move.keeps else _copied(allocator, x, prod(x.shape), first=False)
+def reduce_scatter(allocator: Allocator, sent: SentTensors) -> Results:
+    """Tiles are copied into a buffer rank by rank, unless an owned tensor is in that order."""
+    parts, ranks, first = sent.parts, sent.ranks, sent.views[0]
+    sizes = [_longest(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
+    ordered = parts[0].in_order(ranks) and first.contiguous
+    if len(parts) == 1 and ordered and sent.own:
+        buffer = first.block
+    else:
+        buffer = allocator.new(sum(sizes) * ranks, Use.COMMUNICATION)
+        for view in sent.views:
+            allocator.drop(view.block)
+    own_tiles = allocator.new(sum(sizes), Use.COMMUNICATION)
+
+    def results() -> list[View]:
+        allocator.drop(buffer)
+        return _sharing(allocator, own_tiles, parts)
+
+    return results
 
 
-def _embed(allocator: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec) -> View:
-    return _exchanged(allocator, x, move.whole, 0, Use.WORKSPACE)
+def all_to_all(allocator: Allocator, sent: SentTensors) -> Results:
+    """Tiles are sent from one buffer and arrive in another, and are joined in a third."""
+    (part,), (view,) = sent.parts, sent.views
+    message = allocator.new(view.bytes, Use.COMMUNICATION, module_of=view.block)
+    found = allocator.new(prod(part.shape) * ITEM_BYTES[part.dtype], module_of=view.block)
+    allocator.drop(view.block)
+
+    def results() -> list[View]:
+        allocator.drop(message)
+        if prod(part.move.whole[: part.move.src]) == 1:
+            return [_result(found, part)]
+        joined = allocator.new(found.bytes, module_of=found)
+        allocator.drop(found)
+        return [_result(joined, part)]
+
+    return results
 
 
-def _all_reduce(
-    allocator: Allocator, x: View, _move: Move, _size: int, _backend: BackendSpec
-) -> View:
-    return _exchanged(allocator, x, x.shape, 0)
-
-
-def _all_gather(
-    allocator: Allocator, x: View, move: Move, size: int, _backend: BackendSpec
-) -> View:
-    padded = _padded(move, move.src, size)
-    if _leads(move, move.src):
-        return _exchanged(allocator, x, move.whole, 0, left=padded)
-    return _exchanged(allocator, x, move.whole, padded)
-
-
-def _reduce_scatter(
-    allocator: Allocator, x: View, move: Move, size: int, backend: BackendSpec
-) -> View:
-    if not backend.native_reduce_scatter:
-        return _exchanged(allocator, x, _cut(x, move), prod(move.whole))
-    padded = _padded(move, move.dst, size)
-    return _exchanged(allocator, x, _cut(x, move), padded, left=padded // size)
-
-
-def _all_to_all(
-    allocator: Allocator, x: View, move: Move, _size: int, _backend: BackendSpec
-) -> View:
-    shape = tuple(move.length if d == move.dst else n for d, n in enumerate(move.whole))
-    joined = 0 if prod(shape[: move.src]) == 1 else prod(shape)
-    return _exchanged(allocator, x, shape, prod(x.shape) + joined)
-
-
-STEPS = ByKind[Callable[[Allocator, View, Move, int, BackendSpec], View]](
+TRANSFERS = ByKind[Callable[[Allocator, SentTensors], Results]](
     "whose memory is known",
     {
-        Collective.SLICE: _slice,
-        Collective.MASK: _mask,
-        Collective.EMBED: _embed,
-        Collective.REDUCE_SCATTER: _reduce_scatter,
-        Collective.ALL_TO_ALL: _all_to_all,
-        Collective.ALL_REDUCE: _all_reduce,
-        Collective.ALL_GATHER: _all_gather,
+        Collective.ALL_REDUCE: all_reduce,
+        Collective.ALL_GATHER: all_gather,
+        Collective.REDUCE_SCATTER: reduce_scatter,
+        Collective.ALL_TO_ALL: all_to_all,
     },
-    COLLECTIVES,
+    MOVING,
 )
+
 
 # Bytes in flight from what a rank sends and receives, beside operands and results.
 _IN_FLIGHT = ByKind[Callable[[int, int], int]](
@@ -134,45 +143,17 @@ def exchange_bytes(kind: Exchange, sent: int, received: int) -> int:
     return _IN_FLIGHT[kind](sent, received)
 
 
-def _cut(x: View, move: Move) -> Shape:
-    """The shape of this rank's tile along `move.dst`."""
-    return (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
-
-
-def _leads(move: Move, dim: int) -> bool:
-    """Whether tiles along `dim`, one after the other, are the whole."""
-    return prod(move.whole[:dim]) == 1
-
-
-def _padded(move: Move, dim: int, size: int) -> int:
-    """Elements when every tile along `dim` is as long as the longest."""
-    longest = -(-move.whole[dim] // size)
-    return prod(move.whole) // max(1, move.whole[dim]) * longest * size
-
-
-def _copied(allocator: Allocator, x: View, elements: int, *, first: bool = True) -> View:
-    """A contiguous copy, in the place of `x`."""
-    new = allocator.new(elements * ITEM_BYTES[x.dtype], like=x.block)
-    allocator.drop(x.block)
-    return View(new, x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
-
-
-def _exchanged(
-    allocator: Allocator,
-    x: View,
-    shape: Shape,
-    extra: int,
-    use: Use = Use.COMMUNICATION,
-    left: int = 0,
-) -> View:
-    """The result of a collective on `x`, with `extra` elements in use while it runs.
-
-    Of `left` elements the result is a part.
-    """
-    item = ITEM_BYTES[x.dtype]
-    buffer = allocator.new(extra * item, use, like=x.block)
-    new = allocator.new(max(left, prod(shape)) * item, use, like=x.block)
+def _sharing(allocator: Allocator, buffer: Block, parts: Sequence[Part]) -> list[View]:
+    """Results that share a buffer."""
+    found = [_result(allocator.own(buffer), part) for part in parts]
     allocator.drop(buffer)
-    allocator.drop(x.block)
-    allocator.becomes(new, Use.WORKSPACE)
-    return View(new, shape, contiguous_strides(shape), x.dtype, x.grad)
+    return found
+
+
+def _result(block: Block, part: Part) -> View:
+    return View(block, part.shape, contiguous_strides(part.shape), part.dtype, grad=True)
+
+
+def _longest(move: Move, dim: int, ranks: int) -> int:
+    """Elements of the largest tile along a dimension."""
+    return prod(move.whole) // max(1, move.whole[dim]) * -(-move.whole[dim] // ranks)

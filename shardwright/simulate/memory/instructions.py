@@ -1,6 +1,8 @@
-"""Memory of instructions beyond torch operators: random draws, joint operators, modules.
+"""Memory of operators that the memory simulation does not trace with torch.
 
-It follows the formulas of `runtime.random.dropout` and `runtime.sharded_ops.cross_entropy`.
+These are random draws, fused attention, and operators of which it is stated what they keep: joint
+operators, shared attention, opaque modules. Temporaries are those that `runtime/random/dropout.py`,
+`runtime/sharded_ops/cross_entropy.py` and `runtime/attention` allocate. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -26,25 +28,25 @@ from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
 
-_BITS = 4  # bytes of a random number
+_BITS = 4  # bytes of a random integer
 
 
 def draw(tape: Tape, one: Dropout | Uniform) -> None:
-    """Random bits of a tile, and what is made of them."""
+    """Simulate dropout or a uniform draw on a tile, and the node of dropout's backward pass."""
     allocator, op = tape.allocator, one.op
     elements = prod(length for dim in one.positions for _, length, _ in dim)
-    allocator.briefly(2 * _BITS * elements)  # two numbers each, while they are mixed
+    allocator.briefly(2 * _BITS * elements)  # two integers an element while bits are mixed
     result = op.outputs[0]
     if isinstance(one, Uniform):
         dtype = tape.graph.tensor[result].dtype
         shape = tuple(prod(length for _, length, _ in dim) for dim in one.positions)
-        allocator.briefly((_BITS + 16) * elements)  # the bits, and as doubles, twice
+        allocator.briefly((_BITS + 16) * elements)  # the bits, and two tensors of float64
         new = allocator.new(elements * ITEM_BYTES[dtype])
         tape.views[result] = View(new, shape, contiguous_strides(shape), dtype)
         return
     x = tape.views[op.operands[0]]
     mask = allocator.new(elements)
-    allocator.briefly(2 * x.bytes)  # scaled, and chosen
+    allocator.briefly(2 * x.bytes)  # the scaled tensor, and that times the mask
     made = View(allocator.new(x.bytes), x.shape, contiguous_strides(x.shape), x.dtype, x.grad)
     tape.views[result] = made
     if x.grad and tape.saving:
@@ -66,7 +68,10 @@ def draw(tape: Tape, one: Dropout | Uniform) -> None:
 
 
 def attention(tape: Tape, op: Op) -> None:
-    """The fused kernel: it keeps its operands, its result and a number for each query."""
+    """Simulate a fused attention and its backward pass.
+
+    It saves query, key, value, mask, result, and four bytes for each row of the result.
+    """
     allocator = tape.allocator
     names = tuple(dict.fromkeys(op.operands))
     query, value = (tape.views[op.operands[i]] for i in (0, 2))
@@ -74,7 +79,7 @@ def attention(tape: Tape, op: Op) -> None:
     shape = (*query.shape[:-1], value.shape[-1])
     size = prod(shape) * ITEM_BYTES[query.dtype]
     result = op.outputs[0]
-    masks = []  # those that say yes or no become numbers that are added
+    masks = []  # a boolean mask is converted to the dtype of the query
     for name in op.operands[3:]:
         mask = tape.views[name]
         if mask.dtype == "bool":
@@ -84,7 +89,7 @@ def attention(tape: Tape, op: Op) -> None:
     rows = allocator.new(prod(shape[:-1]) * 4)
     made = View(allocator.new(size), shape, _by_heads(shape), query.dtype, bool(trained))
     tape.views[result] = made
-    # Tiles of scores: of one thread forward, twice as many backward.
+    # Workspace: a tile of scores of one thread; the backward pass needs twice as much.
     length, keys = shape[-2], tape.views[op.operands[1]].shape[-2]
     tile = min(keys, 512) * (256 if length >= 768 else 64 if length >= 192 else 32)
     allocator.briefly(4 * tile)
@@ -119,7 +124,7 @@ def attention(tape: Tape, op: Op) -> None:
 
 
 def is_fused(tape: Tape, op: Op) -> bool:
-    """Whether torch has one kernel for this attention."""
+    """Whether torch computes this attention by one kernel, which stores no scores."""
     if op.kind != "scaled_dot_product_attention":
         return False
     views = [tape.views[name] for name in op.operands]
@@ -131,7 +136,7 @@ def is_fused(tape: Tape, op: Op) -> bool:
 
 
 def _by_heads(shape: Shape) -> Shape:
-    """Strides of [batch, heads, length, width] that lies as [batch, length, heads, width]."""
+    """Strides of [batch, heads, length, width] stored as [batch, length, heads, width]."""
     batch, heads, length, width = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
     return batch, length, heads, width
 
@@ -139,7 +144,7 @@ def _by_heads(shape: Shape) -> Shape:
 def local_shapes(
     tape: Tape, one: Joint | RunModule | Attention | SharedAttention
 ) -> tuple[Shape, ...]:
-    """Shapes of the local results."""
+    """Shapes of the results on this rank."""
     op = one.op
     if isinstance(one, Joint):
         return one.shapes
@@ -151,7 +156,13 @@ def local_shapes(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Memory that an operator keeps: bytes of its own, and operands; `backward`: workspace."""
+    """Memory that an operator keeps for its backward pass.
+
+    Attributes:
+        own: bytes of tensors that it makes and saves.
+        operands: names of the operands that it saves.
+        backward: bytes of workspace of the backward pass.
+    """
 
     own: int
     operands: tuple[str, ...]
@@ -165,14 +176,15 @@ def stated(
     one: Instruction | None = None,
     known: Kept | None = None,
 ) -> None:
-    """An operator that is no single call: its results, what it saves, gradients.
+    """Simulate an operator that is not one call of torch, and its backward pass.
 
-    What it saves is `known`, or else what the graph says.
+    It allocates its results and a workspace as large as they are. It keeps `known`, or what the
+    graph states. `shapes` are those of the results on this rank.
     """
     allocator, graph = tape.allocator, tape.graph
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
-    inside = tape.views[op.operands[0]].bytes if joint else 0  # logits less their maximum
+    inside = tape.views[op.operands[0]].bytes if joint else 0  # logits minus their maximum
     if isinstance(one, SharedAttention):
         inside = shared_bytes(tape, one)
     trained = [name for name in names if tape.views[name].grad]
@@ -220,24 +232,25 @@ def stated(
 
 
 def _kept_as_stated(tape: Tape, op: Op, result_bytes: int, *, joint: bool) -> Kept:
-    """The memory that an operator keeps, from what the graph says of the whole one."""
+    """The memory that an operator keeps, from what the graph states for the undivided one."""
     if not joint:
         original = tape.serial[op.name]
         by_serial = dict(zip(original.operands, op.operands, strict=True))
         operands = tuple(by_serial.get(name, name) for name in original.saves)
         whole = sum(tape.graph.tensor[name].bytes for name in original.outputs)
         return Kept(-(-original.extra_saved * result_bytes // max(1, whole)), operands, 0)
-    if op.kind != "cross_entropy_loss":  # the result, and the number of elements equal to it
+    if op.kind != "cross_entropy_loss":  # the result, and how many elements are equal to it
         return Kept(2 * result_bytes, op.operands, 0)
-    logits = tape.views[op.operands[0]]  # of each sample its normalizer and whether it counts
+    logits = tape.views[op.operands[0]]  # for each sample its normalizer and a flag
     own = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
     return Kept(own, op.operands, 0)
 
 
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:
-    """Workspace of shared attention beside operands and result, in bytes.
+    """Workspace of attention over a split sequence beside operands and result, in bytes.
 
-    Halves on their way; of a ring two blocks of keys and values, and results in single precision.
+    With zigzag halves it has the halves of the query in flight; in a ring a received block of keys
+    and values, the one that is sent, and the result in float32.
     """
     query, key, value = (tape.views[name] for name in one.op.operands[:3])
     wide = max(4, ITEM_BYTES[query.dtype])

@@ -25,7 +25,7 @@ from shardwright.program.instructions import (
 )
 from shardwright.program.step.instructions import Gradients
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.collectives import moved
+from shardwright.simulate.memory.redistribution import moved
 from shardwright.simulate.memory.values import RankModel, View
 
 
@@ -161,7 +161,7 @@ class Tape(ABC):
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.LASTING:
             self.allocator.drop(gradient.block)
         else:
-            new = self.allocator.new(old.bytes, like=old.block)
+            new = self.allocator.new(old.bytes, module_of=old.block)
             self.allocator.drop(old.block)
             self.allocator.drop(gradient.block)
             strides = contiguous_strides(old.shape)
@@ -231,9 +231,9 @@ class Tape(ABC):
         if dtype in ("", view.dtype):
             self.allocator.own(view.block)
             return view
-        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], like=view.block)
+        block = self.allocator.new(prod(view.shape) * ITEM_BYTES[dtype], module_of=view.block)
         return View(block, view.shape, contiguous_strides(view.shape), dtype, view.grad)
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.allocator, view, moves, atoms, shape, self.sizes, self.rank.backend)
+        return moved(self.allocator, view, moves, atoms, shape, self.sizes)

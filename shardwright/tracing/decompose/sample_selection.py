@@ -59,7 +59,7 @@ class _Inserted:
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self.graph = graph
-        self.like = node
+        self.place = node
 
     def gathered(self, value: fx.Node, positions: fx.Node) -> fx.Node:
         """Elements `positions` of the second dimension of each sample of `value`."""
@@ -80,6 +80,6 @@ class _Inserted:
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         node = self.graph.call_function(target, args)
-        node.meta = dict(self.like.meta)
+        node.meta = dict(self.place.meta)
         node.meta["val"] = target(*fx.node.map_arg(args, lambda one: one.meta["val"]))
         return node

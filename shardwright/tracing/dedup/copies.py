@@ -50,11 +50,11 @@ def inline_calls(program: ExportedProgram, traced_calls: Mapping[int, TracedCall
     for number, call in traced_calls.items():
         own = [marks.pop(key) for key in call.sizes]
         ends = _nodes(own[0], 0)
-        if call.like == number:
+        if call.traced_number == number:
             block_traces[number] = _block_trace(marks[call.start], own, constants.names)
             results = block_traces[number].results
         else:
-            block_trace = block_traces[call.like]
+            block_trace = block_traces[call.traced_number]
             again = {constant: constants.duplicate(constant) for constant in block_trace.constants}
             results = _copied(order, own[0], block_trace, number, again)
         for mark, size in zip(own, call.sizes.values(), strict=True):

@@ -52,7 +52,7 @@ class AbandonedError(Exception):
 class TracedCall:
     """The marker operators of one call in the exported graph, by key."""
 
-    like: int  # the number of the equal call that was traced
+    traced_number: int  # the number of the equal call that was traced
     sizes: Mapping[str, int]  # marker -> number of results; the first marker has the operands
     start: str = ""  # the key of the marker before the trace of the call
 

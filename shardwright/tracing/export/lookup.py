@@ -97,11 +97,11 @@ def embedding_bags(
     a whole table (`local_index`), in mode sum or mean without `scale`: rows outside of the tile
     count as zeros, and indices outside of the whole table give NaN.
     """
-    how = _How(mode, padding_idx, last, scale, tile)
-    return _bags(weight, indices, offsets, sample_weights, how)
+    options = _BagOptions(mode, padding_idx, last, scale, tile)
+    return _bags(weight, indices, offsets, sample_weights, options)
 
 
-class _How(NamedTuple):
+class _BagOptions(NamedTuple):
     """The trailing arguments of `embedding_bags`."""
 
     mode: int
@@ -113,8 +113,8 @@ class _How(NamedTuple):
 
 @embedding_bags.register_fake
 def _(weight: Tensor, indices: Tensor, offsets: Tensor | None, *rest: Any) -> Tensor:
-    how = _How(*rest[1:])
-    bags = indices.shape[0] if offsets is None else offsets.shape[0] - how.last
+    options = _BagOptions(*rest[1:])
+    bags = indices.shape[0] if offsets is None else offsets.shape[0] - options.last
     return weight.new_empty((bags, weight.shape[1]))
 
 
@@ -123,34 +123,36 @@ def _bags(
     indices: Tensor,
     offsets: Tensor | None,
     sample_weights: Tensor | None,
-    asked: _How,
+    options: _BagOptions,
 ) -> Tensor:
     if indices.dim() == 2 and indices.numel() == 0:  # torch takes no offsets for them
         return weight[:0].sum() + weight.new_zeros(indices.shape[0], weight.shape[1])
-    how: dict[str, Any] = {"include_last_offset": asked.last}
-    if not asked.tile:
-        padding = asked.padding_idx if asked.padding_idx >= 0 else None
-        how |= {"padding_idx": padding, "scale_grad_by_freq": asked.scale}
-        how |= {"mode": MODES[asked.mode], "per_sample_weights": sample_weights}
-        return F.embedding_bag(indices, weight, offsets, **how)
-    counts = (indices != asked.padding_idx).to(weight.dtype)
+    arguments: dict[str, Any] = {"include_last_offset": options.last}
+    if not options.tile:
+        padding = options.padding_idx if options.padding_idx >= 0 else None
+        arguments |= {"padding_idx": padding, "scale_grad_by_freq": options.scale}
+        arguments |= {"mode": MODES[options.mode], "per_sample_weights": sample_weights}
+        return F.embedding_bag(indices, weight, offsets, **arguments)
+    counts = (indices != options.padding_idx).to(weight.dtype)
     if sample_weights is not None:
         counts = counts * sample_weights
-    at, inside = local_index(indices, asked.tile)
-    known = (indices >= 0) & (indices < prod(asked.tile[2::3]))
+    at, inside = local_index(indices, options.tile)
+    known = (indices >= 0) & (indices < prod(options.tile[2::3]))
     weights = (counts * inside).masked_fill(~known, float("nan"))
-    total = F.embedding_bag(at, weight, offsets, mode="sum", per_sample_weights=weights, **how)
-    if MODES[asked.mode] == "sum":
+    total = F.embedding_bag(
+        at, weight, offsets, mode="sum", per_sample_weights=weights, **arguments
+    )
+    if MODES[options.mode] == "sum":
         return total
     one = weight.new_ones(1, 1)
     zeros = torch.zeros_like(indices)
-    often = F.embedding_bag(zeros, one, offsets, mode="sum", per_sample_weights=counts, **how)
+    often = F.embedding_bag(zeros, one, offsets, mode="sum", per_sample_weights=counts, **arguments)
     return total / often.clamp(min=1)
 
 
 def _keep_bags(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, indices, offsets, sample_weights, *how = inputs
-    ctx.how = _How(*how)
+    weight, indices, offsets, sample_weights, *options = inputs
+    ctx.options = _BagOptions(*options)
     ctx.save_for_backward(weight, indices, offsets, sample_weights)
 
 
@@ -163,7 +165,7 @@ def _bags_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             weight = weight.detach().requires_grad_(ctx.needs_input_grad[0])
             if sample_weights is not None:
                 sample_weights = sample_weights.detach().requires_grad_(ctx.needs_input_grad[3])
-        result = _bags(weight, indices, offsets, sample_weights, ctx.how)
+        result = _bags(weight, indices, offsets, sample_weights, ctx.options)
     wanted = {0: weight, 3: sample_weights}
     wanted = {i: tensor for i, tensor in wanted.items() if ctx.needs_input_grad[i]}
     found = torch.autograd.grad(

@@ -21,13 +21,11 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @contextmanager
-def computation_dtype(
-    model: nn.Module, numerics: Numerics, *, values: bool = False
-) -> Iterator[None]:
+def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     """A context in which the parameters of `model` have the dtype in which operators compute.
 
-    The parameters are empty unless values are requested, which costs a copy. Raises `CaptureError`
-    for a parameter that would lose precision without being asked for.
+    The parameters have no values. Raises `CaptureError` for a parameter that would lose precision
+    without being asked for.
     """
     if numerics.precision != "bf16":
         yield
@@ -48,8 +46,6 @@ def computation_dtype(
             )
         if id(parameter) not in kept and id(parameter) not in made:
             narrow = torch.empty_like(parameter, dtype=torch.bfloat16, requires_grad=False)
-            if values:
-                narrow.copy_(parameter.detach())
             made[id(parameter)] = nn.Parameter(narrow, requires_grad=parameter.requires_grad)
     for module, name, parameter in owned:
         setattr(module, name, made.get(id(parameter), parameter))

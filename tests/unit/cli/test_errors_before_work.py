@@ -18,10 +18,10 @@ import shardwright as sw
 from shardwright.ir.frontier import MemoryLimitError
 from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.machine.files import with_figures
+from shardwright.machine.files.loading import with_figures
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.model import MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import parse_toml, to_toml
 from shardwright.tracing.call import CaptureError
 
 ROOT = Path(__file__).parents[3]

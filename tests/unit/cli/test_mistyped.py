@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.machine.files.toml import to_toml
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import to_toml
 from shardwright.train.targets.target import TargetError, build_model, load_job
 
 VIT = {

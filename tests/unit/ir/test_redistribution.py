@@ -14,8 +14,10 @@ from shardwright.ir.redistribution import (
     communication_named,
 )
 from shardwright.runtime.comm import collectives as run
+from shardwright.runtime.comm import local_moves
 from shardwright.simulate.costs import collectives as costs
 from shardwright.simulate.memory import collectives as memory
+from shardwright.simulate.memory import redistribution
 
 DEVICES, TILE = 2, 3
 EVERY = (*COLLECTIVES, *Exchange)
@@ -24,8 +26,9 @@ WHOLE = DEVICES * TILE
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_every_layer_knows_every_kind(kind):
-    assert callable(costs.PRICES[kind]) and callable(memory.STEPS[kind])
-    assert callable((run.MOVES if kind.moves_data else run.LOCAL_MOVES)[kind])
+    assert callable(costs.PRICES[kind])
+    assert callable((memory.TRANSFERS if kind.moves_data else redistribution.LOCAL_MOVES)[kind])
+    assert callable((run.STARTS if kind.moves_data else local_moves.LOCAL_MOVES)[kind])
     assert (kind in MOVING) != (kind in LOCAL)
 
 
@@ -33,7 +36,7 @@ def test_every_layer_knows_every_kind(kind):
 def test_exchanges_have_a_price_and_those_inside_of_operators_a_memory(kind):
     assert callable(costs.PRICES[kind]) and kind.gradient is kind
     with pytest.raises(ValueError, match="is no communication whose memory is known"):
-        memory.STEPS[kind]
+        memory.TRANSFERS[kind]
     if kind is Exchange.MESSAGE:
         with pytest.raises(ValueError, match="is no communication inside of one operator"):
             memory.exchange_bytes(kind, 1, 2)

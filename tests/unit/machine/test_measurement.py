@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Efficiency, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import parse_toml, to_toml
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 MEASURED = Measured(AT, 0.02, (("matmul", 0.01, 0.2), ("host all_reduce", 0.1, 0.3)))

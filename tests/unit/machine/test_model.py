@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from shardwright.ir.atomic_io import printable
 from shardwright.machine.efficiency_curve import Curve
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
+from shardwright.machine.files.quantities import BANDWIDTH, DURATION, parse_quantity, quantity
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.model import Device, Efficiency, Level, Machine, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.quantities import BANDWIDTH, DURATION, parse_quantity, quantity
-from shardwright.machine.toml import parse_toml, to_toml
 
 PRESETS = [
     "8xH100",

@@ -2,12 +2,12 @@
 
 import pytest
 
+from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.fitted import FITTED
 from shardwright.machine.gpus import GPUS
 from shardwright.machine.model import Machine
 from shardwright.machine.presets import preset
 from shardwright.machine.provenance import FigureKind, origins
-from shardwright.machine.toml import parse_toml, to_toml
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.kind)

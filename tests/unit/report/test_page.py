@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.report.chrome import TraceError, read_trace
 from shardwright.report.page import Shown, embedded, page
+from shardwright.report.timelines.chrome import TraceError, read_trace
 from tests.harness import plans
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.plan_io.files import save_plan
-from shardwright.report.profiled import profiled
+from shardwright.report.timelines.profiled import profiled
 from shardwright.train import worker
 from shardwright.train.coordination.rendezvous import join
 from shardwright.train.coordination.watchdog import STALLED

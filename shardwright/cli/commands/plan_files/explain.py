@@ -6,12 +6,9 @@ import click
 
 from shardwright.cli import options
 from shardwright.cli.console import print_json, print_plan
-from shardwright.ir.memory import as_json as memory_content
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.headline import headline
-from shardwright.report.summary import summary
-from shardwright.report.text import notes
+from shardwright.report import plan_json
 from shardwright.report.text.axis_table import axis_rows
 from shardwright.report.text.explain import explain
 
@@ -28,16 +25,8 @@ def command(plan: str, as_json: bool) -> None:
         return
     print_json(
         {
-            "step_seconds": loaded.step_seconds,
-            "peak_bytes": loaded.peak_bytes,
-            "memory": memory_content(loaded.memory),
-            "lower_bound_seconds": loaded.lower_bound_seconds,
-            "devices": loaded.devices,
-            "mesh": str(loaded.mesh),
-            "headline": headline(loaded),
-            "summary": summary(loaded),
+            **plan_json.parts(loaded),
             "axes": [row.as_json() for row in axis_rows(loaded)],
-            "remarks": notes.as_json(loaded),
             "text": explain(loaded),
         }
     )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from shardwright.cli import groups, options, planning
 from shardwright.cli.console import print_json, working
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.writing import OutputFile
-from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
-from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.report import plan_json
 from shardwright.report.diff.diff_text import diff_text
 from shardwright.report.diff.difference import difference
 from shardwright.report.summary import summary
@@ -51,27 +48,13 @@ def command(
     if output:
         save_plan(after, output)
     if as_json:
-        print_json(content(after, output))
+        print_json(plan_json.whole(after, output))
         return
     click.echo(f"costed: {summary(after)}")
     click.echo(_beside(after, frontier[0]))
     click.echo(diff_text(difference(before, after), (given.plan, output or "costed again")))
     if output:
         click.echo(f"wrote {output}")
-
-
-def content(plan: Plan, output: str | None) -> dict[str, object]:
-    """The output of `recost --json`."""
-    return {
-        "step_seconds": plan.step_seconds,
-        "peak_bytes": plan.peak_bytes,
-        "memory": memory_content(plan.memory),
-        "lower_bound_seconds": plan.lower_bound_seconds,
-        "devices": plan.devices,
-        "mesh": str(plan.mesh),
-        "file": output,
-        "plan": json.loads(plan_to_json(plan)),
-    }
 
 
 def _beside(plan: Plan, fastest: Plan) -> str:

@@ -17,12 +17,12 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import simulated_step
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan, PlanError
-from shardwright.machine.figures import machine_named
+from shardwright.machine.files.figures import machine_named
 from shardwright.machine.model import MachineError
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.chrome import read_trace, simulated
 from shardwright.report.page import MeasuredRun, Shown, StepBars, page
+from shardwright.report.timelines.chrome import read_trace, simulated
 
 PAGES = (".html", ".htm")  # suffixes of HTML files
 _TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kilobytes

@@ -16,10 +16,10 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Stream, Timeline
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.report.profiled import Profiled, profiled
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import WIDTH
-from shardwright.report.trace import chrome_trace
+from shardwright.report.timelines.profiled import Profiled, profiled
+from shardwright.report.timelines.trace import chrome_trace
 from shardwright.report.units import milliseconds
 from shardwright.simulate.time.async_pipeline import mini_batches
 

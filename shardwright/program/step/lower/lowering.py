@@ -13,78 +13,78 @@ from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.program.step.dead_code import without_dead
 from shardwright.program.step.instructions import Seed, StepProgram
-from shardwright.program.step.lower.micro_batch_writer import MicroBatchWriter
-from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter, update_of
+from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
+from shardwright.program.step.lower.step_builder import LoweringInput, StepBuilder, update_of
 from shardwright.program.step.lower.stretches import loads
 
 
-def lower_step(step: LoweringInput, *, trains: bool = True) -> StepProgram:
-    """The micro-batches one after the other, each forward and, if it `trains`, backward.
+def lower_step(step: LoweringInput) -> StepProgram:
+    """The micro-batches one after the other, each forward and backward.
 
     A whole batch returns its results before a `Seed` takes their gradients.
     """
     if len(step.programs) == 1:
-        return _lowered_whole(step, trains=trains)
-    writer = StepWriter(step)
+        return _lowered_whole(step)
+    builder = StepBuilder(step)
     seeds: list[tuple[str, str]] = []
     for number, program in enumerate(step.programs):
-        batch = MicroBatchWriter(writer, program, number)
+        batch = MicroBatchBuilder(builder, program, number)
         batch.forward()
-        writer.collect("out", map(batch.value, program.outputs))
-        writer.collect("update", (batch.value(name) for _, name in program.updates))
+        builder.collect("out", map(batch.value, program.outputs))
+        builder.collect("update", (batch.value(name) for _, name in program.updates))
         loss = program.outputs[0]
-        if trains and batch.is_trained(loss):
+        if batch.is_trained(loss):
             seeds.append((batch.value(loss), f"grad/out/0{batch.tag}"))
             batch.give(loss, seeds[-1][1])
             batch.backward()
     updates = step.programs[0].updates
     return _program(
         step,
-        writer,
+        builder,
         seeds,
         tuple(f"out/{i}" for i in range(len(step.programs[0].outputs))),
         tuple((buffer, f"update/{i}") for i, (buffer, _) in enumerate(updates)),
     )
 
 
-def _lowered_whole(step: LoweringInput, *, trains: bool) -> StepProgram:
+def _lowered_whole(step: LoweringInput) -> StepProgram:
     (program,) = step.programs
-    writer = StepWriter(step)
-    batch = MicroBatchWriter(writer, program, 0)
+    builder = StepBuilder(step)
+    batch = MicroBatchBuilder(builder, program, 0)
     batch.forward()
     outputs = tuple(map(batch.value, program.outputs))
     updates = tuple((buffer, batch.value(name)) for buffer, name in program.updates)
     trained = [i for i, name in enumerate(program.outputs) if batch.is_trained(name)]
-    if trains and trained:
+    if trained:
         seeds = [f"grad/out/{i}" for i in trained]
         returned = dict.fromkeys((*outputs, *(value for _, value in updates)))
         seeded = tuple(zip(trained, seeds, strict=True))
-        writer.instructions.append(Seed(tuple(returned), seeded))
+        builder.instructions.append(Seed(tuple(returned), seeded))
         for i, seed in seeded:
             batch.give(program.outputs[i], seed)
         batch.backward()
-    return _program(step, writer, [], outputs, updates)
+    return _program(step, builder, [], outputs, updates)
 
 
 def _program(
     step: LoweringInput,
-    writer: StepWriter,
+    builder: StepBuilder,
     seeds: Sequence[tuple[str, str]],
     outputs: tuple[str, ...],
     updates: tuple[tuple[str, str], ...],
 ) -> StepProgram:
     """All that was written, and the update of all parameters that have a gradient."""
     first = step.programs[0]
-    instructions = writer.finished(step.reductions)
-    gradients = tuple(writer.gradients.items())
-    instructions += update_of(gradients, writer.kind)
+    instructions = builder.finished(step.reductions)
+    gradients = tuple(builder.gradients.items())
+    instructions += update_of(gradients, builder.kind)
     lowered = StepProgram(
         mesh=step.mesh,
         rank=step.rank,
-        regions=tuple(writer.table.regions),
-        leaves=tuple(name for name in first.leaves if writer.kind[name] is not LeafKind.INPUT),
+        regions=tuple(builder.table.regions),
+        leaves=tuple(name for name in first.leaves if builder.kind[name] is not LeafKind.INPUT),
         loads=tuple(loads(first).values()),
-        inputs=tuple(writer.inputs),
+        inputs=tuple(builder.inputs),
         seeds=tuple(seeds),
         instructions=instructions,
         outputs=outputs,

@@ -11,7 +11,7 @@ from shardwright.program.lower.micro_batches import lower_micro
 from shardwright.program.lower.mixed_precision import with_casts
 from shardwright.program.lower.rank_program import verify
 from shardwright.program.lower.scalar_reductions import early_sums, late_sums
-from shardwright.program.step.lower.step_writer import LoweringInput
+from shardwright.program.step.lower.step_builder import LoweringInput
 from shardwright.program.step.lower.stretches import Rewrite
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches

@@ -1,9 +1,9 @@
 """Lowers the stages of one pipeline group to one step program.
 
-The forward and backward passes of each stage and micro-batch come in the order of the schedule.
-What crosses to another group is sent as soon as it is made, and received right before its reader.
-Gradients are accumulated, and reduced after the last micro-batch; those of a parameter that several
-stages have are summed once more. Every group returns the loss.
+The schedule orders the forward and backward passes of all stages and micro-batches. A value that
+another group reads is sent right after it is computed; its reader waits for it right before the
+pass. Gradients are accumulated over micro-batches and reduced after the last one; gradients of a
+parameter that several stages hold are then summed over those stages. Every group returns the loss.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.schedules.schedule import Kind
 from shardwright.program.instructions import Load, Move, Program, Shape, flat
-from shardwright.program.lower.mixed_precision import with_casts
-from shardwright.program.lower.pipeline import Crossing, StagedGraph
-from shardwright.program.lower.rank_program import verify
-from shardwright.program.lower.stages import splits_backward
+from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import between, link
 from shardwright.program.step.dead_code import without_dead
 from shardwright.program.step.instructions import (
@@ -40,9 +37,10 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.messages import Message, PassMessages, steps
-from shardwright.program.step.lower.micro_batch_writer import MicroBatchWriter
+from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
 from shardwright.program.step.lower.regions import RegionTable
-from shardwright.program.step.lower.step_writer import LoweringInput, StepWriter, update_of
+from shardwright.program.step.lower.stage_builder import StageBuilder
+from shardwright.program.step.lower.step_builder import update_of
 from shardwright.program.step.lower.stretches import Rewrite, loads
 
 _PARTS = {
@@ -55,11 +53,6 @@ _PARTS = {
 def pipeline_mesh(staged: StagedGraph) -> Mesh:
     """The mesh of all groups: the pipeline's axis, and then those of a group."""
     return Mesh(((AXIS, staged.pipeline.groups), *staged.decisions.mesh.axes))
-
-
-def stage_prefix(staged: StagedGraph, stage: int) -> str:
-    """The prefix of names of a stage's values; empty where each group has one stage."""
-    return f"s{stage}." if staged.pipeline.stages > staged.pipeline.groups else ""
 
 
 def shared_parameters(staged: StagedGraph) -> dict[str, tuple[int, ...]]:
@@ -87,23 +80,22 @@ def lower_pipeline(
     rank: int,
     rewrite: Rewrite | None = None,
     *,
-    trains: bool = True,
-    like: Sequence[int] | None = None,
+    same_as: Sequence[int] | None = None,
 ) -> StepProgram:
-    """The step of `rank` of all groups; without backward passes if it does not train.
+    """Lower the step of `rank`, counted over all groups.
 
-    Regions are as `rewrite` leaves them. `like` has for each micro-batch one whose operators it
-    runs instead of its own, for a simulation; None is itself.
+    `rewrite` is applied to each region. A simulation may give `same_as`: for each micro-batch the
+    number of an equally large one whose operators the program has instead.
     """
     every = range(staged.decisions.micro_batches)
-    return _GroupWriter(staged, rank, rewrite, like or every).written(trains=trains)
+    return _GroupBuilder(staged, rank, rewrite, same_as or every).build()
 
 
-class _GroupWriter:
-    """One rank's program while it is written."""
+class _GroupBuilder:
+    """Builds the step program of one rank from the stages of its group."""
 
     def __init__(
-        self, staged: StagedGraph, rank: int, rewrite: Rewrite | None, like: Sequence[int]
+        self, staged: StagedGraph, rank: int, rewrite: Rewrite | None, same_as: Sequence[int]
     ) -> None:
         self.staged, self.rank = staged, rank
         self.group, self.position = divmod(rank, staged.decisions.mesh.size)
@@ -111,8 +103,8 @@ class _GroupWriter:
         table = RegionTable(staged.graph.numerics.rng == "fast")
         homes = staged.pipeline.homes
         self.stages = {
-            stage: _StageWriter(
-                staged, stage, self.position, rewrite, table, like, self.instructions
+            stage: StageBuilder(
+                staged, stage, self.position, rewrite, table, same_as, self.instructions
             )
             for stage, home in enumerate(homes)
             if home == self.group
@@ -122,18 +114,17 @@ class _GroupWriter:
         self.received: dict[Message, tuple[Payload, ...]] = {}
         self._handles = 0
 
-    def written(self, *, trains: bool) -> StepProgram:
-        """The whole program."""
+    def build(self) -> StepProgram:
+        """Lower all passes in the order of the schedule, then reductions, loss and update."""
         pipeline = self.staged.pipeline
         mine = steps(
             pipeline.schedule, pipeline.groups, pipeline.stages, self.staged.decisions.micro_batches
         )[self.group]
-        waiting: dict[Message, str] = {}  # what was sent and not waited for
+        waiting: dict[Message, str] = {}  # handles of messages that were sent and not waited for
         for step in mine:
-            if trains or step.one.kind is Kind.FORWARD:
-                self.step(step, waiting)
+            self.step(step, waiting)
         self.instructions += [Wait(handle, ()) for handle in waiting.values()]
-        gradients = self.gradients() if trains else {}
+        gradients = self.gradients()
         outputs = self.loss()
         self.instructions += update_of(gradients.items(), self.kinds)
         stages = self.stages.values()
@@ -155,7 +146,10 @@ class _GroupWriter:
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 
     def step(self, step: PassMessages, waiting: dict[Message, str]) -> None:
-        """One pass, with its messages."""
+        """Append one pass, its receives before it and its send behind it.
+
+        `waiting` has the handles of sends that were not waited for.
+        """
         one, stage = step.one, self.stages[step.one.stage]
         batch = stage.batches[one.number]
         for message in step.posts:
@@ -168,7 +162,7 @@ class _GroupWriter:
         if one.kind is Kind.FORWARD:
             before = self.stages.get(one.stage - 1)
             if step.received is None and before is not None:
-                stage.takes(one.number, before)
+                stage.read_from(one.number, before)
             batch.forward()
             stage.collect(batch)
         else:
@@ -176,8 +170,12 @@ class _GroupWriter:
         if step.sent is not None:
             waiting[step.sent] = self.send(step.sent)
 
-    def backward(self, step: PassMessages, stage: _StageWriter, batch: MicroBatchWriter) -> None:
-        """A backward pass: of its gradients, those of the loss or of what was sent come first."""
+    def backward(self, step: PassMessages, stage: StageBuilder, batch: MicroBatchBuilder) -> None:
+        """Append a backward pass.
+
+        It begins with the gradient of the loss in the last stage, and in others with the gradients
+        of the values that the stage sent.
+        """
         one, part = step.one, _PARTS[step.one.kind]
         if part is not Gradients.ALL and not stage.splits:
             if part is Gradients.WEIGHTS:
@@ -201,7 +199,7 @@ class _GroupWriter:
         batch.backward(part)
 
     def post(self, message: Message) -> None:
-        """Start to receive a message."""
+        """Append the receive of a message."""
         stage = self.stages[message.target]
         batch = stage.batches[message.number]
         if message.backward:
@@ -220,12 +218,12 @@ class _GroupWriter:
         self.instructions.append(Recv(payload, channel, handle, message.backward))
 
     def arrival(self, message: Message) -> Wait:
-        """The wait for a message that was posted."""
+        """The wait for a message whose receive was appended."""
         payload = self.received[message]
         return Wait(_handle(message, "from"), tuple(one.value for one in payload))
 
     def send(self, message: Message) -> str:
-        """Start to send a message; its handle."""
+        """Append the send of a message; return its handle."""
         stage = self.stages[message.source]
         batch = stage.batches[message.number]
         if message.backward:
@@ -246,13 +244,13 @@ class _GroupWriter:
         return self.staged.pipeline.homes[stage]
 
     def gradients(self) -> dict[str, str]:
-        """The gradients of all parameters: reduced, and summed over stages."""
+        """Append reductions and sums over stages; return the gradient of each parameter."""
         found: dict[str, list[str]] = {}
         for stage in self.stages.values():
             for leaf, total in stage.reduced().items():
                 found.setdefault(leaf, []).append(total)
         shared = shared_parameters(self.staged)
-        for leaf in shared:  # of which this group has a copy, but no gradient
+        for leaf in shared:  # this group may hold the parameter without a gradient of it
             if any(leaf in stage.names for stage in self.stages.values()):
                 found.setdefault(leaf, [])
         gradients = {}
@@ -272,7 +270,7 @@ class _GroupWriter:
     @property
     def kinds(self) -> dict[str, LeafKind]:
         """The kinds of the leaves of the group's stages."""
-        return {name: kind for s in self.stages.values() for name, kind in s.writer.kind.items()}
+        return {name: kind for s in self.stages.values() for name, kind in s.builder.kind.items()}
 
     def tile(self, leaf: str) -> tuple[Shape, str]:
         """The shape and dtype of this rank's tile of a parameter, and so of its gradient."""
@@ -280,10 +278,10 @@ class _GroupWriter:
         at = staged.decisions.mesh.coordinate(self.position)
         tile = local_atoms(staged.analysis.atoms[leaf], staged.decisions.storage[leaf], at)
         stage = next(stage for stage in self.stages.values() if leaf in stage.names)
-        return flat(tile), stage.writer.dtype(leaf)
+        return flat(tile), stage.builder.dtype(leaf)
 
     def loss(self) -> tuple[str, ...]:
-        """The loss, which the group of the last stage has."""
+        """Append the sum of the loss over all groups, of which only the last has a term."""
         staged = self.staged
         (name,) = staged.graph.outputs
         if staged.pipeline.stages - 1 not in self.stages:
@@ -295,7 +293,10 @@ class _GroupWriter:
     def sum_over(
         self, groups: Sequence[int], value: str, result: str, tile: tuple[Shape, str]
     ) -> str:
-        """The sum of `value` over groups; its name. One alone has it."""
+        """Append the sum of `value` over `groups`; return its name.
+
+        `tile` has the shape and dtype of the value. With one group the sum is the value itself.
+        """
         count = self.staged.pipeline.groups
         if count == 1:
             return value
@@ -308,117 +309,6 @@ class _GroupWriter:
         self.instructions.append(Transfer(Collective.ALL_REDUCE, channel, (part,), handle))
         self.instructions.append(Wait(handle, (result,)))
         return result
-
-
-class _StageWriter:
-    """One stage of the rank's group while it is written; all of them write one list."""
-
-    def __init__(
-        self,
-        staged: StagedGraph,
-        stage: int,
-        position: int,
-        rewrite: Rewrite | None,
-        table: RegionTable,
-        like: Sequence[int],
-        instructions: list[StepInstruction],
-    ) -> None:
-        self.staged, self.stage, self.position = staged, stage, position
-        self.part = staged.parts[stage]
-        graph = self.part.graph
-        self.splits = splits_backward(self.part)
-        firsts = sorted(set(like))
-        lowered = staged.programs(stage, position, firsts)
-        distinct = [with_casts(program, graph) for program in lowered.programs]
-        for program in distinct:
-            verify(program)
-        self.programs = [distinct[firsts.index(number)] for number in like]
-        self.reductions = lowered.reductions
-        self.prefix = stage_prefix(staged, stage)
-        mesh = staged.decisions.mesh
-        step = LoweringInput(
-            mesh,
-            position,
-            graph,
-            self.programs,
-            lowered.reductions,
-            rewrite,
-            fixed_offsets=table.fixed_offsets,
-            prefix=self.prefix,
-        )
-        self.writer = StepWriter(step)
-        self.writer.table, self.writer.instructions = table, instructions
-        self.batches = [
-            MicroBatchWriter(self.writer, program, number)
-            for number, program in enumerate(self.programs)
-        ]
-        self.names = {leaf.name for leaf in graph.leaves}
-
-    def before(self, number: int) -> tuple[Crossing, ...]:
-        """The values that come from the stage before in a micro-batch."""
-        return self.staged.crossing(self.stage - 1, number, self.position)
-
-    def behind(self, number: int) -> tuple[Crossing, ...]:
-        """The values that go to the stage behind."""
-        return self.staged.crossing(self.stage, number, self.position)
-
-    def returned(self, batch: MicroBatchWriter) -> list[str]:
-        """Names, in the program of a micro-batch, of values whose gradients come back."""
-        pairs = zip(batch.program.outputs, self.behind(batch.number), strict=True)
-        return [name for name, one in pairs if one.differentiable]
-
-    def takes(self, number: int, before: _StageWriter) -> None:
-        """Read what the stage before, of the same group, hands on."""
-        theirs = before.batches[number]
-        values = map(theirs.value, theirs.program.outputs)
-        self.batches[number].known_as.update(zip(self.part.received, values, strict=True))
-
-    def received_gradients(self, number: int) -> tuple[Payload, ...]:
-        """The gradients of what comes from the stage before, zeros where there are none."""
-        batch = self.batches[number]
-        found = []
-        for name, one in zip(self.part.received, self.before(number), strict=True):
-            if one.differentiable:
-                value = batch.own(name)
-                total = self.writer.gradients.get(value)
-                if total is None:
-                    total = self.writer.gradients[value] = f"{TOTAL}{value}"
-                    self.writer.instructions.append(Add(total, ()))
-                found.append(Payload(total, one.shape, one.dtype))
-        return tuple(found)
-
-    def collect(self, batch: MicroBatchWriter) -> None:
-        """Add up what a forward pass returns."""
-        if self.stage == len(self.staged.parts) - 1:
-            self.writer.collect("out", map(batch.value, batch.program.outputs))
-        updates = (batch.value(name) for _, name in batch.program.updates)
-        self.writer.collect(f"{self.prefix}update", updates)
-
-    def updates(self) -> list[tuple[str, str]]:
-        """The buffers that the stage updates, with their new content."""
-        buffers = (buffer for buffer, _ in self.programs[0].updates)
-        return [(buffer, f"{self.prefix}update/{i}") for i, buffer in enumerate(buffers)]
-
-    def leaves(self) -> list[str]:
-        """Parameters, buffers and constants of the stage."""
-        kind = self.writer.kind
-        return [name for name in self.programs[0].leaves if kind[name] is not LeafKind.INPUT]
-
-    def inputs(self) -> list[tuple[str, int, str]]:
-        """The stage's part of the batch; its leaves are named with the stage's prefix."""
-        received = set(self.part.received)
-        return [
-            (f"{self.prefix}{leaf}", number, value)
-            for leaf, number, value in self.writer.inputs
-            if leaf not in received
-        ]
-
-    def reduced(self) -> dict[str, str]:
-        """The gradient of each parameter of the stage, where it lies; reductions are written."""
-        parameters = {leaf.name for leaf in self.part.graph.leaves_of(LeafKind.PARAMETER)}
-        self.writer.instructions[:] = self.writer.finished(self.reductions)
-        gradients = self.writer.gradients
-        return {leaf: total for leaf, total in gradients.items() if leaf in parameters}
 
 
 def _handle(message: Message, word: str) -> str:

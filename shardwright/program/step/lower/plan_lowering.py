@@ -89,7 +89,7 @@ class PlanLowering:
 
     def _lowered(self, rank: int) -> StepProgram:
         if self.decisions.pipeline is not None:
-            return optimized(lower_pipeline(self.staged, rank, in_place, like=self.first_equal))
+            return optimized(lower_pipeline(self.staged, rank, in_place, same_as=self.first_equal))
         if self.decisions.micro_batches == 1:
             step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
             step = replace(step, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes)

@@ -15,7 +15,7 @@ from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.pipeline import lower_pipeline
-from shardwright.program.step.lower.step_writer import LoweringInput
+from shardwright.program.step.lower.step_builder import LoweringInput
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, Pass, optimized
 from shardwright.rules.analysis import Analysis

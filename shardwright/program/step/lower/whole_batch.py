@@ -6,7 +6,7 @@ from shardwright.ir.graph import Graph
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.rank_program import lower
 from shardwright.program.step.lower.micro_batches import prepared
-from shardwright.program.step.lower.step_writer import LoweringInput
+from shardwright.program.step.lower.step_builder import LoweringInput
 from shardwright.program.step.lower.stretches import Rewrite
 from shardwright.rules.analysis import Analysis
 

@@ -5,7 +5,7 @@ import pytest
 
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.planning import machine_of
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
 from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset
 from shardwright.profile import measure

@@ -17,7 +17,7 @@ from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
-from shardwright.simulate.memory.step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
 

@@ -9,10 +9,10 @@ import shardwright as sw
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
-from shardwright.planner.strategies.bounds import Bounds
-from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import RESOLUTION, limited, priced
+from shardwright.planner.strategies.frontier.bounds import Bounds
+from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.priced_frontier import RESOLUTION, limited, priced
 
 BASE = "dp_shard=2 tp=2 mb=2"
 STAGED = "pp=2 dp_shard=2 mb=4"

@@ -23,7 +23,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.purposes import Purpose, purposes
-from shardwright.program.step.lower.step_writer import LoweringInput
+from shardwright.program.step.lower.step_builder import LoweringInput
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
 from shardwright.program.step.passes.prefetch import prefetch

@@ -131,16 +131,16 @@ def yields(monkeypatch):
 
 def test_others_get_the_core_until_it_is_done(yields):
     work = Work(7)
-    host_tuning.Awake(work).wait()
+    host_tuning.SpinningWait(work).wait()
     assert (len(yields), work.waited) == (7, 1)
 
 
 def test_long_waits_sleep(yields, monkeypatch):
-    monkeypatch.setattr(host_tuning, "_LOOKS", 3)
+    monkeypatch.setattr(host_tuning, "_MOST_READINGS", 3)
     monkeypatch.setattr(host_tuning, "_YIELDS", 5)
     monkeypatch.setattr(time, "process_time", time.perf_counter)
     work = Work(1_000)
-    host_tuning.Awake(work).wait()
+    host_tuning.SpinningWait(work).wait()
     assert (len(yields), work.waited) == (15, 1)
 
 
@@ -149,11 +149,11 @@ def test_who_waits_sleeps_where_others_want_the_core(yields, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
     work = Work(1_000)
-    host_tuning.Awake(work).wait()
+    host_tuning.SpinningWait(work).wait()
     assert (len(yields), work.waited) == (host_tuning._YIELDS, 1)
 
 
 def test_what_went_wrong_is_raised(yields):
     with pytest.raises(RuntimeError, match="connection closed"):
-        host_tuning.Awake(Work(0, RuntimeError("connection closed by peer"))).wait()
+        host_tuning.SpinningWait(Work(0, RuntimeError("connection closed by peer"))).wait()
     assert not yields

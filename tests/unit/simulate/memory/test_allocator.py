@@ -38,7 +38,7 @@ def test_blocks_belong_to_the_module_that_made_them_and_buckets_to_several():
     made = heap.new(100)
     heap.save(made)
     heap.module = "down"
-    copy = heap.new(60, like=made)
+    copy = heap.new(60, module_of=made)
     bucket = heap.new(50, Use.COMMUNICATION)
     heap.becomes(bucket, Use.GRADIENT)
     heap.assign(bucket, "up", 30)

@@ -54,7 +54,7 @@ def _both(monkeypatch, model, *args, **kwargs):
 
     def spied(program, placed):
         put(program, placed)
-        copies.append(sum(place.like != number for number, place in placed.items()))
+        copies.append(sum(place.traced_number != number for number, place in placed.items()))
 
     put = export.inline_calls
     with monkeypatch.context() as patch:

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from shardwright.cli.commands.plan_files.report import _memory_of
-from shardwright.machine.figures import machine_named
-from shardwright.machine.files import with_figures
+from shardwright.machine.files.figures import machine_named
+from shardwright.machine.files.loading import with_figures
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan, save_plan
 from tests.harness import plans

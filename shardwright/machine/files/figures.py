@@ -9,9 +9,9 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
+from shardwright.machine.files.toml import machine_of_table, to_toml
 from shardwright.machine.model import Efficiency, Machine, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import machine_of_table, to_toml
 
 _FIGURES = (
     *("overlap", "gather_overlap", "contention", "expert_skew"),

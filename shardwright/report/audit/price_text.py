@@ -15,6 +15,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Priced, PricedChange
 from shardwright.planner.audit.priced_as import Replaced
 from shardwright.report.headline import headline
+from shardwright.report.plan_json import figures
 from shardwright.report.units import duration, size
 
 _GAIN = 5e-3  # of a step's time: single changes that buy less are not shown at first
@@ -163,17 +164,12 @@ def improved_json(
 def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
     return {
         "strategy": plan.name,
-        "step_seconds": plan.step_seconds,
+        **figures(plan),
         "tokens_per_second": prices.tokens / plan.step_seconds,
         "utilisation": prices.utilisation(plan),
-        "peak_bytes": plan.peak_bytes,
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
         "memory": memory_content(plan.memory),
-        "devices": plan.devices,
         "compiled": plan.compiled,
-        "mesh": str(plan.mesh),
-        "micro_batches": plan.micro_batches,
-        "stages": plan.stages,
     }
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import Timeline
-from shardwright.report.chrome import SIMULATED
-from shardwright.report.profiled import Profiled
 from shardwright.report.summary import summary
+from shardwright.report.timelines.chrome import SIMULATED
+from shardwright.report.timelines.profiled import Profiled
 
 _MICRO = 1e6
 

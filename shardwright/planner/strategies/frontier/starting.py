@@ -19,9 +19,9 @@ from shardwright.planner.permitted import broken, keeps, permits_mesh
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.space.constrain import hits
 from shardwright.planner.space_factory import SpaceFactory
-from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import limited, priced
+from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.priced_frontier import limited, priced
 from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import Tilings
 from shardwright.rules.naming import dimension_names

@@ -6,10 +6,10 @@ import os
 from dataclasses import fields, replace
 
 from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
-from shardwright.machine.figures import changed
+from shardwright.machine.files.figures import changed
+from shardwright.machine.files.toml import parse_toml
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
-from shardwright.machine.toml import parse_toml
 
 _LARGEST = 2**24  # bytes of a machine file; timings of 10,000 operators take 2 MiB
 

@@ -18,11 +18,11 @@ from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.pipeline import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.step_program import Host, Observer, StepMemory
+from shardwright.simulate.memory.step.program_memory import Host, Observer, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has

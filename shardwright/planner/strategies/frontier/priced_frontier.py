@@ -23,9 +23,9 @@ from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
-from shardwright.planner.strategies.bounds import Bounds
-from shardwright.planner.strategies.enumeration import Limited, rescheduled, strategies_on
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy, sync_of
+from shardwright.planner.strategies.frontier.bounds import Bounds
+from shardwright.planner.strategies.frontier.enumeration import Limited, rescheduled, strategies_on
 from shardwright.planner.strategies.recomputation import BY_LAYER
 from shardwright.planner.strategies.tilings import StorageKind
 from shardwright.program.lower.stages import needs_one_stage

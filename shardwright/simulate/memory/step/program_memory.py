@@ -38,10 +38,10 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.regions import of_the_graph
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
-from shardwright.simulate.memory.collectives import moved_locally
+from shardwright.simulate.memory.collectives import Results, SentTensors, started
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
-from shardwright.simulate.memory.messages import receiving, sending
-from shardwright.simulate.memory.transfers import Results, SentTensors, started
+from shardwright.simulate.memory.redistribution import moved_locally
+from shardwright.simulate.memory.step.messages import receiving, sending
 from shardwright.simulate.memory.values import RankModel, View
 
 Observer = Callable[[dict[str, View]], None]  # is given the values that are there, by name
@@ -238,7 +238,7 @@ class StepMemory:
                 self.owned.add(total)
                 if total not in self.values:
                     view, like = tape.gradients[local], self.module_of(total)
-                    block = self.allocator.new(view.bytes, Use.GRADIENT, like=like)
+                    block = self.allocator.new(view.bytes, Use.GRADIENT, module_of=like)
                     strides = contiguous_strides(view.shape)
                     self.values[total] = View(block, view.shape, strides, view.dtype)
         for _, local in found:
@@ -252,7 +252,7 @@ class StepMemory:
         """A first gradient in memory of its own, as more is added to it in place."""
         if view.block.owners == 1:
             return view
-        new = self.allocator.new(view.bytes, Use.GRADIENT, like=self.module_of(total))
+        new = self.allocator.new(view.bytes, Use.GRADIENT, module_of=self.module_of(total))
         self.allocator.drop(view.block)
         return View(new, view.shape, contiguous_strides(view.shape), view.dtype)
 
@@ -282,7 +282,7 @@ class StepMemory:
         if self.gives(one.value):
             block = self.allocator.own(view.block)
         else:
-            block = self.allocator.new(view.bytes, like=view.block)
+            block = self.allocator.new(view.bytes, module_of=view.block)
         strides = contiguous_strides(view.shape)
         total = View(block, view.shape, strides, view.dtype)
         self.values[one.total] = self.counted(one.total, total)
@@ -294,14 +294,17 @@ class StepMemory:
             return replace(first, block=self.allocator.own(first.block))
         strides = contiguous_strides(first.shape)
         return View(
-            self.allocator.new(first.bytes, like=first.block), first.shape, strides, first.dtype
+            self.allocator.new(first.bytes, module_of=first.block),
+            first.shape,
+            strides,
+            first.dtype,
         )
 
     def relaid(self, one: Relayout) -> View:
         """A value after local moves, contiguous."""
         view = self.sent(one.value, one.atoms, one.local, one.dtype)
         if not view.contiguous:
-            block = self.allocator.new(view.bytes, like=view.block)
+            block = self.allocator.new(view.bytes, module_of=view.block)
             self.allocator.drop(view.block)
             view = replace(view, block=block)
         return View(view.block, one.shape, contiguous_strides(one.shape), one.dtype, view.grad)
@@ -314,7 +317,7 @@ class StepMemory:
         if view is None:
             return View(self.allocator.new(size), atoms, strides, dtype)
         if view.dtype != dtype or not view.contiguous:
-            block = self.allocator.new(size, like=view.block)
+            block = self.allocator.new(size, module_of=view.block)
         else:
             block = self.allocator.own(view.block)
         return moved_locally(self.allocator, View(block, atoms, strides, dtype, view.grad), local)

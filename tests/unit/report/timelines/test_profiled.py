@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shardwright.report.chrome import TraceError
-from shardwright.report.profiled import profiled
+from shardwright.report.timelines.chrome import TraceError
+from shardwright.report.timelines.profiled import profiled
 
 
 def span(name, start, length, pid=7, tid=7, cat="cpu_op"):

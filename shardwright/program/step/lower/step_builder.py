@@ -1,4 +1,4 @@
-"""Writes what the micro-batches of a step share: instructions, regions, sums of gradients."""
+"""Builds what the micro-batches of a step share: instructions, regions, sums of gradients."""
 
 from __future__ import annotations
 
@@ -45,12 +45,18 @@ from shardwright.program.step.lower.stretches import (
 class LoweringInput:
     """The input of the lowering of one rank's step.
 
-    `programs` are those of its micro-batches, one after the other, without operators in place, for
-    `rank` of `mesh`. `reductions` bring the sum of a parameter's gradients to where the parameter
-    lies. `rewrite` is applied to each region. With `fixed_offsets` regions whose
-    tiles start at different offsets are different regions. `alone_bytes` is the backend's, and
-    `sum_bytes` the size of a bucket of gradients, None for that of `graph`. Names of values begin
-    with `prefix`: that of a pipeline stage, where a rank has several.
+    Attributes:
+        mesh: the mesh of one group of devices.
+        rank: the rank in the mesh.
+        graph: the graph of the step, or of a pipeline stage.
+        programs: one program per micro-batch, without operators in place.
+        reductions: redistributions from the sum of a parameter's gradients to the parameter's
+            layout.
+        rewrite: applied to each region.
+        fixed_offsets: whether regions whose tiles start at different offsets are different regions.
+        alone_bytes: that of the backend (`BackendSpec`).
+        sum_bytes: the size of a bucket of gradients; None for that of `graph`.
+        prefix: the first part of names of values, that of a stage where a rank has several.
     """
 
     mesh: Mesh
@@ -65,8 +71,8 @@ class LoweringInput:
     prefix: str = ""
 
 
-class StepWriter:
-    """State that all micro-batches share: instructions, regions, sums of gradients."""
+class StepBuilder:
+    """Collects the instructions, regions and sums of gradients of all micro-batches."""
 
     def __init__(self, step: LoweringInput) -> None:
         self.step = step
@@ -78,7 +84,7 @@ class StepWriter:
         self.gradients: dict[str, str] = {}  # leaf -> the sum of its gradients
         self.inputs: list[tuple[str, int, str]] = []  # leaf, micro-batch, its value there
         self.shared = _shared(step.programs)
-        self.gathered: set[str] = set()  # shared copies that are there
+        self.gathered: set[str] = set()  # shared copies that were made
         self._handles = 0
         self._parts: dict[int, _Parts] = {}  # by the program, which is the same object
 
@@ -93,12 +99,12 @@ class StepWriter:
         return MASTER if leaf in self.masters else self.graph.tensor[leaf].dtype
 
     def collect(self, prefix: str, values: Iterable[str]) -> None:
-        """Add what a micro-batch returns to what those before it did."""
+        """Accumulate the values that a micro-batch returns in `prefix/0`, `prefix/1`, ..."""
         for number, value in enumerate(values):
             self.instructions.append(Accumulate(f"{prefix}/{number}", value))
 
     def accumulate(self, leaf: str, gradient: str) -> None:
-        """Add a gradient of a leaf to those that came before."""
+        """Append the addition of a gradient to the sum of a leaf's gradients."""
         prefix = self.step.prefix if leaf in self.kind else ""  # values of inputs have it
         total = self.gradients.setdefault(leaf, f"{TOTAL}{prefix}{leaf}")
         self.instructions.append(Accumulate(total, gradient))
@@ -106,7 +112,10 @@ class StepWriter:
     def move(
         self, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape, dtype: str
     ) -> list[StepInstruction]:
-        """`result` is `value` after `moves`: one transfer for each that communicates."""
+        """Instructions that make `result` from `value`: a transfer for each move that communicates.
+
+        `atoms` is the shape before the moves, one dimension per atom, `shape` that of the result.
+        """
         found: list[StepInstruction] = []
         local: list[Move] = []
         left = sum(move.collective.moves_data for move in moves)
@@ -130,17 +139,22 @@ class StepWriter:
         return found
 
     def finished(self, reductions: Sequence[Redistribute]) -> tuple[StepInstruction, ...]:
-        """All instructions, gradients reduced when the last micro-batch has added to them."""
+        """All instructions, each gradient reduced right after the last addition to it."""
         wanted = {one.value: one for one in reductions if one.value in self.gradients}
         found: list[StepInstruction] = []
         for one in reversed(self.instructions):
             total = one.total if isinstance(one, Accumulate) else ""
             leaf = total.removeprefix(f"{TOTAL}{self.step.prefix}")
             if leaf in wanted and self.gradients[leaf] == total:
-                how = wanted.pop(leaf)
+                reduction = wanted.pop(leaf)
                 result = f"{total}/reduced"
                 moved = self.move(
-                    total, result, how.forward, how.atoms_before, how.after, self.dtype(leaf)
+                    total,
+                    result,
+                    reduction.forward,
+                    reduction.atoms_before,
+                    reduction.after,
+                    self.dtype(leaf),
                 )
                 found += reversed(moved)
                 self.gradients[leaf] = result
@@ -149,7 +163,7 @@ class StepWriter:
 
 
 class _Parts:
-    """A micro-batch's program in stretches; equal micro-batches share one."""
+    """A micro-batch's program in stretches, with its copies of weights and its segments."""
 
     def __init__(self, step: LoweringInput, program: Program) -> None:
         reduced = {one.value for one in step.reductions}
@@ -160,7 +174,7 @@ class _Parts:
         self.redistributed = {
             one.instruction.result: one for one in self.items if isinstance(one, RunRedistribution)
         }
-        # What each segment of recomputation has: indices of items, and names of values made there.
+        # For each segment of recomputation: indices of its items, and names of its values.
         self.indices: defaultdict[int, list[int]] = defaultdict(list)
         self.made: defaultdict[int, set[str]] = defaultdict(set)
         for index, item in enumerate(self.items):
@@ -182,7 +196,7 @@ def _made(item: Item) -> tuple[str, ...]:
 
 
 def _shared(programs: Sequence[Program]) -> frozenset[str]:
-    """Copies of parameters that are made once a step, for all micro-batches, and kept."""
+    """Copies of parameters that all micro-batches read alike: they are gathered once and kept."""
     found: set[tuple[str, Redistribute]] | None = None
     for program in programs:
         sources = set(loads(program))
@@ -202,6 +216,6 @@ def _shared(programs: Sequence[Program]) -> frozenset[str]:
 def update_of(
     gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
 ) -> tuple[Update, ...]:
-    """The update of the parameters among the leaves that have a gradient; none of none."""
+    """The update of the parameters that have a gradient; empty if there are none."""
     found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
     return (Update(found),) if found else ()

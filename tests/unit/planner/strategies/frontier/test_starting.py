@@ -9,9 +9,9 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.machine.presets import preset
-from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import limited
+from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.priced_frontier import limited
 from shardwright.planner.strategies.preference import NEAR, Preferred, is_strategy, preferred
 
 

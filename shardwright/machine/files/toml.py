@@ -11,19 +11,8 @@ from typing import Any
 from shardwright.ir.atomic_io import check_printable
 from shardwright.ir.layout import Seconds
 from shardwright.machine.efficiency_curve import Curve, CurveError
-from shardwright.machine.measurement_toml import measured_lines, read_measured
-from shardwright.machine.model import (
-    EXPERT_SKEW,
-    INDEPENDENT,
-    PLAIN_BLOCK,
-    SKEWED_SECONDS,
-    Device,
-    Efficiency,
-    Level,
-    Machine,
-    MachineError,
-)
-from shardwright.machine.quantities import (
+from shardwright.machine.files.measurement_toml import measured_lines, read_measured
+from shardwright.machine.files.quantities import (
     BANDWIDTH,
     COMPUTE,
     DURATION,
@@ -34,6 +23,17 @@ from shardwright.machine.quantities import (
     parse_rate,
     parse_time,
     quantity,
+)
+from shardwright.machine.model import (
+    EXPERT_SKEW,
+    INDEPENDENT,
+    PLAIN_BLOCK,
+    SKEWED_SECONDS,
+    Device,
+    Efficiency,
+    Level,
+    Machine,
+    MachineError,
 )
 
 _LOWEST_PART = 1e-9

@@ -1,8 +1,8 @@
-"""Writes the forward and backward pass of one micro-batch as instructions of its step.
+"""Builds the instructions of the forward and the backward pass of one micro-batch.
 
-Reverse mode is done here, on instructions: the backward pass of a region is one instruction, that
-of a redistribution is the redistribution of its gradient, and a recomputed segment runs again
-before its backward pass.
+This is reverse-mode differentiation on instructions: the backward pass of a region is one
+instruction, that of a redistribution redistributes the gradient, and a recomputed segment runs
+again before its backward pass.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections.abc import Sequence
 from shardwright.ir.graph import LeafKind
 from shardwright.program.instructions import Program, Redistribute
 from shardwright.program.step.instructions import Add, Backward, Forward, Gradients
-from shardwright.program.step.lower.step_writer import StepWriter
+from shardwright.program.step.lower.step_builder import StepBuilder
 from shardwright.program.step.lower.stretches import RunRedistribution, Stretch, op_name
 
 Copies = Sequence[tuple[int, str]]  # as in `Backward`
 
 
-class MicroBatchWriter:
-    """One micro-batch while it is written."""
+class MicroBatchBuilder:
+    """Appends the passes of one micro-batch to the instructions of a step."""
 
-    def __init__(self, writer: StepWriter, program: Program, number: int) -> None:
-        self.writer, self.program, self.number = writer, program, number
-        self.tag = f"@{number}" if len(writer.step.programs) > 1 else ""
-        parts = writer.parts(program)
+    def __init__(self, builder: StepBuilder, program: Program, number: int) -> None:
+        self.builder, self.program, self.number = builder, program, number
+        self.tag = f"@{number}" if len(builder.step.programs) > 1 else ""
+        parts = builder.parts(program)
         self.parts, self.items, self.types = parts, parts.items, parts.types
         self.loads, self.redistributed, self.used = parts.loads, parts.redistributed, parts.used
         self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
         self.contributions: Counter[str] = Counter()
-        self.again: set[str] = set()  # values that are made again, in the backward pass
-        self.rerun: set[int] = set()  # segments that have run again, for both parts of backward
-        self.known_as: dict[str, str] = {}  # inputs that are values of another stage
+        self.again: set[str] = set()  # values that the backward pass computes again
+        self.rerun: set[int] = set()  # segments that ran again, once for both parts of backward
+        self.known_as: dict[str, str] = {}  # inputs that are values of another stage here
         self.weights_left: dict[int, Copies] = {}  # stretches whose weights have no gradients yet
         stretches = (at for at, item in enumerate(self.items) if isinstance(item, Stretch))
-        prefix = writer.step.prefix
+        prefix = builder.step.prefix
         self.calls = {at: f"{prefix}r{number}{self.tag}" for number, at in enumerate(stretches)}
-        for leaf in writer.graph.leaves_of(LeafKind.INPUT):
-            writer.inputs.append((leaf.name, number, self.own(leaf.name)))
+        for leaf in builder.graph.leaves_of(LeafKind.INPUT):
+            builder.inputs.append((leaf.name, number, self.own(leaf.name)))
 
     def forward(self) -> None:
-        """The forward pass."""
+        """Append the forward pass."""
         for index, item in enumerate(self.items):
             if isinstance(item, Stretch):
                 saves = not item.segment
-                self.writer.instructions.append(self.run(index, item, saves=saves, again=False))
-            elif item.instruction.result in self.writer.shared:
-                if item.instruction.result not in self.writer.gathered:
-                    self.writer.gathered.add(item.instruction.result)
+                self.builder.instructions.append(self.run(index, item, saves=saves, again=False))
+            elif item.instruction.result in self.builder.shared:
+                if item.instruction.result not in self.builder.gathered:
+                    self.builder.gathered.add(item.instruction.result)
                     self.redistribute(item)
             else:
                 self.redistribute(item)
 
     def backward(self, part: Gradients = Gradients.ALL) -> None:
-        """The backward pass, or a part of it, from the gradients that were given."""
+        """Append the backward pass, or one part of it, from the gradients given by `give`."""
         for index, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in self.rerun:
                 if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
@@ -69,20 +69,20 @@ class MicroBatchWriter:
                 self.redistribute_gradient(item.instruction)
 
     def recompute(self, segment: int) -> None:
-        """Run a segment again."""
+        """Append the recomputation of a segment."""
         self.rerun.add(segment)
         self.again.update(self.parts.made[segment])
         for index in self.parts.indices[segment]:
             item = self.items[index]
             if isinstance(item, Stretch):
-                self.writer.instructions.append(self.run(index, item, saves=True, again=True))
+                self.builder.instructions.append(self.run(index, item, saves=True, again=True))
             else:
                 self.redistribute(item)
 
     def run(self, index: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
-        """One stretch forward."""
+        """The forward pass of one stretch, which becomes a region at its first use."""
         if index not in self.used:
-            self.used[index] = self.writer.table.add(
+            self.used[index] = self.builder.table.add(
                 item.instructions,
                 item.inputs,
                 item.outputs,
@@ -97,7 +97,7 @@ class MicroBatchWriter:
         return Forward(region, variant, self.calls[index], inputs, outputs, saves, again, ops)
 
     def run_backward(self, index: int, item: Stretch, part: Gradients) -> None:
-        """One stretch backward, if a gradient of its results is known."""
+        """Append the backward pass of one stretch, if a result of it has a gradient."""
         given = tuple(tuple(self.grads.pop(name, ())) for name in item.outputs)
         if not any(given):
             return
@@ -117,7 +117,7 @@ class MicroBatchWriter:
         self.add_backward(index, item, part, given, copies)
 
     def run_backward_of_weights(self, index: int, item: Stretch) -> None:
-        """The remaining part of a stretch's backward pass."""
+        """Append the gradients of a stretch's weights, after those of its inputs."""
         if (copies := self.weights_left.pop(index, None)) is not None:
             self.add_backward(index, item, Gradients.WEIGHTS, (), copies)
 
@@ -129,7 +129,7 @@ class MicroBatchWriter:
         given: tuple[tuple[str, ...], ...],
         copies: Copies,
     ) -> None:
-        """A backward pass, and the gradients that it makes."""
+        """Append a backward pass and pass on the gradients that it computes."""
         made: list[str] = []
         for name in item.inputs:
             is_weight = name in self.parts.weights
@@ -137,7 +137,7 @@ class MicroBatchWriter:
             wanted = self.is_trained(name) and part is not other
             made.append(self.contribution(name) if wanted else "")
         region, _ = self.used[index]
-        self.writer.instructions.append(
+        self.builder.instructions.append(
             Backward(region, self.calls[index], given, tuple(made), tuple(copies), part=part)
         )
         for name, gradient in zip(item.inputs, made, strict=True):
@@ -145,12 +145,12 @@ class MicroBatchWriter:
                 self.give(name, gradient)
 
     def redistribute(self, item: RunRedistribution) -> None:
-        """A redistribution forward; without moves its result is the value itself."""
+        """Append a redistribution; without moves its result is another name of the value."""
         one = item.instruction
         if not one.forward:
             return
         dtype = one.cast[0] if one.cast else self.types[one.value].dtype
-        self.writer.instructions += self.writer.move(
+        self.builder.instructions += self.builder.move(
             self.value(one.value),
             self.value(one.result),
             one.forward,
@@ -160,7 +160,7 @@ class MicroBatchWriter:
         )
 
     def redistribute_gradient(self, one: Redistribute) -> None:
-        """The gradient of a redistribution's result takes its way back."""
+        """Append the redistribution of the gradient of a redistribution's result."""
         given = self.grads.pop(one.result, [])
         if not given or not one.differentiable:
             return
@@ -170,21 +170,21 @@ class MicroBatchWriter:
             return
         if len(given) > 1:
             total = self.contribution(f"{one.result}/sum")
-            self.writer.instructions.append(Add(total, tuple(given)))
+            self.builder.instructions.append(Add(total, tuple(given)))
             given = [total]
         dtype = one.cast[1] if one.cast else self.types[one.result].dtype
         result = self.contribution(one.value)
-        self.writer.instructions += self.writer.move(
+        self.builder.instructions += self.builder.move(
             given[0], result, one.backward, one.atoms_grad, one.before, dtype
         )
         self.give(one.value, result)
 
     def give(self, name: str, gradient: str) -> None:
-        """A contribution to the gradient of a value."""
+        """Add `gradient` to the contributions to the gradient of a value."""
         leaf = self.loads[name].leaf if name in self.loads else name
-        if leaf in self.writer.kind:
-            is_input = self.writer.kind[leaf] is LeafKind.INPUT
-            self.writer.accumulate(self.own(leaf) if is_input else leaf, gradient)
+        if leaf in self.builder.kind:
+            is_input = self.builder.kind[leaf] is LeafKind.INPUT
+            self.builder.accumulate(self.own(leaf) if is_input else leaf, gradient)
         else:
             self.grads.setdefault(name, []).append(gradient)
 
@@ -200,18 +200,18 @@ class MicroBatchWriter:
             name = found.instruction.value
         if name in self.loads:
             return self.loads[name].leaf
-        kind = self.writer.kind.get(name)
+        kind = self.builder.kind.get(name)
         if kind is not None and kind is not LeafKind.INPUT:
             return name
         if name in self.known_as:
             return self.known_as[name]
-        if name in self.writer.shared:
-            return f"{self.writer.step.prefix}{name}"
+        if name in self.builder.shared:
+            return f"{self.builder.step.prefix}{name}"
         return f"{self.own(name)}{'~' if name in self.again else ''}"
 
     def own(self, name: str) -> str:
-        """The name in the step program of a value that this micro-batch alone has."""
-        return f"{self.writer.step.prefix}{name}{self.tag}"
+        """The name in the step program of a value of this micro-batch alone."""
+        return f"{self.builder.step.prefix}{name}{self.tag}"
 
     def is_trained(self, name: str) -> bool:
         """Whether a gradient of a value of the program is wanted."""

@@ -1,8 +1,10 @@
-"""Writes the program of few layers with the names of all, where instructions name all layers.
+"""Extends a program of few layers by the tensors of all layers, where instructions read them.
 
-One collective may move tensors of all layers (`program/step/spanning.py`). For its memory it has
-them all: those of layers that were left out are copies of the ones beside the gap, and what only
-adds such values up at the end of a step is written once for each layer.
+A graph of equal layers is simulated with few of them (`program/step/sections.py`); the others are
+left out at a gap. But one collective may move tensors of all layers (`program/step/spanning.py`),
+and its buffer is as large as all of them. Tensors of the layers that were left out are therefore
+added as copies of those beside the gap, and a section that only adds up such tensors at the end of
+a step is repeated for each of these layers.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from shardwright.program.step.spanning import extended, left_out, named_by, rena
 
 @dataclass(frozen=True)
 class SpannedProgram:
-    """The program, and how its instructions lie in it.
+    """An extended program, and the positions of the instructions of few layers in it.
 
     Attributes:
-        program: the program of few layers, with more names and sections.
-        written: where sections behind a gap start, before which those left out are written.
-        copies: by the number of instructions before: for each layer that was left out, the values
-            that are copied and the names of the copies.
+        program: the program of few layers, with the names and sections that were added.
+        written: the number of instructions that were added before an instruction of few layers, by
+            its position there.
+        copies: by a position in `program`, for each layer that was left out: the values to copy
+            before that position, and the names of the copies.
     """
 
     program: StepProgram
@@ -38,19 +41,20 @@ class SpannedProgram:
     copies: Mapping[int, list[dict[str, str]]]
 
     def place(self, start: int) -> int:
-        """The number of instructions before the one that has this place in few layers."""
+        """The position in `program` of the instruction at `start` of few layers."""
         return start + sum(count for at, count in self.written.items() if at <= start)
 
     def places(self, start: int, stop: int) -> range:
-        """The number of instructions run after each of these, and what was written before them."""
+        """Positions after each instruction from `start` to `stop`, and after those added before."""
         first = self.place(start) - self.written.get(start, 0)
         return range(first + 1, self.place(start) + stop - start + 1)
 
 
 def spanned(sections: Sections) -> SpannedProgram:
-    """The program of few layers, with more where it needs them.
+    """Extend the program of few layers.
 
-    Raises `NotPeriodicError` where a layer's own instructions read what all layers name together.
+    Raises `NotPeriodicError` if a tensor of a collective over all layers is also read by
+    instructions of a single layer, because these are left out.
     """
     if not sections.spans:
         return SpannedProgram(sections.program, {}, {})
@@ -73,41 +77,41 @@ def spanned(sections: Sections) -> SpannedProgram:
 
 
 class _Names:
-    """The names that instructions of all layers have in common."""
+    """Names in instructions over all layers: the layer that each belongs to, and who reads it."""
 
     def __init__(self, sections: Sections) -> None:
         self.sections = sections
         self.made: dict[str, int] = {}
         self.used: defaultdict[str, set[int]] = defaultdict(set)
         for at, one in enumerate(sections.program.instructions):
-            if isinstance(one, Update):  # of all parameters alike
+            if isinstance(one, Update):  # it names all parameters
                 continue
             for name in writes(one):
                 self.made.setdefault(name, at)
             for name in (*reads(one), *writes(one), *named_by(one)):
                 self.used[name].add(at)
-        # Of what all layers name: the name of layer -1 in its place.
-        self.like: dict[str, str] = {}
-        self.first: dict[str, int] = {}  # beside gaps: the first instruction of all layers
+        # The name that the layer before the gap has instead, for names over all layers.
+        self.before_gap: dict[str, str] = {}
+        self.first: dict[str, int] = {}  # name beside a gap: the first instruction over all layers
         for at, spans in sorted(sections.spans.items()):
             known = named_by(sections.program.instructions[at])
             for span in spans:
                 begin, _ = span.before
                 for place, name in enumerate(known):
-                    self.like.setdefault(name, known[begin + span.find(place)[1]])
+                    self.before_gap.setdefault(name, known[begin + span.find(place)[1]])
                 for pair in span.pairs():
                     for place in pair:
                         self.first.setdefault(known[place], at)
-        self.unrolled: set[int] = set()  # places of sections that are written for each layer
+        self.unrolled: set[int] = set()  # positions in sections that are repeated for each layer
 
     def written(self, seam: Seam) -> list[StepInstruction] | None:
-        """The section before a gap for each layer that was left out, if it only adds values up."""
+        """Repeat the section before a gap for each layer left out, if it only adds up values."""
         before = self.sections.program.instructions[seam.before.start : seam.before.stop]
         found: list[StepInstruction] = []
         for number in range(self.sections.skipped[seam.before.gap]):
             for one in before:
                 named = (*reads(one), *writes(one), *named_by(one))
-                names = {name: left_out(self.like.get(name, name), number) for name in named}
+                names = {name: left_out(self.before_gap.get(name, name), number) for name in named}
                 other = renamed(one, names)
                 if other is None:
                     return None
@@ -118,7 +122,7 @@ class _Names:
         return found
 
     def check(self) -> None:
-        """Raise `NotPeriodicError` unless layers are done with what all of them name."""
+        """Raise `NotPeriodicError` if a layer reads a tensor of a collective over all layers."""
         for name, first in self.first.items():
             own = self.used[name] - self.sections.spans.keys()
             if self.made.get(name) in self.sections.spans:
@@ -128,17 +132,17 @@ class _Names:
                 raise NotPeriodicError(f"%{name} is read by its layer later")
 
     def copies(self) -> dict[int, list[dict[str, str]]]:
-        """By place, for each layer that was left out: what values are copied as."""
+        """By position, for each layer that was left out: the copied values and their copies."""
         found: defaultdict[int, defaultdict[int, dict[str, str]]] = defaultdict(
             lambda: defaultdict(dict)
         )
         for name, gap, place in self._copied():
             for number in range(self.sections.skipped[gap]):
-                found[place][number][name] = left_out(self.like[name], number)
+                found[place][number][name] = left_out(self.before_gap[name], number)
         return {place: list(by_number.values()) for place, by_number in found.items()}
 
     def _copied(self) -> Iterator[tuple[str, int, int]]:
-        """Names to copy, with their gap and the place of the copy."""
+        """Names to copy, each with its gap and the position of the copy."""
         before = {at: seam for seam in self.sections.seams for at in _instructions(seam.before)}
         for at, spans in self.sections.spans.items():
             names = named_by(self.sections.program.instructions[at])
@@ -150,7 +154,7 @@ class _Names:
                     if made is None:  # a parameter
                         yield name, span.gap, 0
                     elif made not in self.sections.spans:
-                        found = [one for one in beside if self.like[one] == name]
+                        found = [one for one in beside if self.before_gap[one] == name]
                         if len(found) != 1:
                             raise NotPeriodicError(f"%{name} is not made beside a gap")
                         yield found[0], span.gap, before[self.made[found[0]]].behind.start

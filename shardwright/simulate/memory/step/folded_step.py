@@ -26,8 +26,8 @@ from shardwright.program.step.sections import (
 )
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
-from shardwright.simulate.memory.spanned_program import SpannedProgram, spanned
-from shardwright.simulate.memory.step import StepSimulation, Trainer, random_key_bytes
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
+from shardwright.simulate.memory.step.spanned_program import SpannedProgram, spanned
 from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)
@@ -168,5 +168,5 @@ class _Heights:
                 self._shared.append(view.block)
                 values[other] = replace(view, block=self.allocator.own(view.block))
             else:
-                new = self.allocator.new(view.block.bytes, view.block.use, like=view.block)
+                new = self.allocator.new(view.block.bytes, view.block.use, module_of=view.block)
                 values[other] = replace(view, block=new)

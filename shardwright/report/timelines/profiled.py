@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.report.chrome import TraceError
+from shardwright.report.timelines.chrome import TraceError
 
 STEP = "ProfilerStep#"  # prefix of torch.profiler's name of a step's span, followed by its number
 _MICRO = 1e6

@@ -1,0 +1,1 @@
+"""Machine files in TOML: reading, writing, and machines with changed figures."""

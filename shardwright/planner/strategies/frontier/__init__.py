@@ -1,0 +1,1 @@
+"""The Pareto frontier of uniform strategies: enumerated, bounded and priced."""

@@ -1,0 +1,1 @@
+"""Renders steps as Chrome traces, and reads the traces of profilers."""

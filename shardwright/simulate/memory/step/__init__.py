@@ -1,0 +1,1 @@
+"""Simulates the memory of a whole step: its program, transfers, messages and update."""
