@@ -34,8 +34,8 @@ from typing import Any, TextIO
 import shardwright as sw
 from benchmarks import record
 from shardwright.ir.plan import Plan
+from shardwright.runtime.weight_files.dcp_index import read_index
 from shardwright.train.checkpoint.folder import CheckpointFolder
-from shardwright.train.checkpoint.reading import read_index
 from shardwright.train.launch import Training, launch
 from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.targets.target import load_job

@@ -68,7 +68,7 @@ def predict(row: Row) -> Prediction:
     return Prediction(
         row.key,
         seconds=plan.step_seconds,
-        gib=plan.peak_bytes / _GIB,
+        gib=(plan.peak_bytes + machine.device.workspace_bytes) / _GIB,
         capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
         approximated=approximations(row),
     )

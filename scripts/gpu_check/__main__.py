@@ -127,7 +127,7 @@ def _where(commit: str) -> dict[str, Any]:
             "name": properties.name,
             "memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
     return known
 

@@ -14,7 +14,7 @@ import torch
 
 from scripts.gpu_check.models import Found
 from scripts.gpu_check.predicted import MEASURED, kind_here
-from shardwright.machine.toml import to_toml
+from shardwright.machine.files.toml import to_toml
 from shardwright.profile.measure import measure_host
 
 ROOT = Path(__file__).parents[2]

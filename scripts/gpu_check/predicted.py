@@ -13,7 +13,7 @@ import torch
 
 import shardwright as sw
 from scripts.gpu_check.models import LARGE, Found, eager_step, made
-from shardwright.machine.files import load_machine
+from shardwright.machine.files.loading import load_machine
 from shardwright.machine.model import Machine
 from shardwright.machine.presets import KINDS
 
@@ -27,7 +27,7 @@ def predicted(device: torch.device) -> Found:
     Predictions are those of the preset and, if `measured.toml` was written before, of the measured
     machine. Steps are timed by events, a median; peaks are those of torch's allocator.
     """
-    machines = {"preset": sw.Machine.preset(f"1x{kind_here()}")}
+    machines: dict[str, Machine] = {"preset": sw.Machine.preset(f"1x{kind_here()}")}
     if Path(MEASURED).exists():
         machines["measured"] = load_machine(MEASURED)
     for name in LARGE:
@@ -57,7 +57,7 @@ def _one(name: str, machines: dict[str, Machine], device: torch.device) -> dict[
             "peak_bytes": int(plan.peak_bytes),
             "parts": _parts(plan),
         }
-    parallel = sw.parallelize(model, plan, device=device)
+    parallel: Any = sw.parallelize(model, plan, device=device)
     del model
     gc.collect()
     torch.cuda.empty_cache()

@@ -158,7 +158,7 @@ def _plans(device: torch.device) -> Iterator[tuple[str, Any]]:
         graph = sw.capture(model, (), batch)
         for strategy in strategies:
             plan = sw.price(graph, _machine(device), strategy, "sgd")
-            parallel = sw.parallelize(copy.deepcopy(model), plan)
+            parallel: Any = sw.parallelize(copy.deepcopy(model), plan)
             measured = worst_error if plan.pipeline is None else _stage_error
             worst = _of_all(measured(parallel, batch, loss, gradients))
             figures = {"error": max(worst)}
@@ -214,7 +214,7 @@ def _stage_error(
             whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
             scale = gradients[name].abs().max().item()
             worst = max(worst, (whole - gradients[name]).abs().max().item() / max(scale, 1e-30))
-    return worst
+    return float(worst)
 
 
 def _asynchronous(device: torch.device) -> Iterator[tuple[str, Any]]:

@@ -44,9 +44,10 @@ def comparison(plan: Plan, training: Training) -> str:
         return "no step was reported"
     first, last = training.records[0], training.records[-1]
     memory = training.peak_bytes
+    predicted = plan.peak_bytes + (plan.memory.libraries if plan.memory else 0)
     counted = (
-        f"\npeak memory: predicted {size(plan.peak_bytes)}, measured {size(memory)} of tensors,"
-        f" {plan.peak_bytes / memory:.2f} of it"
+        f"\npeak memory: predicted {size(predicted)}, measured {size(memory)} of tensors,"
+        f" {predicted / memory:.2f} of it"
         f"{f'; predicted to be at {plan.memory.at}' if plan.memory and plan.memory.at else ''}"
         if memory
         else ""

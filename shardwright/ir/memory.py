@@ -54,6 +54,7 @@ class Memory:
         communication: buffers of collectives.
         rounding: what the allocator hands out beyond what is asked for.
         context: memory of the driver and its libraries, which no allocator counts.
+        libraries: workspaces that libraries keep of the allocator's memory, which it counts.
         rank: the first of the ranks that need most.
         at: the operator, by module, that runs at the peak, and in which pass.
         shares: every part split by module; empty in plans of older versions.
@@ -68,6 +69,7 @@ class Memory:
     communication: Bytes
     rounding: Bytes = NOTHING
     context: Bytes = NOTHING
+    libraries: Bytes = NOTHING
     rank: int = 0
     at: str = ""
     shares: tuple[Share, ...] = ()
@@ -84,7 +86,7 @@ class Memory:
 
     @property
     def peak(self) -> Bytes:
-        """Bytes of all parts, without the context."""
+        """Bytes of all parts, which are of tensors: without context and libraries."""
         return Bytes(sum(self.parts().values()))
 
     def parts(self) -> dict[str, Bytes]:

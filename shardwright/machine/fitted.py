@@ -46,7 +46,8 @@ FITTED: dict[str, Fitted] = {
     "link bandwidth": Fitted({"": 0.84}, " of what is specified", _SOURCES),
     "collective_launch": Fitted({"": 18.0}, "us", _SOURCES),
 }
-CONTEXT_SOURCE = "driver, kernels of cuBLAS and cuDNN with workspace, buffers of NCCL"
+CONTEXT_SOURCE = "driver, kernels of cuBLAS and cuDNN, buffers of NCCL"
+WORKSPACE_SOURCE = "cuBLAS, for two threads; 1 % of an H200's peaks is left (benchmarks/gpu)"
 ASSUMED: dict[str, tuple[str, str]] = {
     "overlap": ("0", "of sums and gathers of parameters; FSDP's rows are priced with 0.8"),
     "efficiency.convolution": ("0.5", "no published row trains convolutions"),

@@ -33,6 +33,10 @@ class Gpu:
         source: the documents of these figures.
         dates: when the documents were issued.
         memory_source: where `memory_gib` was seen; empty where it is assumed.
+
+    Matrix products get a workspace from torch's allocator, for each handle of the library: 32 MiB
+    on GPUs from Hopper on (NVIDIA's recommendation for cublasSetWorkspace) and 8,320 KiB on older
+    ones (`CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`, torch's default). What ROCm takes is not known.
     """
 
     kind: str
@@ -48,6 +52,13 @@ class Gpu:
     source: str
     dates: str
     memory_source: str = ""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the workspace of one handle."""
+        if self.link == "xgmi":
+            return 0
+        return 32 * 2**20 if self.architecture in ("hopper", "blackwell") else 8320 * 2**10
 
 
 def _peaks(

@@ -132,6 +132,7 @@ class Device:
         packing_seconds: what it costs to put a small tile into a bucket, or to take a copy out of
             one; None: a launch for both.
         context_bytes: what the driver and its libraries take of the memory.
+        workspace_bytes: what libraries of matrix products keep of the memory of torch's allocator.
         channel_block: convolutions pad channels to multiples of it (oneDNN: 16 with AVX-512).
         issue_seconds: what the host needs to issue a kernel, while the device computes those issued
             before; 0 where the host itself computes.
@@ -152,6 +153,7 @@ class Device:
     parameter_seconds: Seconds = NO_TIME
     packing_seconds: Seconds | None = None
     context_bytes: Bytes = NO_MEMORY
+    workspace_bytes: Bytes = NO_MEMORY
     channel_block: int = PLAIN_BLOCK
     issue_seconds: Seconds = NO_TIME
     units: int = 0
@@ -170,6 +172,7 @@ class Device:
         _require_not_negative("parameter", self.parameter_seconds, "20us")
         _require_not_negative("packing", self.packing_seconds or 0.0, "20us")
         _require_not_negative("context", self.context_bytes, "1GB")
+        _require_not_negative("workspace", self.workspace_bytes, "64MiB")
         _require_not_negative("issue", self.issue_seconds, "10us")
         _require_not_negative("units", self.units, "108")
         _require_not_negative("product_depth", self.product_depth, "128")
@@ -177,16 +180,16 @@ class Device:
             raise MachineError(
                 f"channel_block is {self.channel_block}; give at least 1: 16 with AVX-512, else 8"
             )
-        if self.context_bytes >= self.memory_bytes:
-            raise MachineError(
-                f"context is {self.context_bytes} bytes of {self.memory_bytes} of memory; leave"
-                " some for tensors"
-            )
+        if self.usable_bytes <= 0:
+            taken = f"context is {self.context_bytes} bytes"
+            if self.workspace_bytes:
+                taken += f" and workspace {self.workspace_bytes} bytes"
+            raise MachineError(f"{taken} of {self.memory_bytes} of memory; leave some for tensors")
 
     @property
     def usable_bytes(self) -> Bytes:
-        """The memory for tensors: without the context."""
-        return Bytes(self.memory_bytes - self.context_bytes)
+        """The memory for tensors: without context and workspaces."""
+        return Bytes(self.memory_bytes - self.context_bytes - self.workspace_bytes)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Peak FLOP/s for `dtype`; without one that of float32, else the lowest."""
@@ -201,9 +204,11 @@ class Device:
         dtypes = dict.fromkeys(name for device in (self, other) for name, _ in device.flop_per_s)
         kinds = dict.fromkeys((*self.kind.split("+"), *other.kind.split("+")))
         context = max(self.context_bytes, other.context_bytes)
+        workspace = max(self.workspace_bytes, other.workspace_bytes)
+        usable = min(self.usable_bytes, other.usable_bytes)
         return Device(
             kind="+".join(kinds),
-            memory_bytes=Bytes(min(self.usable_bytes, other.usable_bytes) + context),
+            memory_bytes=Bytes(usable + context + workspace),
             flop_per_s=tuple(
                 (dtype, min(self.peak_flop_per_s(dtype), other.peak_flop_per_s(dtype)))
                 for dtype in dtypes
@@ -215,6 +220,7 @@ class Device:
             parameter_seconds=max(self.parameter_seconds, other.parameter_seconds),
             packing_seconds=_longer(self.packing_seconds, other.packing_seconds),
             context_bytes=context,
+            workspace_bytes=workspace,
             channel_block=max(self.channel_block, other.channel_block),
             issue_seconds=max(self.issue_seconds, other.issue_seconds),
             units=max(self.units, other.units),

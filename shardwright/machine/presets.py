@@ -30,9 +30,11 @@ GBIT = 1e9 / 8
 
 _CPU_LINK_REACHED = 0.8  # assumed, of what links are specified to carry
 _CONVOLUTION = 0.5  # assumed
-# Assumed: the driver's context, the kernels of cuBLAS and cuDNN with cuBLAS' workspace, and NCCL's
-# buffers. `profile` measures it.
+# Assumed: the driver's context, the kernels of cuBLAS and cuDNN, and NCCL's buffers; `profile`
+# measures it.
 _CONTEXT = Bytes(GB)
+# Of matrix products, each with a workspace: the thread of the forward pass has one, and autograd's.
+HANDLES = 2
 _LINK_LATENCY = {"nvlink": Seconds(1.5e-6), "xgmi": Seconds(2e-6), "pcie": Seconds(5e-6)}  # assumed
 _NETWORK_LATENCY = Seconds(5e-6)  # assumed: one hop between hosts
 _SPECIFIED = (
@@ -113,6 +115,7 @@ def _device(gpu: Gpu) -> Device:
         _microseconds("launch", gpu),
         Efficiency(part("matmul"), _CONVOLUTION, part("attention"), part("memory")),
         context_bytes=_CONTEXT,
+        workspace_bytes=Bytes(HANDLES * gpu.workspace_bytes),
         issue_seconds=_microseconds("issue", gpu),
         units=gpu.units,
         product_depth=int(FITTED["product_depth"].of(gpu.architecture)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from shardwright.machine.fitted import ASSUMED, CONTEXT_SOURCE, FITTED
+from shardwright.machine.fitted import ASSUMED, CONTEXT_SOURCE, FITTED, WORKSPACE_SOURCE
 from shardwright.machine.gpus import GPUS, Gpu
 from shardwright.machine.model import Machine
 
@@ -65,6 +65,9 @@ def _origins(machine: Machine, gpu: Gpu) -> Iterator[Origin]:
     yield Origin(
         "context", f"{device.context_bytes / 2**30:.2f} GiB", FigureKind.ASSUMED, CONTEXT_SOURCE
     )
+    workspace = f"{device.workspace_bytes / 2**20:.2f} MiB"
+    kind = FigureKind.SPECIFIED if device.workspace_bytes else FigureKind.ASSUMED
+    yield Origin("workspace", workspace, kind, WORKSPACE_SOURCE)
     yield Origin("memory_bandwidth", f"{gpu.tb_per_s} TB/s", FigureKind.SPECIFIED, document)
     for dtype, figure in gpu.tflops:
         yield Origin(f"compute.{dtype}", f"{figure} TFLOP/s", FigureKind.SPECIFIED, document)

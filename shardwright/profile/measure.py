@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -111,11 +112,13 @@ def measure_ranks(
     backend.tune_new_groups()
     samples = stopwatch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
-    found: list[tuple[float, int]] = [(0.0, 0)] * world
-    taken = context_bytes(torch.cuda) if kind == "cuda" else 0
-    dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), taken))
-    memory, context = min(size for size, _ in found), max(size for _, size in found)
-    return _machine(samples, sizes, (Bytes(int(memory)), Bytes(context)), stopwatch.busy)
+    found: list[tuple[float, int, int]] = [(0.0, 0, 0)] * world
+    taken = (context_bytes(torch.cuda), workspace_bytes()) if kind == "cuda" else (0, 0)
+    dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), *taken))
+    memory = min(size for size, *_ in found)
+    context, workspace = (max(sizes) for sizes in list(zip(*found, strict=True))[1:])
+    sizes_of = Bytes(int(memory)), Bytes(context), Bytes(workspace)
+    return _machine(samples, sizes, sizes_of, stopwatch.busy)
 
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
@@ -150,11 +153,11 @@ def _rank(
 
 
 def _machine(
-    samples: list[Sample], sizes: dict[str, int], memory: tuple[Bytes, Bytes], busy: float
+    samples: list[Sample], sizes: dict[str, int], memory: tuple[Bytes, Bytes, Bytes], busy: float
 ) -> Machine:
     """The machine fitted to `samples`, with `sizes` devices at each level.
 
-    `memory` are the bytes of a device, and those of them that are not for tensors.
+    `memory` are the bytes of a device, and of them the context and the libraries' workspaces.
     """
     backend = backend_of()
     gpu, world = backend.spec.device == "cuda", dist.get_world_size()
@@ -189,6 +192,7 @@ def _machine(
             parameter_seconds=Seconds(compute.parameter_seconds),
             packing_seconds=Seconds(compute.packing_seconds),
             context_bytes=memory[1],
+            workspace_bytes=memory[2],
             channel_block=channel_block_here(),
         ),
         levels=tuple(levels)
@@ -290,6 +294,12 @@ def context_bytes(cuda: DeviceMemory) -> int:
     """
     free, total = cuda.mem_get_info()
     return max(0, total - free - cuda.memory_reserved())
+
+
+def workspace_bytes() -> int:
+    """Bytes of torch's allocator in use without a tensor: what libraries keep as workspaces."""
+    gc.collect()
+    return torch.cuda.memory_allocated()
 
 
 def user_cache() -> Path:

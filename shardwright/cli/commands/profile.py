@@ -90,6 +90,7 @@ def content(machine: Machine, output: str | None) -> dict[str, object]:
         "launch_seconds": device.launch_seconds,
         "memory_bytes": device.memory_bytes,
         "context_bytes": device.context_bytes,
+        "workspace_bytes": device.workspace_bytes,
         "overlap": machine.overlap,
         "gather_overlap": machine.soon_overlap,
         "contention": machine.contention,

@@ -60,6 +60,7 @@ def to_toml(machine: Machine) -> str:
         f"kind = {_quoted(device.kind)}",
         f'memory = "{quantity(device.memory_bytes, SIZE)}"',
         *_context_text(device),
+        *_workspace_text(device),
         f'memory_bandwidth = "{quantity(device.bytes_per_s, BANDWIDTH)}"',
         f'launch = "{quantity(device.launch_seconds, DURATION)}"',
         *_update_text(device),
@@ -118,6 +119,13 @@ def _context_text(device: Device) -> list[str]:
         return []
     size = quantity(device.context_bytes, SIZE)
     return [f'context = "{size}" # of it, what the driver and its libraries take']
+
+
+def _workspace_text(device: Device) -> list[str]:
+    if not device.workspace_bytes:
+        return []
+    size = quantity(device.workspace_bytes, SIZE)
+    return [f'workspace = "{size}" # of it, what libraries keep of the allocator\'s memory']
 
 
 def _update_text(device: Device) -> list[str]:
@@ -260,7 +268,15 @@ def _reached(where: str, value: Any) -> float:
 def _device(data: dict[str, Any]) -> Device:
     needed = ("kind", "memory", "memory_bandwidth", "launch", "compute")
     optional = (
-        *("efficiency", "dispatch", "parameter", "packing", "context", "channel_block"),
+        *(
+            "efficiency",
+            "dispatch",
+            "parameter",
+            "packing",
+            "context",
+            "workspace",
+            "channel_block",
+        ),
         *("issue", "units", "product_depth"),
     )
     _check_keys("device", data, needed, optional=optional)
@@ -279,6 +295,7 @@ def _device(data: dict[str, Any]) -> Device:
         parameter_seconds=parse_time("device.parameter", data.get("parameter", "0s")),
         packing_seconds=_duration("packing", data),
         context_bytes=parse_memory("device.context", data.get("context", "0B")),
+        workspace_bytes=parse_memory("device.workspace", data.get("workspace", "0B")),
         channel_block=_is("device.channel_block", data.get("channel_block", PLAIN_BLOCK), int),
         issue_seconds=parse_time("device.issue", data.get("issue", "0s")),
         units=_is("device.units", data.get("units", 0), int),

@@ -33,7 +33,7 @@ class MemoryRefinement:
 
     def __init__(self, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self.tracer = tracer
-        self._context = machine.device.context_bytes
+        self._device = machine.device
         backend = machine.backend_spec
         together = backend.device != "cpu" and machine.devices == 1
         self.trainer = Trainer(
@@ -53,7 +53,11 @@ class MemoryRefinement:
             step_memory(lowering, rank, self.trainer, self.tracer)
             for rank in ranks_that_differ(lowering)
         ]
-        most = replace(max(found, key=lambda memory: memory.peak), context=self._context)
+        most = replace(
+            max(found, key=lambda memory: memory.peak),
+            context=self._device.context_bytes,
+            libraries=self._device.workspace_bytes,
+        )
         return replace(plan, memory=most, peak_bytes=most.peak)
 
 

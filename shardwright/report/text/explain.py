@@ -138,6 +138,8 @@ def _memory(memory: Memory) -> Iterator[str]:
     at = f", at {memory.at}" if memory.at else ", as the tables of the search add up"
     for line in textwrap.wrap(f"on rank {memory.rank}{at}", WIDTH - 16):
         yield _item("", line)
+    if memory.libraries:
+        yield _item("", f"and beside it {_size(memory.libraries)} of workspaces of libraries")
     if memory.context:
         yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
 
