@@ -8,6 +8,7 @@ of another length, the model is captured again, and the graph runs by the same p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any, final
 
 import torch
@@ -70,6 +71,11 @@ class ShapeVariants:
         if compiled:
             for module in self._modules.values():
                 module.compile_programs()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """`TrainModule.set_timeout` of the modules of all shapes."""
+        for module in self._modules.values():
+            module.set_timeout(timeout)
 
     @property
     def known(self) -> tuple[Shapes, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Protocol, Self
 
 import torch
@@ -191,6 +192,15 @@ class TrainModule(LastingModule, ABC):
     @abstractmethod
     def local_batch(self, batch: Any) -> Any:
         """This rank's part of a global batch, for loaders that read only their own."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let the collectives of its process groups, made for its mesh, fail after `timeout`.
+
+        Groups of a mesh are made with the default of their backend, not with what
+        `init_process_group` was given.
+        """
+        for group in self._sw_groups:
+            group.set_timeout(timeout)
 
     def programs(self) -> list[fx.GraphModule]:
         """The graphs that this rank runs; those within others too."""

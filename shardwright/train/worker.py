@@ -129,6 +129,8 @@ def _train(
     watchdog.starting()
     steps: Steps | None
     module, steps, ahead = _module(job, model, plan, device)
+    if isinstance(module, ShapeVariants):
+        module.set_timeout(timeout_of(max(options.stall_timeout, options.start_timeout)))
     watchdog.starting()
     seed_all(job.seed)
     run = start(module, job)

@@ -1,8 +1,8 @@
 """Predicted peaks of plans beside those that torch's allocator counted on a GPU.
 
-`scripts/gpu_check` trained GPT-2 (124M parameters, float32, AdamW) on two ranks of one H200. Tensors
-alone were predicted up to 4 % too low: each thread that multiplies matrices keeps a workspace of
-32 MiB of the same memory.
+`scripts/gpu_check` trained GPT-2 (124M parameters, float32, AdamW) on two ranks of one H200.
+Tensors alone were predicted up to 4 % too low: each thread that multiplies matrices keeps a
+workspace of 32 MiB of the same memory.
 """
 
 import json

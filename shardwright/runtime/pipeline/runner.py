@@ -19,6 +19,8 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import members
 from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
+from shardwright.runtime.backend.base import wait_for
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
@@ -76,7 +78,7 @@ class PipelineModule(TrainModule):
         program = pipeline_program(staged, home * decisions.mesh.size + place)
         known: Channels = shares._sw_channels if shares is not None else {}
         self._sw_channels: Channels = _channel_groups(
-            pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known
+            pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known, device
         )
         groups = {name: group for name, group in self._sw_channels.items() if group is not None}
         self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
@@ -170,12 +172,16 @@ def _channel_groups(
     mesh: Mesh,
     device_mesh: DeviceMesh,
     known: Mapping[str, dist.ProcessGroup | None],
+    device: torch.device,
 ) -> Channels:
     """The process group of each channel of `mesh`, None where this rank is no member.
 
     Groups in `known` are reused. Every rank must call this, because all ranks must create all
     groups in the same order. Each direction between two pipeline groups has a communicator of its
     own, so that no message waits for one in the other direction.
+
+    NCCL makes a communicator at the first message of two ranks, where each waits for the other: in
+    a step some would wait in a circle, so a first message is sent here, by all in one order.
     """
     found: Channels = {name: device_mesh[name].get_group() for name in mesh.names}
     everywhere = device_mesh.mesh.reshape(mesh.shape[0], -1)
@@ -186,4 +192,14 @@ def _channel_groups(
         some = sorted(members(channel, mesh))
         ranks = [everywhere[some, place].tolist() for place in range(everywhere.shape[1])]
         found[channel] = dist.new_subgroups_by_enumeration(ranks)[0]
+        if (group := found[channel]) is not None:
+            _connect(group, device)
     return found
+
+
+def _connect(group: dist.ProcessGroup, device: torch.device) -> None:
+    """A message from the first rank of two to the other one."""
+    backend, byte = backend_of(group), torch.zeros(1, dtype=torch.uint8, device=device)
+    sends = dist.get_rank(group) == 0
+    begin = backend.begin_send if sends else backend.begin_receive
+    wait_for(begin(group, byte, int(sends)), "a first message")
