@@ -27,7 +27,7 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
-from shardwright.runtime.comm.shutdown import leave
+from shardwright.runtime.comm.shutdown import end_within, leave
 from shardwright.runtime.device import rank_device
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.shape_variants import ShapeVariants
@@ -63,6 +63,7 @@ from shardwright.train.targets.target import TargetError, build_model, load_job
 from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
 
+_LEAVING_SECONDS = 20.0  # of a rank that has failed
 Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (
     BatchError,
@@ -113,10 +114,14 @@ def _run(options: argparse.Namespace) -> None:
             backend.tune_host()
         watchdog.starting()
         _train(job, plan, device, options, watchdog)
-    finally:
+    except BaseException:
+        end_within(_LEAVING_SECONDS)
         watchdog.close()
         if dist.is_initialized():
-            leave()
+            leave(failed=True)
+        raise
+    watchdog.close()
+    leave()
 
 
 def _train(
@@ -128,9 +133,8 @@ def _train(
         check_export(model, options.export)
     watchdog.starting()
     steps: Steps | None
-    module, steps, ahead = _module(job, model, plan, device)
-    if isinstance(module, ShapeVariants):
-        module.set_timeout(timeout_of(max(options.stall_timeout, options.start_timeout)))
+    timeout = timeout_of(max(options.stall_timeout, options.start_timeout))
+    module, steps, ahead = _module(job, model, plan, device, timeout)
     watchdog.starting()
     seed_all(job.seed)
     run = start(module, job)
@@ -165,7 +169,7 @@ def _train(
 
 
 def _module(
-    job: Job, model: nn.Module, plan: Plan, device: torch.device
+    job: Job, model: nn.Module, plan: Plan, device: torch.device, timeout: timedelta
 ) -> tuple[ShapeVariants | AsyncTrainable, AsyncLoop | None, int]:
     """The module, its steps, and the number of steps by which ranks agree in advance."""
     others, evaluated = job.other_calls(), job.evaluation is not None
@@ -179,6 +183,7 @@ def _module(
             compiled=job.compiled,
             evaluated=evaluated,
         )
+        many.set_timeout(timeout)
         return many, None, 0
     if job.compiled:
         raise PlanError(

@@ -5,6 +5,8 @@ other for ever over NCCL, that a batch on the CPU was refused, and that torch 2.
 what torch 2.13 can.
 """
 
+import subprocess
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.runtime.async_pipeline.runner import async_pipeline
 from shardwright.runtime.comm.channel import Channel
+from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.pipeline.stage_links import StageLinks
 from tests.harness.ranks import run_ranks
 
@@ -61,3 +64,28 @@ def _groups():
     channels = [links.values_in, links.values_out, links.gradients_in, links.gradients_out]
     groups = [one.group for one in channels if isinstance(one, Channel)]
     return [(group.size(), group.group_name) for group in groups]
+
+
+def test_a_rank_that_failed_ends_though_its_interpreter_waits():
+    """Destroying NCCL's groups waits for collectives that the other ranks never start."""
+    script = (
+        "import atexit, sys, threading\n"
+        "from shardwright.runtime.comm.shutdown import end_within\n"
+        "atexit.register(threading.Event().wait)\n"
+        "end_within(0.5, 3)\n"
+        "sys.exit('what went wrong')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == "what went wrong\n"
+
+
+def test_a_failed_rank_does_not_destroy_groups_that_wait_for_others(monkeypatch):
+    destroyed = []
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: destroyed.append(True))
+    for name, expected in (("nccl", []), ("gloo", [True])):
+        monkeypatch.setattr(dist, "get_backend", lambda _group=None, name=name: name)
+        leave(failed=True)
+        assert destroyed == expected

@@ -49,6 +49,7 @@ class Backend:
     # Whether a receive may be posted long before its message is sent. Under NCCL it is a kernel
     # that runs until then, and whoever waits for the whole device waits for the other rank.
     receives_ahead = False
+    orders_on_device = True  # whether collectives are kernels in streams, as of NCCL
 
     def __init__(self, spec: BackendSpec) -> None:
         self.spec = spec

@@ -30,6 +30,7 @@ class Gloo(Backend):
     """Collectives on CPUs."""
 
     receives_ahead = True
+    orders_on_device = False
 
     def __init__(self) -> None:
         super().__init__(BACKENDS["gloo"])
