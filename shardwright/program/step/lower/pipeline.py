@@ -250,7 +250,8 @@ class _GroupWriter:
         found: dict[str, list[str]] = {}
         for stage in self.stages.values():
             for leaf, total in stage.reduced().items():
-                found.setdefault(leaf, []).append(total)
+                if leaf in self.staged.graph.trained:  # autograd gives no other one a gradient
+                    found.setdefault(leaf, []).append(total)
         shared = shared_parameters(self.staged)
         for leaf in shared:  # of which this group has a copy, but no gradient
             if any(leaf in stage.names for stage in self.stages.values()):
