@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -92,3 +93,18 @@ def _of_rank(kind: str) -> torch.device:
 def _model_device(model: nn.Module | None) -> torch.device:
     first = None if model is None else next(model.parameters(), None)
     return torch.device("cpu") if first is None or first.is_meta else first.device
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which operators on this kind of device are cast now, None without autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """A context in which nothing is cast; a captured graph has its casts as operators."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    off: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)
+    return off

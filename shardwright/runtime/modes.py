@@ -64,7 +64,14 @@ class Modes:
         self.modules = list(self.structure.modules())
         self.pairs: list[tuple[nn.Module, nn.Module]] = []  # of the parallel module, of the model
         self.now = self.flags()
-        self.known: dict[Flags, ModeModule] = {self.now: ModeModule()}
+        # Parameters that the plan took for frozen, by their first name, with all of their names.
+        self.frozen = {
+            leaf.name: leaf.keys
+            for leaf in planned.graph.leaves_of(LeafKind.PARAMETER)
+            if not planned.graph.tensor[leaf.name].requires_grad
+        }
+        self.unfrozen: tuple[str, ...] = ()
+        self.known: dict[tuple[Flags, tuple[str, ...]], ModeModule] = {(self.now, ()): ModeModule()}
         # These cannot be captured without weights and constants in their memory.
         if planned.opaque or planned.constants or not self.is_copy:
             self._capture_now(owner, model)
@@ -74,7 +81,7 @@ class Modes:
 
     def attach(self, owner: nn.Module) -> None:
         """Make `train()` and `eval()` of `owner`'s sub-modules with parameters switch modes."""
-        theirs = dict(self.structure.named_modules())
+        theirs = dict(self.structure.named_modules(remove_duplicate=False))
         named = owner.named_modules()
         self.pairs = [(ours, theirs[name]) for name, ours in named if name and name in theirs]
         self._show(owner)
@@ -94,12 +101,26 @@ class Modes:
             theirs.train(ours.training)
         if switched:
             self.now = self.flags()
-        if self.now not in self.known:
-            self.known[self.now] = self._found(owner, self.structure)
-        found = self.known[self.now]
+        if self.frozen and torch.is_grad_enabled():
+            self._follow(owner)
+        key = self.now, self.unfrozen
+        if key not in self.known:
+            self.known[key] = self._found(owner, self.structure)
+        found = self.known[key]
         if found.error:
             raise PlanError(found.error)
         return found
+
+    def _follow(self, owner: Any) -> None:
+        """Take note of parameters that were frozen and require a gradient now."""
+        tensor, places = owner._sw_holds.tensor, owner._sw_holds.places
+        now = tuple(name for name in self.frozen if name in places and tensor(name).requires_grad)
+        if now != self.unfrozen:
+            self.unfrozen = now
+            if self.is_copy:
+                for name, keys in self.frozen.items():
+                    for key in keys:
+                        self.structure.get_parameter(key).requires_grad_(name in now)
 
     def _show(self, owner: nn.Module) -> None:
         owner.training = self.structure.training
@@ -108,6 +129,12 @@ class Modes:
 
     def _found(self, owner: nn.Module, model: nn.Module) -> ModeModule:
         mode = "training" if model.training else "evaluation"
+        if self.unfrozen and (not self.is_copy or self.planned.opaque or self.planned.constants):
+            return ModeModule(
+                error=f"{self.unfrozen[0]} was frozen when the plan was made and requires a"
+                " gradient now, and the model cannot be captured again without its weights; plan"
+                " it with requires_grad=True, and freeze it then"
+            )
         if not self.is_copy and model is self.structure:
             return ModeModule(
                 error=f"{mode} with sub-modules in modes of their own needs a copy of the model's"
@@ -119,7 +146,7 @@ class Modes:
                 captured = self.capture(model)
                 if _is_same(self.planned, captured):
                     return ModeModule()
-                if _is_same_without_dropout(self.planned, captured):
+                if not self.unfrozen and _is_same_without_dropout(self.planned, captured):
                     return ModeModule(draws=False)
                 return ModeModule(self.make(captured, owner))
         except (CaptureError, PipelineError, PlanError) as e:
@@ -132,8 +159,8 @@ class Modes:
         for mode in (False, True):
             model.train(mode)
             self.structure.train(mode)
-            if (flags := self.flags()) not in self.known:
-                self.known[flags] = self._found(owner, model)
+            if (key := (self.flags(), ())) not in self.known:
+                self.known[key] = self._found(owner, model)
             for module, training in (*before, *own):
                 module.training = training
 

@@ -33,7 +33,7 @@ from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.deferred.initializers import with_values
 from shardwright.runtime.deferred.sources import RecordedSources, with_sources
-from shardwright.runtime.device import default_device
+from shardwright.runtime.device import default_device, without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
@@ -41,6 +41,8 @@ from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
+from shardwright.runtime.parameters.dtensor_access import mend_dtensors
+from shardwright.runtime.parameters.dtensor_spec import plain_gradient
 from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.runner import PipelineModule
@@ -128,6 +130,7 @@ def _parallelized(
     if tune_host:
         backend.tune_host()
     mend_optimizers()
+    mend_dtensors()
     found: ParallelModule | PipelineModule | AsyncPipeline
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
@@ -135,6 +138,7 @@ def _parallelized(
         device_mesh = _device_mesh(plan.mesh, device)
         options = ModuleOptions.of(model, device, seed)
         found = build(captured, analysis, decisions, options, device_mesh)
+        found._sw_mirror(model)
         spare = replace(options, weights={}, buffers=_spare_buffers(found, model, captured))
         switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
         capture = recapture(captured.graph, outputs)
@@ -363,12 +367,17 @@ class ParallelModule(TrainModule):
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
-        results = self._sw_program(*leaves, state)
+        with without_autocast(self._sw_device):
+            results = self._sw_program(*leaves, state)
         outputs = results[: len(self._sw_graph.outputs)]
         with torch.no_grad():
             self._sw_holds.update(self._sw_graph, results[len(outputs) :])
             if self.training or self._sw_draws:
                 self._sw_advance()
+        if self._sw_groups and not torch.compiler.is_compiling():
+            for output in outputs:
+                if output.requires_grad:
+                    output.register_hook(plain_gradient)
         return self._sw_captured.outputs(outputs, self._sw_device)
 
     def forward_backward(self, batch: Any) -> torch.Tensor:

@@ -20,6 +20,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.deferred.ranges import ranges_of
 from shardwright.runtime.module_options import ModuleOptions
+from shardwright.runtime.parameters.submodules import container
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -73,19 +74,19 @@ class ParameterStore:
                 trained = graph.tensor[leaf.name].requires_grad
                 parameter = self._parameter(leaf.name, first, weights[first], options, trained)
                 for key in leaf.keys:
-                    container, name = _container(self.module, key)
-                    container.register_parameter(name, parameter)
+                    holder, name = container(self.module, key)
+                    holder.register_parameter(name, parameter)
             elif leaf.kind is LeafKind.BUFFER:
                 value = options.valued(first, buffers[first]).detach().to(self.device).clone()
                 for key in leaf.keys:
-                    container, name = _container(self.module, key)
-                    container.register_buffer(name, value, persistent=key in persistent)
+                    holder, name = container(self.module, key)
+                    holder.register_buffer(name, value, persistent=key in persistent)
             elif leaf.kind is LeafKind.CONSTANT:
                 what = f"{leaf.name}, a tensor that is no parameter and no buffer,"
                 constant = options.valued(what, self.captured.constants[leaf.name])
                 self.constants[leaf.name] = constant.to(self.device)
             if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
-                self.places[leaf.name] = _container(self.module, first)
+                self.places[leaf.name] = container(self.module, first)
 
     def adopt(self, other: ParameterStore) -> None:
         """Use the tensors of `other`, in its module, instead of own copies."""
@@ -94,16 +95,16 @@ class ParameterStore:
     def keep(self, buffers: Mapping[str, torch.Tensor], persistent: frozenset[str]) -> None:
         """Register buffers that no graph has read yet: another mode may, and state dicts do."""
         for name, buffer in buffers.items():
-            container, last = _container(self.module, name)
+            holder, last = container(self.module, name)
             value = buffer.detach().to(self.device, copy=True)
-            container.register_buffer(last, value, persistent=name in persistent)
-            self.places[name] = container, last
+            holder.register_buffer(last, value, persistent=name in persistent)
+            self.places[name] = holder, last
 
     def tensor(self, leaf: str) -> torch.Tensor:
         """The parameter or buffer of that leaf."""
-        container, name = self.places[leaf]
-        parameter = container._parameters.get(name)
-        found: torch.Tensor = getattr(container, name) if parameter is None else parameter
+        holder, name = self.places[leaf]
+        parameter = holder._parameters.get(name)
+        found: torch.Tensor = getattr(holder, name) if parameter is None else parameter
         return found
 
     def elsewhere(self) -> set[str]:
@@ -143,11 +144,9 @@ class ParameterStore:
         """Register a placeholder for a parameter of another stage, which nothing reads."""
         tensor = graph.tensor[name]
         empty = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        container = nn.Module()
-        container.register_parameter(
-            "unread", self._parameter(name, "unread", empty, options, False)
-        )
-        self.places[name] = container, "unread"
+        holder = nn.Module()
+        holder.register_parameter("unread", self._parameter(name, "unread", empty, options, False))
+        self.places[name] = holder, "unread"
 
     def _parameter(
         self, leaf: str, name: str, weight: torch.Tensor, options: ModuleOptions, trained: bool
@@ -189,14 +188,3 @@ def place_in(device_mesh: DeviceMesh | None) -> int:
     for at, size in zip(coordinate, device_mesh.shape, strict=True):
         place = place * size + at
     return place
-
-
-def _container(root: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """The module that holds the tensor `key`, made on the way, and the tensor's name in it."""
-    *path, name = key.split(".")
-    module = root
-    for part in path:
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = getattr(module, part)
-    return module, name

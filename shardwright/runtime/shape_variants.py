@@ -190,7 +190,8 @@ def _share(main: TrainModule, other: TrainModule, shapes: Shapes) -> None:
                 " the pipeline than with the planned one; plan without --stages"
             )
         path, _, last = name.rpartition(".")
-        other.get_submodule(path).register_parameter(last, mine[name])
+        # Sub-modules refuse other parameters than their own from users.
+        nn.Module.register_parameter(other.get_submodule(path), last, mine[name])
     # Of those that `main` does not keep each has its own: they are constants of the model.
     theirs = {name for name, _ in other.named_buffers(remove_duplicate=False)}
     for name in theirs & {*main.lasting_buffers()}:

@@ -13,11 +13,20 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.plan import PlanError
+from shardwright.runtime.device import autocast_dtype
 from shardwright.runtime.executor.executor import Regions
 from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.compiled import compiled
 from shardwright.runtime.modes import Modes
+from shardwright.runtime.parameters.submodules import (
+    SubModule,
+    mirror,
+    plain_attributes,
+    refuse_other,
+)
+from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.graph_builder import DROPOUT
 
 
@@ -95,6 +104,9 @@ class TrainModule(LastingModule, ABC):
 
     _sw_program: StepModule
     _sw_modes: Modes | None = None
+    _sw_given: Mapping[str, Any] | None = None  # attributes of the model
+    _sw_autocast: torch.dtype | None = None  # when it was made
+    _sw_device: torch.device
     _sw_draws = False  # whether what runs draws dropout
     _sw_switched: bool | None = None  # whether the modules of its programs draw, if that is known
     _sw_compiled = False
@@ -104,6 +116,25 @@ class TrainModule(LastingModule, ABC):
         self._sw_modes = modes
         modes.attach(self)
         self._sw_running()  # now, so that a compiler does not trace it
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._sw_given is not None and not name.startswith("_sw_"):
+            if isinstance(value, nn.Parameter | nn.Module) and (
+                name in self._parameters or name in self._modules
+            ):
+                raise PlanError(
+                    f"{name} cannot be replaced: the plan computes with that of the model; write"
+                    " into parameters under torch.no_grad(), or change the model before"
+                    " sw.parallelize"
+                )
+            refuse_other(self._sw_given, name, value)
+        super().__setattr__(name, value)
+
+    def _sw_mirror(self, model: nn.Module) -> None:
+        """Show the sub-modules of `model`, and refuse other attributes than it has."""
+        mirror(self, model)
+        self._sw_given = plain_attributes(model)
+        self._sw_autocast = autocast_dtype(self._sw_device)
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation, as the model's own `train` does.
@@ -123,6 +154,8 @@ class TrainModule(LastingModule, ABC):
 
         Raises `PlanError` if the model cannot run in this mode under the plan.
         """
+        if not torch.compiler.is_compiling():
+            self._sw_check_autocast()
         if self._sw_modes is None:
             self._sw_draws = self.training and _has_dropout(self.graph)
             return self
@@ -141,6 +174,17 @@ class TrainModule(LastingModule, ABC):
                     module.training = found.draws
             other._sw_draws = found.draws and _has_dropout(other.graph)
         return other
+
+    def _sw_check_autocast(self) -> None:
+        """Raise `BatchError` unless operators are cast as they were when the plan was captured."""
+        now = autocast_dtype(self._sw_device)
+        if now is not self._sw_autocast:
+            raise BatchError(
+                f"autocast is {now or 'off'} in this call and was {self._sw_autocast or 'off'} when"
+                " the plan was made, which has its casts as operators; call sw.plan and"
+                " sw.parallelize within the autocast that the module is called in, or write it"
+                " into the model's forward"
+            )
 
     def prepare_evaluation(self) -> None:
         """Make ready to evaluate now; raises `PlanError` where that is impossible."""
@@ -204,7 +248,11 @@ class TrainModule(LastingModule, ABC):
 
     def programs(self) -> list[fx.GraphModule]:
         """The graphs that this rank runs; those within others too."""
-        return [module for module in self.modules() if isinstance(module, fx.GraphModule)]
+        return [
+            module
+            for module in self.modules()
+            if isinstance(module, fx.GraphModule) and not issubclass(type(module), SubModule)
+        ]
 
     def compile_programs(self) -> None:
         """From the next step on run through `torch.compile`."""

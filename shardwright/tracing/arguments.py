@@ -160,6 +160,11 @@ def require_module(model: object) -> None:
             f"model is {name}, which is no torch.nn.Module; write it as the forward of one,"
             " which holds the parameters that are to be trained"
         )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise CaptureError(
+            f"model is wrapped: {type(model).__name__} already shares out its batch; give what it"
+            " wraps, its .module"
+        )
 
 
 def require_call(args: object, kwargs: object) -> None:

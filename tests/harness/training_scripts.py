@@ -55,15 +55,28 @@ def built(kind, *arguments):
 
 
 def difference_of(script, wrap):
-    """How far losses and weights of a script with `wrap` are from those of one device."""
+    """How far losses, weights, gradients and buffers of a script with `wrap` are from those alone.
+
+    Raises `AssertionError` where a gradient or buffer is there in one of them only.
+    """
     losses, models = script(lambda model, args: model)
     ours, modules = script(wrap)
     found = [abs(a - b) for a, b in zip(losses, ours, strict=True)]
     for model, module in zip(models, modules, strict=True):
-        parallel = dict(module.named_parameters())
         for name, p in model.named_parameters():
-            found.append(float((whole(parallel[name]).reshape(p.shape) - p.detach()).abs().max()))
+            parallel = module.get_parameter(name)
+            found.append(_apart(p, parallel))
+            assert (p.grad is None) == (parallel.grad is None), f"gradient of {name}"
+            if p.grad is not None:
+                found.append(_apart(p.grad, parallel.grad))
+        found += [_apart(b, module.get_buffer(name)) for name, b in model.named_buffers()]
     return max(found)
+
+
+def _apart(one, other):
+    one, other = whole(one), whole(other)
+    assert one.shape == other.shape, f"{tuple(one.shape)} and {tuple(other.shape)}"
+    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
 
 
 def train(wrap, model, batches, optimizer=adam):

@@ -35,6 +35,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.region import Region
 from shardwright.runtime.comm.local_moves import moved_locally
+from shardwright.runtime.device import without_autocast
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
@@ -203,6 +204,11 @@ class ProgramRun:
     @torch.no_grad()
     def play(self, end: int) -> None:
         """Run instructions up to the place `end`."""
+        device = self.executor.regions.variant.device
+        if torch.is_autocast_enabled(device.type):  # of a caller of `backward`
+            with without_autocast(device):
+                self.play(end)
+            return
         steps, instructions = self.executor.steps, self.executor.program.instructions
         try:
             while self.position < end:

@@ -16,6 +16,14 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local(grad_placements=parameter.placements)
 
 
+def plain_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
+    """The whole of a DTensor as a plain tensor; None for a plain one, which stays as it is.
+
+    The gradient of an output that was added to a DTensor, as a penalty on weights, is a DTensor.
+    """
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else None
+
+
 def check_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Raise `RuntimeError` if an existing gradient has another layout than its parameter.
 

@@ -21,6 +21,7 @@ from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.device import without_autocast
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
@@ -154,7 +155,8 @@ class PipelineModule(TrainModule):
         """Run the program; the loss of the batch, and the gradients of this rank's tiles."""
         step, holds = self._sw_program, self._sw_holds
         given = step.given(self._sw_form, (args, kwargs), holds, self._sw_device)
-        found = step(given, self.get_buffer("_sw_random"), trains=trains)
+        with without_autocast(self._sw_device):
+            found = step(given, self.get_buffer("_sw_random"), trains=trains)
         program = step.program
         if self.training or not self._sw_standing_alone:
             with torch.no_grad():

@@ -76,7 +76,9 @@ def _program(
     """All that was written, and the update of all parameters that have a gradient."""
     first = step.programs[0]
     instructions = builder.finished(step.reductions)
-    gradients = tuple(builder.gradients.items())
+    # A region gives zeros for a parameter whose results are detached; autograd gives None.
+    idle = {leaf.name for leaf in step.graph.leaves_of(LeafKind.PARAMETER)} - step.graph.trained
+    gradients = tuple(one for one in builder.gradients.items() if one[0] not in idle)
     instructions += update_of(gradients, builder.kind)
     lowered = StepProgram(
         mesh=step.mesh,

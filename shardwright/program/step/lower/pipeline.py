@@ -248,7 +248,8 @@ class _GroupBuilder:
         found: dict[str, list[str]] = {}
         for stage in self.stages.values():
             for leaf, total in stage.reduced().items():
-                found.setdefault(leaf, []).append(total)
+                if leaf in self.staged.graph.trained:  # autograd gives no other one a gradient
+                    found.setdefault(leaf, []).append(total)
         shared = shared_parameters(self.staged)
         for leaf in shared:  # this group may hold the parameter without a gradient of it
             if any(leaf in stage.names for stage in self.stages.values()):

@@ -1,0 +1,177 @@
+"""Changes of a parallel module that its program would ignore are refused in a line.
+
+A user set `module.beta = 0.5` to anneal a loss, `layer.momentum` or the `p` of a dropout, put a
+hook on a layer, replaced a layer, or called the module under autocast: the plan went on with what
+it was made of, and nothing said so. What a plan can follow it follows
+(`tests/harness/script_habits.py`).
+"""
+
+import copy
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import shardwright as sw
+from shardwright.ir.plan import PlanError
+from shardwright.tracing.arguments import BatchError
+from shardwright.tracing.call import CaptureError
+from tests.harness.training_models import MLP
+
+ONE = sw.Machine.preset("1xcpu")
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Annealed(nn.Module):
+    kind = "a"
+
+    def __init__(self):
+        super().__init__()
+        self.beta, self.sizes, self.table = 0.5, (8, 16), {"a": 1.0}
+        self.body, self.drop, self.norm = MLP(), nn.Dropout(0.1), nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        hidden = self.norm(self.body(self.drop(x)))
+        return hidden.square().mean() * self.scale + self.beta * self.table["a"]
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(0)
+    model = Annealed()
+    return sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+
+
+def _assign(path, value):
+    def change(module):
+        *parts, name = path.split(".")
+        setattr(module.get_submodule(".".join(parts)), name, value)
+
+    return change
+
+
+REFUSED = {
+    "a number": (_assign("beta", 0.7), "beta was 0.5 when the plan was made, and a change of it"),
+    "a table": (_assign("table", {"a": 2.0}), "table was another value when the plan was made"),
+    "momentum": (_assign("norm.momentum", None), r"norm \(BatchNorm1d\): momentum was 0.1 when"),
+    "dropout": (_assign("drop.p", 0.0), r"drop \(Dropout\): p was 0.1 when the plan was made"),
+    "a layer": (_assign("body.up", nn.Linear(8, 16)), r"body \(MLP\) takes no other module up"),
+    "a child": (_assign("body", MLP()), "body cannot be replaced"),
+    "a weight": (
+        _assign("body.up.weight", nn.Parameter(torch.zeros(16, 8))),
+        r"body.up \(Linear\) takes no other parameter weight",
+    ),
+    "a forward": (
+        lambda m: _assign("body.forward", types.MethodType(lambda self, x: x, m.body))(m),
+        r"another forward of body \(MLP\) would not run",
+    ),
+    "a hook": (
+        lambda m: m.body.up.register_forward_hook(lambda *_: None),
+        r"a hook on body.up \(Linear\) would not run; change the model before sw.parallelize",
+    ),
+    "a hook before": (lambda m: m.body.register_forward_pre_hook(print), "would not run"),
+    "a backward hook": (lambda m: m.body.register_full_backward_hook(print), "would not run"),
+    "pruning": (
+        lambda m: prune.l1_unstructured(m.body.up, "weight", 0.5),
+        "takes no other parameter weight_orig",
+    ),
+    "a call": (lambda m: m.body(X), r"body \(MLP\) cannot be called: under a plan the model"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_program_would_ignore_is_refused(module, what):
+    change, words = REFUSED[what]
+    with pytest.raises(PlanError, match=words) as error:
+        change(module)
+    assert "\n" not in str(error.value)
+
+
+def test_what_changes_nothing_or_is_followed_is_taken(module):
+    module.beta = 0.5
+    module.note = "the user's own"
+    module.body.note = 1
+    module.register_forward_hook(lambda _m, _x, y: 2 * y)
+    before = module(X)
+    module.scale.fill_(2.0)
+    twin = copy.deepcopy(module)
+    module.scale = torch.tensor(3.0)
+    assert twin.note == "the user's own" and twin.scale == 2
+    torch.testing.assert_close((module(X) - 1) / 2, (before - 1) * 3 / 2, atol=1, rtol=0)
+    with pytest.raises(PlanError, match=r"beta was 0.5"):
+        twin.beta = 0.7
+
+
+def test_sub_modules_are_found_by_their_class_and_have_its_plain_attributes(module):
+    kinds = [type(m) for m in Annealed().modules()]
+    shown = [m for m in module.modules() if m is not module and isinstance(m, tuple(kinds))]
+    assert [m.__class__ for m in shown] == kinds[1:]
+    assert [n for n, _ in module.named_parameters()] == [
+        n for n, _ in Annealed().named_parameters()
+    ]
+    assert (module.norm.momentum, module.drop.p, module.body.up.in_features) == (0.1, 0.1, 8)
+    with pytest.raises(AttributeError, match=r"MLP.*has no nothing|no attribute 'nothing'"):
+        _ = module.body.nothing
+
+
+class Named(nn.Module):
+    """Its child has the name of a property of parallel modules, two names are of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.graph = nn.Linear(8, 8, bias=False)
+        self.again = self.graph
+
+    def forward(self, x):
+        return self.again(self.graph(x)).square().mean()
+
+
+def test_names_of_children_may_be_those_of_methods():
+    model = Named()
+    module = sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+    torch.testing.assert_close(module(X), model(X))
+    assert module.state_dict().keys() == model.state_dict().keys()
+    assert module.again.bias is None
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_call_under_another_autocast_is_refused(planned):
+    torch.manual_seed(0)
+    model = MLP()
+    with torch.autocast("cpu", torch.bfloat16, enabled=planned):
+        expected = model(X)
+        module = sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+        found = module(X)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=not planned),
+        pytest.raises(BatchError, match=r"autocast is .* in this call and was .* when the plan"),
+    ):
+        module(X)
+
+
+def test_an_unfrozen_layer_of_a_module_kept_whole_is_refused():
+    class Decides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8).requires_grad_(False)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    model = nn.Sequential(Decides(), nn.Linear(8, 8))
+    module = sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+    module(X)
+    module.requires_grad_(True)
+    with pytest.raises(PlanError, match=r"0.layer.weight was frozen when the plan was made"):
+        module(X)
+
+
+def test_a_wrapped_model_is_refused_by_its_wrapper():
+    with pytest.raises(
+        CaptureError, match=r"shares out its batch; give what it wraps, its .module"
+    ):
+        sw.plan(nn.DataParallel(MLP()), (X,), machine=ONE)
