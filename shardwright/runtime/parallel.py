@@ -75,7 +75,7 @@ def parallelize(
     Args:
         model: the module that the plan was made for, or a function that builds it. Of the tensors
             that a function makes, and of a module on the meta device, no rank ever has more than
-            its own tiles and one bucket of 64 MiB, or one parameter where its numbers cannot be
+            its own tiles and a chunk of 16 MiB, or one whole parameter where its numbers cannot be
             drawn in parts. A function gives them the values that it would give them on the CPU.
         plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
         seed: what dropout masks are drawn from; equal on all ranks.

@@ -60,8 +60,8 @@ class LastingModule(nn.Module):
         """Write the model's state dict as safetensors files; every rank calls it.
 
         `from_pretrained` of a Hugging Face model reads the folder, which has its configuration too,
-        and so does `parallelize(..., weights=folder)`. No rank has more than its tiles and a bucket
-        of 64 MiB in memory. A tensor with several keys is written under the first.
+        and so does `parallelize(..., weights=folder)`. No rank has more in memory than its tiles
+        and a chunk of 16 MiB. A tensor with several keys is written under the first.
 
         Args:
             folder: on a file system that all ranks share; weights in it are replaced.

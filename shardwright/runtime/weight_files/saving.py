@@ -1,7 +1,7 @@
 """Writes safetensors files of whole tensors from the tiles of all ranks, which share a file system.
 
 Each rank writes its tiles into a file of its own. Then each output file is put together by one
-rank, a bucket of rows at a time, so that no rank has a whole tensor, and no two write one file.
+rank, a chunk of rows at a time, so that no rank has a whole tensor, and no two write one file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwright.runtime.deferred.chunks import BUCKET
+from shardwright.runtime.deferred.chunks import CHUNK
 from shardwright.runtime.deferred.ranges import Ranges
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.safetensors_paths import INDEX, WEIGHTS
@@ -172,10 +172,10 @@ def _tile(tensor: torch.Tensor) -> tuple[torch.Tensor | None, Ranges]:
 
 
 def _write(file: BinaryIO, tensor: torch.Tensor) -> None:
-    """Append the elements in order, in buckets of rows."""
+    """Append the elements in order, in chunks of rows."""
     if not tensor.dim():
         tensor = tensor.reshape(1)
-    rows = max(1, BUCKET // max(1, prod(tensor.shape[1:]) * tensor.element_size()))
+    rows = max(1, CHUNK // max(1, prod(tensor.shape[1:]) * tensor.element_size()))
     for start in range(0, len(tensor), rows):
         part = tensor[start : start + rows].cpu().contiguous()
         file.write(part.reshape(-1).view(torch.uint8).numpy().data)
@@ -243,10 +243,10 @@ def _write_file(path: Path, wholes: Sequence[_Whole], part: Path) -> None:
 
 
 def _assemble(file: BinaryIO, one: _Whole, part: Path) -> None:
-    """Append a tensor, a bucket of rows at a time, read from the files of tiles."""
+    """Append a tensor, a chunk of rows at a time, read from the files of tiles."""
     shape = one.shape or (1,)
     row = prod(shape[1:]) * one.item
-    rows = max(1, BUCKET // max(1, 2 * row))  # beside them those of a tile
+    rows = max(1, CHUNK // max(1, row))
     dtype = DTYPES[one.dtype]
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from shardwright.runtime.deferred.chunks import BUCKET
+from shardwright.runtime.deferred.chunks import CHUNK
 from shardwright.runtime.deferred.ranges import Ranges, narrowed
 from shardwright.runtime.weight_files.dcp_index import INDEX, CheckpointError, read_index
 from shardwright.runtime.weight_files.safetensors_paths import readable, weight_files
@@ -46,14 +46,14 @@ class TensorFiles(ABC):
         """The elements within `ranges`, which may be a view of mapped memory of the file."""
 
     def read(self, key: str, ranges: Ranges) -> torch.Tensor:
-        """The elements within `ranges`, contiguous, read in buckets."""
+        """The elements within `ranges`, contiguous, read in chunks of rows."""
         stored = self.tensors[key]
         found = torch.empty([stop - start for start, stop in ranges], dtype=stored.dtype)
         if not ranges:
             return found.copy_(self.part(key, ranges))
         row = math.prod(stored.shape[1:]) * stored.dtype.itemsize
         first, last = ranges[0]
-        rows = max(1, BUCKET // max(1, row))
+        rows = max(1, CHUNK // max(1, row))
         for start in range(first, last, rows):
             stop = min(start + rows, last)
             part = self.part(key, ((start, stop), *ranges[1:]))
@@ -102,7 +102,7 @@ class TorchFile(TensorFiles):
         # Pages that were read count as memory of this process until the file is mapped anew.
         row = math.prod(self.tensors[key].shape[1:]) * self.tensors[key].dtype.itemsize
         size = row * (ranges[0][1] - ranges[0][0] if ranges else 1)
-        if self.mapped + size > BUCKET:
+        if self.mapped + size > CHUNK:
             self.values, self.mapped = {}, 0
             self.values = self._read()
         self.mapped += size

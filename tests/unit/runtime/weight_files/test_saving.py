@@ -27,7 +27,7 @@ def tensors():
 
 @pytest.mark.parametrize("size, count", [(10**9, 1), (300, 2)])
 def test_files_hold_the_tensors(size, count, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "BUCKET", 100)
+    monkeypatch.setattr(saving, "CHUNK", 100)
     given = tensors()
     save_sharded(given, sorted(given), tmp_path / "new" / "folder", size)
     files = sorted((tmp_path / "new" / "folder").glob("*.safetensors"))

@@ -82,7 +82,7 @@ def sources(path, **how):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_parts_of_tensors_are_those_that_were_stored(form, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "BUCKET", 100)  # bytes
+    monkeypatch.setattr(tensor_files, "CHUNK", 100)  # bytes
     tensors = state()
     path = form(tmp_path, tensors)
     found, model = sources(path), on_meta()
