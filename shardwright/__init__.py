@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shardwright.ir.strategy.strategy import Strategy
     from shardwright.public import Frontier, Machine, Plan
     from shardwright.rules.user_rules import rule
+    from shardwright.runtime.weight_files.stored_weights import StoredWeights
     from shardwright.train.job import Job
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Job",
     "Machine",
     "Plan",
+    "StoredWeights",
     "Strategy",
     "capture",
     "parallelize",
@@ -33,6 +35,7 @@ _HOMES = {
     "Job": "shardwright.train.job",
     "Machine": "shardwright.public",
     "Plan": "shardwright.public",
+    "StoredWeights": "shardwright.runtime.weight_files.stored_weights",
     "Strategy": "shardwright.ir.strategy.strategy",
     "rule": "shardwright.rules.user_rules",
 }

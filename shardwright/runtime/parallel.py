@@ -31,13 +31,13 @@ from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
-from shardwright.runtime.deferred.initializers import with_values
 from shardwright.runtime.deferred.sources import RecordedSources, with_sources
 from shardwright.runtime.device import default_device, without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.fx import to_module
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.micro_batches import MicroBatched
+from shardwright.runtime.model_values import Stored, with_values
 from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
@@ -50,6 +50,7 @@ from shardwright.runtime.pipeline.stage import Stages
 from shardwright.runtime.plan_transfer import plan_for_graph
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import TrainModule, arguments
+from shardwright.runtime.weight_files.pretrained import PretrainedForm
 from shardwright.runtime.weight_versions import weights_named
 from shardwright.tracing.arguments import BatchError, CallForm
 from shardwright.tracing.call import example_call, select_outputs
@@ -66,6 +67,7 @@ def parallelize(
     outputs: str = "loss",
     tune_host: bool = False,
     init: Callable[[nn.Module], object] | str | None = None,
+    weights: Stored = None,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
     """Build the part of `model` that this rank runs under `plan`.
 
@@ -75,7 +77,7 @@ def parallelize(
     Args:
         model: the module that the plan was made for, or a function that builds it. Of the tensors
             that a function makes, and of a module on the meta device, no rank ever has more than
-            its own tiles and one bucket of 64 MiB, or one parameter where its numbers cannot be
+            its own tiles and a chunk of 16 MiB, or one whole parameter where its numbers cannot be
             drawn in parts. A function gives them the values that it would give them on the CPU.
         plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
         seed: what dropout masks are drawn from; equal on all ranks.
@@ -90,6 +92,10 @@ def parallelize(
         init: a function that gives the tensors of a module on the meta device their values, in
             place. `"reset_parameters"`: the method of that name of every module, children first.
             None: `model.init_weights()`, where there is one.
+        weights: files with the state dict of a function's module or of one on the meta device: a
+            safetensors file, a folder that `save_pretrained` or `torch.distributed.checkpoint`
+            wrote, or a state dict that `torch.save` wrote; `StoredWeights` where keys differ. Each
+            rank reads its tiles. Buffers that are no part of a state dict are as without files.
 
     Returns:
         A drop-in module. With pipeline stages it trains by `train_step` or `forward_backward`;
@@ -98,11 +104,15 @@ def parallelize(
     Raises:
         PlanError: the plan is not for this model, a parameter or buffer has no values, ranks would
             draw different ones, or there are not as many ranks as the plan has devices.
+        CheckpointError: the files cannot be read, or are of another model: the first key that is
+            missing or not expected, or tensor of another shape or dtype, is named before one is
+            read.
     """
     _check_given(plan, seed, outputs)
-    built, sources = with_values(model, init)
+    built, sources = with_values(model, init, weights)
     with with_sources(built, sources):
         found = _parallelized(built, plan, seed, device, outputs, tune_host)
+    found._sw_saved = PretrainedForm.of(built)
     if isinstance(sources, RecordedSources):
         sources.finish()
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
@@ -26,6 +27,8 @@ from shardwright.runtime.parameters.submodules import (
     plain_attributes,
     refuse_other,
 )
+from shardwright.runtime.weight_files.dcp_index import CheckpointError
+from shardwright.runtime.weight_files.pretrained import PretrainedForm, save_pretrained
 from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.graph_builder import DROPOUT
 
@@ -39,6 +42,7 @@ class LastingModule(nn.Module):
 
     _sw_updates: tuple[str, ...]
     _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+    _sw_saved: PretrainedForm | None = None  # how its weights are saved
     _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -59,6 +63,28 @@ class LastingModule(nn.Module):
         """
         lasting = {*self.state_dict(), *self._sw_updates}
         return {name: buffer for name, buffer in self.named_buffers() if name in lasting}
+
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], *, max_shard_size: str | int = "5GB"
+    ) -> None:
+        """Write the model's state dict as safetensors files; every rank calls it.
+
+        `from_pretrained` of a Hugging Face model reads the folder, which has its configuration too,
+        and so does `parallelize(..., weights=folder)`. No rank has more in memory than its tiles
+        and a chunk of 16 MiB. A tensor with several keys is written under the first.
+
+        Args:
+            folder: on a file system that all ranks share; weights in it are replaced.
+            max_shard_size: the size of a file, in bytes or as `"5GB"`; a larger tensor has a file
+                of its own.
+
+        Raises:
+            CheckpointError: on all ranks, where one cannot write.
+        """
+        if self._sw_saved is None:
+            raise CheckpointError("only modules that parallelize returned are saved")
+        tensors = {**dict(self.named_parameters(remove_duplicate=False)), **self.lasting_buffers()}
+        save_pretrained(tensors, self._sw_saved, folder, max_shard_size)
 
     @property
     def updated_buffers(self) -> tuple[str, ...]:

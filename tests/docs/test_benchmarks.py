@@ -21,6 +21,7 @@ from benchmarks.spectrain_accuracy import page as accuracy
 from benchmarks.spectrain_accuracy import plot
 from benchmarks.spectrain_equality import page as equality
 from benchmarks.spectrain_speed import page as speed
+from benchmarks.starting import page as starting
 from benchmarks.wide import memory_page as memory
 from benchmarks.wide import planned_page as planned
 from benchmarks.wide import speed_page as splits
@@ -147,6 +148,8 @@ CURVE = {"bound": 1e-9, "steps": 40, "first": 5.5, "last": 3.25}
 KILLED = {"kills": 9, "kills_by_moment": {"while saving": 4, "after a step": 5}, "resumed": 8}
 KILLED |= {"steps": 100, "same_curve": True, "torn_checkpoints": [], "passed_over": 0}
 KILLED |= {"runs": [{"kills": 5}, {"kills": 4}], "stood_still": ["shardwright: no step was done"]}
+STARTED = {"built": {"peak_bytes": 3e8}, "saved": {"peak_bytes": 2e7}, "loaded": {"peak_bytes": 0}}
+STARTED = {"ranks": [{"share_bytes": 270e6, **STARTED}]}
 LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bound": 1e-9}
 
 
@@ -260,6 +263,12 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
             {"rounds": 8, "every": 50, "checkpoint_bytes": 92e6, "target_ratio": 1.05}
             | {"no checkpoint": {"seconds": 5.0}, "in the background": ROUND, "waited for": ROUND},
             "| in the background | 5.25 | 1.031 (1.010 to 1.050) |",
+        ),
+        (
+            starting.body,
+            {"model_bytes": 2.1e9, "ranks": 2, "allowed_over_share_bytes": 131e6}
+            | {"rows": [{"strategy": "tp=2", "over_share_bytes": {"built": 30e6}, **STARTED}]},
+            "| tp=2 | 270 | 300 | 30 | 20 |",
         ),
         (
             curves.body,

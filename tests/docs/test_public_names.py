@@ -9,6 +9,7 @@ PUBLIC = [
     "Job",
     "Machine",
     "Plan",
+    "StoredWeights",
     "Strategy",
     "capture",
     "parallelize",

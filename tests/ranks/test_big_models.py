@@ -1,8 +1,12 @@
 """Models built by shards: under every plan the values of one device, bit for bit."""
 
+import json
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shardwright as sw
@@ -35,8 +39,8 @@ class TiedModel(nn.Module):
         self.head.weight = self.embed.weight
         self.scale = nn.Parameter(torch.ones(32))
         self.scale.data.normal_()
-        self.register_buffer("mask", torch.rand(16, 1) > 0.2, persistent=False)
-        self.shift = torch.randn(32).cumsum(0)
+        self.register_buffer("mask", torch.arange(16)[:, None] > 2, persistent=False)
+        self.shift = torch.arange(32.0).sin()
 
     def forward(self, x, y):
         hidden = self.embed(x)
@@ -61,21 +65,25 @@ def plan_of(strategy):
     return sw.price(graph, f"{world}xH100", strategy)
 
 
+def local(module):
+    """This rank's part of every parameter and buffer."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
+    named = [(n, t.detach()) for n, t in named if not n.startswith("_sw")]
+    return {n: (t.to_local() if hasattr(t, "to_local") else t).clone() for n, t in named}
+
+
 def trained(given, plan):
     """The local tensors, numbers drawn afterwards, and the losses of two steps."""
     torch.manual_seed(5)
     module = sw.parallelize(given(), plan)
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
-    tiles = {n: t.to_local() if hasattr(t, "to_local") else t.clone() for n, t in named}
-    tiles = {n: t.detach().clone() for n, t in tiles.items()}
-    drawn = torch.rand(3)
+    tiles, drawn = local(module), torch.rand(3)
     optimizer = torch.optim.AdamW(module.parameters())
     losses = [module.train_step(optimizer, batch()).item() for _ in range(2)]
     return tiles, drawn, losses
 
 
-def compared(strategies):
-    for strategy in strategies:
+def compared(strategies, folder):
+    for number, strategy in enumerate(strategies):
         plan = plan_of(strategy)
         expected, drawn, losses = trained(make, plan)
         tiles, drawn_after, found = trained(lambda: make, plan)
@@ -83,6 +91,11 @@ def compared(strategies):
         assert [n for n in tiles if not torch.equal(tiles[n], expected[n])] == [], strategy
         assert torch.equal(drawn_after, drawn)
         assert found == losses, strategy
+        for file in ("weights.pt", "dcp", "saved"):
+            torch.manual_seed(6)
+            module = sw.parallelize(make, plan, weights=folder / file)
+            assert [n for n, t in local(module).items() if not torch.equal(t, expected[n])] == []
+        module.save_pretrained(folder / f"saved{number}", max_shard_size=20000)
     if dist.is_initialized():
         refused(plan)
 
@@ -93,10 +106,34 @@ def refused(plan):
         sw.parallelize(make, plan)
 
 
+def check(world, strategies, folder):
+    """Compare on `world` ranks, and what they save with what one device has."""
+    torch.manual_seed(5)
+    state = make().state_dict()
+    dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+    del state["head.weight"]
+    torch.save(state, folder / "weights.pt")
+    (folder / "saved").mkdir()
+    save_file(state, folder / "saved" / "model.safetensors")
+    if world == 1:
+        compared(strategies, folder)
+    else:
+        run_ranks(world, compared, strategies, folder)
+    for number in range(len(strategies)):
+        saved = folder / f"saved{number}"
+        index = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
+        assert len({*index.values()}) == 5
+        files = {name: load_file(saved / name) for name in {*index.values()}}
+        assert {*index} == {key for file in files.values() for key in file} == {*state}
+        assert all(torch.equal(files[index[key]][key], state[key]) for key in state)
+        names = {path.name for path in saved.iterdir()}
+        assert names == {*files, "model.safetensors.index.json"}
+
+
 @pytest.mark.parametrize("world", PLANS)
-def test_a_function_gives_the_tiles_of_the_module_that_it_builds(world):
-    run_ranks(world, compared, PLANS[world])
+def test_tiles_are_those_of_one_device_from_a_function_and_from_files(world, tmp_path):
+    check(world, PLANS[world], tmp_path)
 
 
-def test_one_device_builds_the_module_itself():
-    compared(["dp_shard=1"])
+def test_one_device_builds_the_module_itself(tmp_path):
+    check(1, ["dp_shard=1"], tmp_path)

@@ -17,7 +17,7 @@ from shardwright.runtime.deferred.random_states import RandomStates
 from shardwright.runtime.deferred.ranges import Ranges, narrowed
 from shardwright.runtime.deferred.steps import Constant, Step, TensorRef, leaves, mapped
 
-BUCKET = 64 * 2**20  # bytes of a chunk
+CHUNK = 16 * 2**20  # bytes
 _GROUP = 16  # elements that normal numbers are drawn in
 _DRAWS = {"normal_": "normal_", "uniform_": "uniform_", "randn": "normal_", "rand": "uniform_"}
 _FILLS = frozenset(["zero_", "fill_", "zeros", "ones", "full"])
@@ -62,8 +62,10 @@ class ChunkedSteps:
             values = self._chunk(start * row, stop * row, generators)
             low, high = max(start, first), min(stop, last)
             if low < high:
-                rows = values.view(stop - start, *self.target.shape[1:])[low - start : high - start]
-                found[low - first : high - first] = narrowed(rows, ((0, high - low), *ranges[1:]))
+                values = values.view(stop - start, *self.target.shape[1:])
+                part = ((low - start, high - start), *ranges[1:])
+                found[low - first : high - first] = narrowed(values, part)
+            del values  # before the next chunk
         for number, generator in generators.items():
             states.known[number] = generator.get_state()
         return found
@@ -90,7 +92,7 @@ class ChunkedSteps:
 def _rows(count: int, row: int, itemsize: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows of `row` elements, each of a multiple of 16 elements but for the last."""
     least = _GROUP // math.gcd(_GROUP, row) if row else 1
-    rows = max(1, BUCKET // max(1, row * itemsize * least)) * least
+    rows = max(1, CHUNK // max(1, row * itemsize * least)) * least
     start = 0
     while start < count:
         stop = start + rows

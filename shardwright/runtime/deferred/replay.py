@@ -63,6 +63,10 @@ class Replay:
         if roots and not live:
             raise NoValueError("nothing has given it values")
 
+    def drawn(self, ref: TensorRef) -> set[int]:
+        """The numbers of the steps with random numbers that `ref` depends on."""
+        return {step.number for step in self._needed(ref)[0] if step.draws}
+
     def draw(self, step: Step) -> None:
         """Execute a step for its effect on the default generator."""
         with torch.no_grad():
@@ -79,8 +83,7 @@ class Replay:
         needed = {ref.storage}
         live: list[Step] = []
         for step in reversed(self.steps[:end]):
-            made = {one.storage for one in step.made.values()}
-            if not (made | {one.storage for one in step.written}) & needed:
+            if needed.isdisjoint(step.changed):
                 continue
             live.append(step)
             needed -= step.replaced

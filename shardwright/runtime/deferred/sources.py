@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -48,9 +48,9 @@ class TensorSources(ABC):
                 f"nothing gives {missing[0]} of {type(model).__name__} its values{more}; {_INSTEAD}"
             )
 
-    def digest(self) -> int:
-        """A number that differs, all but surely, where ranks would get different values."""
-        return 0
+    @abstractmethod
+    def digest(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """A number that differs, all but surely, between ranks with other values of `tensors`."""
 
 
 _known: WeakKeyDictionary[nn.Module, TensorSources] = WeakKeyDictionary()
@@ -92,14 +92,21 @@ class RecordedSources(TensorSources):
             return False
         return True
 
-    def digest(self) -> int:
-        steps = self.recording.steps
-        states = [one.before for one in steps if isinstance(one.before, torch.Tensor)]
-        found = len(steps)
-        for value in (*states, *(kept for _, kept in self.kept.values())):
-            data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            found = zlib.crc32(data.tobytes(), found)
-        return found
+    def digest(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        replay, found = self.recording.replay, 0
+        drawn: set[int] = set()
+        for tensor in tensors.values():
+            kept = self.kept.get(id(tensor.untyped_storage()))
+            if kept is not None:
+                found = _crc(kept[1], found)
+            elif self.recording.knows(tensor):
+                drawn |= replay.drawn(self.recording.ref(tensor.detach()))
+        if not drawn:
+            return found
+        states = [one.before for one in self.recording.steps]
+        for state in states:
+            found = _crc(state, found) if isinstance(state, torch.Tensor) else found
+        return zlib.crc32(repr((sorted(drawn), len(states))).encode(), found)
 
     def finish(self) -> None:
         """Leave random generators as the calls would have left them."""
@@ -185,3 +192,20 @@ def without_memory(model: nn.Module, sources: RecordedSources) -> None:
 def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, buffers, and tensors that are attributes of modules or in lists that are."""
+    found = dict(_named(model))
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if value is module._parameters or value is module._buffers:
+                continue
+            tensors = [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+            found |= {f"{path}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+    return found
+
+
+def _crc(tensor: torch.Tensor, start: int) -> int:
+    data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(data.tobytes(), start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -86,14 +87,14 @@ class Step:
     def name(self) -> str:
         return operator_name(self.func)
 
-    @property
+    @cached_property
     def written(self) -> list[TensorRef]:
         """The arguments that it changes."""
         return [
             ref for ref in written(self.func, self.args, self.kwargs) if isinstance(ref, TensorRef)
         ]
 
-    @property
+    @cached_property
     def read(self) -> list[TensorRef]:
         """The arguments whose values it needs."""
         refs = [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, TensorRef)]
@@ -101,7 +102,13 @@ class Step:
             return refs[1:]
         return refs
 
-    @property
+    @cached_property
+    def changed(self) -> frozenset[int]:
+        """Storages that it makes or writes to."""
+        refs = (*self.made.values(), *self.written)
+        return frozenset(ref.storage for ref in refs)
+
+    @cached_property
     def replaced(self) -> set[int]:
         """Storages whose former contents do not matter after this step."""
         found = {ref.storage for ref in self.made.values()}

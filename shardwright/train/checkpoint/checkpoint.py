@@ -21,14 +21,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
-from shardwright.runtime.weight_files.dcp_index import DamageError, read_index
+from shardwright.runtime.weight_files.dcp_index import CheckpointError, DamageError, read_index
 from shardwright.train.checkpoint.async_save import AsyncSaver
 from shardwright.train.checkpoint.folder import CheckpointFolder, SavedCheckpoint
-from shardwright.train.checkpoint.reading import (
-    CheckpointError,
-    SafeReader,
-    read_digests,
-)
+from shardwright.train.checkpoint.reading import SafeReader, read_digests
 from shardwright.train.checkpoint.state import TrainingState
 
 PLAN = "plan.json"

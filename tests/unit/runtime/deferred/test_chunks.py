@@ -56,7 +56,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tiles_equal_parts_of_the_whole(init, shape, dtype, monkeypatch):
-    monkeypatch.setattr(chunks, "BUCKET", 1000)  # bytes
+    monkeypatch.setattr(chunks, "CHUNK", 1000)  # bytes
     monkeypatch.setattr(replay.Replay, "_executed", not_whole)
     torch.manual_seed(0)
     expected, state = made(init, shape, dtype)(), torch.get_rng_state()
@@ -81,7 +81,7 @@ def not_whole(*_):
 
 @pytest.mark.parametrize("count, row", [(100, 1), (7, 16), (9, 5), (3, 1000), (1, 3)])
 def test_chunks_are_groups_of_16_elements_and_cover_all_rows(count, row, monkeypatch):
-    monkeypatch.setattr(chunks, "BUCKET", 256)
+    monkeypatch.setattr(chunks, "CHUNK", 256)
     found = list(chunks._rows(count, row, 4))
     assert [row for start, stop in found for row in range(start, stop)] == list(range(count))
     assert all((stop - start) * row % 16 == 0 for start, stop in found[:-1])

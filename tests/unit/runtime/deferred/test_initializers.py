@@ -6,7 +6,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
-from shardwright.runtime.deferred.initializers import reset_parameters, with_values
+from shardwright.runtime.deferred.initializers import reset_parameters
+from shardwright.runtime.model_values import with_values
 
 
 class Block(nn.Module):
