@@ -164,9 +164,19 @@ class SearchedFrontier(Frontier):
         return self.costs[index][1] if self.least is None else Bytes(self.least(index))
 
     def _smallest(self) -> Plan:
-        """The plan that needs the least memory."""
+        """The plan that needs the least memory.
+
+        Plans of one mesh and one number of micro-batches have about the same ratio of simulated to
+        additive memory. Those that would not be smaller at the least ratio seen are not simulated.
+        """
+        shares: dict[tuple[object, ...], float] = {}
         best = self.compared(self.plans[-1])
-        for index in range(len(self.plans) - 2, -1, -1):
-            if self._min_bytes(index) < best.peak_bytes:
-                best = min(self.compared(self.plans[index]), best, key=lambda one: one.peak_bytes)
+        for index in range(len(self.plans) - 1, -1, -1):
+            plan, most = self.plans[index], self.costs[index][1]
+            group = plan.mesh.shape, plan.micro_batches, plan.stages
+            least = max(self._min_bytes(index), shares.get(group, 0.0) * most)
+            if least < best.peak_bytes or index == len(self.plans) - 1:
+                found = self.compared(plan)
+                shares[group] = min(shares.get(group, math.inf), found.peak_bytes / most)
+                best = min(found, best, key=lambda one: one.peak_bytes)
         return best if self.compare is None else self.settled(best)

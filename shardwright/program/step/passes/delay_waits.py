@@ -1,17 +1,21 @@
 """Delays waits for reductions as long as their buffers permit, so that they overlap with operators.
 
-A reduce-scatter of a bucket needs a buffer besides the gradients, so it is waited for when the next
-bucket is complete. All-reduces of gradients and results are waited for at the end of the step.
+A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
+needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
+waited for when the next transfer of gradients along the same axis starts. Other all-reduces of
+gradients and results are waited for at the end of the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
+    Accumulate,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -45,7 +49,7 @@ def delay_waits(program: StepProgram) -> StepProgram:
             delayed[-1].add(one)
         else:
             if isinstance(one, Transfer) and known[one.handle] is Purpose.GRADIENT:
-                for each in [each for each in delayed if each.holds_a_buffer(one)]:
+                for each in [each for each in delayed if each.holds_a_buffer(one, known)]:
                     delayed.remove(each)
                     found += each.instructions
             found.append(one)
@@ -85,7 +89,11 @@ class _Delayed:
         if isinstance(one, Transfer):
             self.handles.add(one.handle)
 
-    def holds_a_buffer(self, following: Transfer) -> bool:
+    def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:
         """Whether a buffer is to be given back before the transfer `following` starts."""
-        scattered = [one for one in self.sent if one.collective is Collective.REDUCE_SCATTER]
-        return any(one.channel == following.channel for one in scattered)
+        added = any(isinstance(one, Accumulate) for one in self.instructions)
+        return any(
+            one.channel == following.channel and known[one.handle] is Purpose.GRADIENT
+            for one in self.sent
+            if added or one.collective is not Collective.ALL_REDUCE
+        )

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from shardwright.ir.graph import VerifyError
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.redistribution import Collective
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.micro_batches import lower_micro
 from shardwright.program.step.dead_code import forward_only, without_update
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -28,8 +31,10 @@ from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.verify import verify
+from shardwright.rules.micro_batches import micro_batches
+from shardwright.rules.placements import parse_tiling
 from tests.unit.program.lower.test_micro_batches import lowered
-from tests.unit.program.lower.test_rank_program import GRAPH, STRATEGIES
+from tests.unit.program.lower.test_rank_program import ANALYSIS, GRAPH, STRATEGIES, TENSOR, WHOLE
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "step_programs.txt"
 
@@ -106,6 +111,31 @@ def test_a_rank_that_leaves_out_or_swaps_a_collective_is_found(strategy):
         if [p.move.whole for p in mine.parts] != [p.move.whole for p in theirs.parts]:
             with pytest.raises(VerifyError):
                 check_order([replace(first, instructions=tuple(swapped)), *others])
+
+
+def test_gradients_of_micro_batches_that_move_to_another_layout_do_not_pile_up():
+    mesh = Mesh.parse("tp=2")
+    stored = {**dict.fromkeys(WHOLE, "S(0)"), "up.weight": "S(1)", "down.weight": "S(0)"}
+    tilings = {
+        op.name: parse_tiling(ANALYSIS.rules[op.name], (TENSOR[op.name],)) for op in GRAPH.ops
+    }
+    storage = {name: Layout.parse(f"tp:{word}", mesh) for name, word in stored.items()}
+    micro = lower_micro(
+        GRAPH, ANALYSIS, micro_batches(GRAPH, ANALYSIS, 3), Decisions(mesh, tilings, storage), 0
+    )
+    program = optimized(lower_step(LoweringInput(mesh, 0, GRAPH, micro.programs, micro.reductions)))
+    known = purposes(program)
+    moved, under_way, most = 0, set(), 0
+    for one in program.instructions:
+        if isinstance(one, Transfer) and known[one.handle] is Purpose.GRADIENT:
+            if one.collective is Collective.ALL_TO_ALL:
+                moved += 1
+                under_way.add(one.handle)
+        elif isinstance(one, Wait):
+            under_way.discard(one.handle)
+        most = max(most, len(under_way))
+    assert moved == 2 * 3, "both weights, in each micro-batch"
+    assert most == 1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
