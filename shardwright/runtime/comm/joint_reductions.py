@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardwright.program.instructions import Joint
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.runtime.sharded_ops.cross_entropy import TiledCrossEntropy
+from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 # A tensor's "sum", "product", "max" or "min" over the devices that compute the operator together.
@@ -71,7 +72,7 @@ class _Extremum(torch.autograd.Function):
         hit = x == value
         if how.op.kind in ("max", "min"):  # as torch's, which differ in that
             hit = hit | (unknown & value.isnan())
-        count = how.reduce(hit.sum(dims, True).to(_precise(x)), "sum")
+        count = how.reduce(hit.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(hit, count)
         return how.term(value)
 
@@ -85,7 +86,7 @@ class _Extremum(torch.autograd.Function):
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, wide = how.dims(x), x.to(_precise(x))
+        dims, wide = how.dims(x), x.to(statistics_dtype(x))
         own = wide.amax(dims, True) if x.numel() else wide.new_full(_kept(x, dims), -inf)
         largest = how.reduce(own, "max")
         largest = largest.masked_fill(~largest.isfinite(), 0.0)
@@ -110,7 +111,7 @@ class _Product(torch.autograd.Function):
         dims, zero = how.dims(x), x == 0
         terms = torch.stack([_product(x, dims), _product(x.masked_fill(zero, 1.0), dims)])
         value, others = how.reduce(terms, "product")
-        zeros = how.reduce(zero.sum(dims, True).to(_precise(x)), "sum")
+        zeros = how.reduce(zero.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(x, value, others, zeros)
         return how.term(value)
 
@@ -135,10 +136,6 @@ def _product(x: Tensor, dims: list[int]) -> Tensor:
 
 def _kept(x: Tensor, dims: list[int]) -> list[int]:
     return [1 if dim in dims else size for dim, size in enumerate(x.shape)]
-
-
-def _precise(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 _BY_KIND: dict[str, type[torch.autograd.Function]] = {
