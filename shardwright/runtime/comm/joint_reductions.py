@@ -56,8 +56,8 @@ class TiledReduction(nn.Module):
 
 class _Extremum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, largest = how.dims(x), how.op.kind in ("max", "amax")
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, largest = reduction.dims(x), reduction.op.kind in ("max", "amax")
         sign = 1.0 if largest else -1.0
         unknown = x.isnan()
         known = x.masked_fill(unknown, -sign * inf)
@@ -67,14 +67,14 @@ class _Extremum(torch.autograd.Function):
             own = x.new_full(_kept(x, dims), -sign * inf)
         # A maximum over numbers and NaN may return either, so NaN has a flag of its own.
         flags = sign * (unknown.sum(dims, True) > 0).to(x.dtype)
-        value, wrong = how.reduce(torch.stack([own, flags]), "max" if largest else "min")
+        value, wrong = reduction.reduce(torch.stack([own, flags]), "max" if largest else "min")
         value = value.masked_fill(wrong != 0, nan)
         hit = x == value
-        if how.op.kind in ("max", "min"):  # as torch's, which differ in that
+        if reduction.op.kind in ("max", "min"):  # as torch's, which differ in that
             hit = hit | (unknown & value.isnan())
-        count = how.reduce(hit.sum(dims, True).to(statistics_dtype(x)), "sum")
+        count = reduction.reduce(hit.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(hit, count)
-        return how.term(value)
+        return reduction.term(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -85,15 +85,15 @@ class _Extremum(torch.autograd.Function):
 
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, wide = how.dims(x), x.to(statistics_dtype(x))
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, wide = reduction.dims(x), x.to(statistics_dtype(x))
         own = wide.amax(dims, True) if x.numel() else wide.new_full(_kept(x, dims), -inf)
-        largest = how.reduce(own, "max")
+        largest = reduction.reduce(own, "max")
         largest = largest.masked_fill(~largest.isfinite(), 0.0)
-        total = how.reduce((wide - largest).exp_().sum(dims, True), "sum")
+        total = reduction.reduce((wide - largest).exp_().sum(dims, True), "sum")
         value = largest + total.log()
         ctx.save_for_backward(x, value)
-        return how.term(value.to(x.dtype))
+        return reduction.term(value.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -107,13 +107,13 @@ class _Product(torch.autograd.Function):
     """Product; with one zero only that element has a gradient, with several zeros none has."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, zero = how.dims(x), x == 0
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, zero = reduction.dims(x), x == 0
         terms = torch.stack([_product(x, dims), _product(x.masked_fill(zero, 1.0), dims)])
-        value, others = how.reduce(terms, "product")
-        zeros = how.reduce(zero.sum(dims, True).to(statistics_dtype(x)), "sum")
+        value, others = reduction.reduce(terms, "product")
+        zeros = reduction.reduce(zero.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(x, value, others, zeros)
-        return how.term(value)
+        return reduction.term(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
