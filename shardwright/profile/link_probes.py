@@ -19,8 +19,8 @@ from shardwright.ir.redistribution import MOVING, Collective
 from shardwright.profile.timing import Stopwatch
 from shardwright.program.instructions import Move
 from shardwright.runtime.backend.base import Waited
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.collectives import collected
-from shardwright.runtime.comm.process_group import begun, gather_into
 
 Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]
@@ -116,13 +116,17 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
     group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
     x = torch.randn(256, 256, device=stopwatch.device)
     mark = torch.zeros(1, device=stopwatch.device)
+    backend = backend_of(group)
+
+    def gather(buffer: torch.Tensor) -> Waited:
+        return backend.begin_gather(group, buffer, rank)
 
     def barrier() -> None:
-        begun(group, mark).wait()
+        backend.begin_reduce(group, mark).wait()
 
     for kind, begin, room, at_once in (
-        (Collective.ALL_REDUCE, partial(begun, group), elements, True),
-        (Collective.ALL_GATHER, partial(_gather, group, rank), mesh.size() * elements, False),
+        (Collective.ALL_REDUCE, partial(backend.begin_reduce, group), elements, True),
+        (Collective.ALL_GATHER, gather, mesh.size() * elements, False),
     ):
         buffers = [torch.zeros(room, device=stopwatch.device)]
         alone = partial(_overlapped, lambda: None, lambda: None, begin, buffers)
@@ -139,10 +143,6 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
             for name, beside in (("compute", [[] for _ in groups]), ("both", groups)):
                 run = partial(_each_overlapped, computed, barrier, begin, beside)
                 stopwatch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
-
-
-def _gather(group: dist.ProcessGroup, rank: int, buffer: torch.Tensor) -> Waited:
-    return gather_into(buffer, group, rank)
 
 
 def _each_overlapped(
@@ -177,7 +177,7 @@ def _contention(stopwatch: Stopwatch) -> None:
 
     def along(*axes: int) -> Callable[[], None]:
         def run() -> None:
-            for work in [begun(groups[i], buffers[i]) for i in axes]:
+            for work in [backend_of(groups[i]).begin_reduce(groups[i], buffers[i]) for i in axes]:
                 work.wait()
 
         return run

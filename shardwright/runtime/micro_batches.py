@@ -13,24 +13,24 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.program.step.dead_code import forward_only
 from shardwright.program.step.instructions import StepProgram
 from shardwright.runtime.batch import InputPart
-from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor, Values
+from shardwright.runtime.executor.executor import Values
+from shardwright.runtime.executor.program_module import ProgramModule
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
 @final
-class MicroBatched(nn.Module):
+class MicroBatched(ProgramModule):
     """The step `program`, called as the program of one whole step is.
 
-    `inputs` are the leaves, by name, that micro-batches take parts of; `groups` has the process
-    group of each mesh axis, `make` as in `to_module`.
+    `inputs` are the leaves, by name, that micro-batches take parts of; the others are those of
+    `ProgramModule`.
     """
 
     def __init__(
@@ -42,16 +42,9 @@ class MicroBatched(nn.Module):
         make: Callable[[Special], nn.Module],
         device: torch.device,
     ) -> None:
-        super().__init__()
-        self.inputs, self.program = inputs, program
+        super().__init__(program, forward_only(program), graph, groups, make, device)
+        self.inputs = inputs
         self.names = tuple(leaf.name for leaf in graph.leaves)
-        self.loads = {load.leaf: load.shape for load in program.loads}
-        self.regions = Regions(program.regions, make, device)
-        self.training_step = StepExecutor(program, self.regions, groups)
-        self.evaluation = StepExecutor(forward_only(program), self.regions, groups)
-        self.ended: ProgramRun | None = None  # whose update is to come
-        loss = graph.tensor[graph.outputs[0]]
-        self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
         batch = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
         self.trained = tuple(
             i
@@ -74,12 +67,6 @@ class MicroBatched(nn.Module):
             values, _ = self._given(leaves)
             found, _ = self.evaluation.run(values, state)
         return self._results(found)
-
-    def update(self, optimizer: Optimizer) -> None:
-        """The last step's update of the parameters."""
-        run, self.ended = self.ended, None
-        assert run is not None, "a step has run"
-        run.finish(optimizer)
 
     def step(
         self, leaves: Sequence[torch.Tensor], state: torch.Tensor

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import is_users
+from shardwright.tracing.dedup.block_call import tensors_in
 from shardwright.tracing.dedup.module_steps import writes
 from shardwright.tracing.python_state import Snapshot, StateLocation
 
@@ -132,8 +133,8 @@ class _Calls(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name == "__get__" and not isinstance(result, Tensor):
             return result
-        given = list(_tensors((args, tuple(kwargs.values()))))
-        made = list(_tensors(result))
+        given = list(tensors_in((args, tuple(kwargs.values()))))
+        made = list(tensors_in(result))
         self._kept += [*given, *made]
         if name not in _OF_SHAPE_ALONE:
             self.read.update(map(id, given))
@@ -213,14 +214,3 @@ def _side_effects_hidden() -> Iterator[None]:
         contextlib.redirect_stderr(io.StringIO()),
     ):
         yield
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)

@@ -3,7 +3,6 @@
 import torch
 
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.runtime.comm.process_group import begun, exchange_over, reduce_over
 from tests.harness.ranks import run_ranks
 
 
@@ -12,15 +11,16 @@ def results():
 
     group, rank = dist.group.WORLD, dist.get_rank()
     summed, largest = torch.arange(3.0) + rank, torch.tensor([rank, -rank])
+    backend = backend_of(group)
     later = torch.full((2,), rank + 1.0)
-    work = begun(group, later)
-    reduce_over(group, summed)
-    reduce_over(group, largest, dist.ReduceOp.MAX)
+    work = backend.begin_reduce(group, later)
+    backend.reduce(group, summed)
+    backend.reduce(group, largest, dist.ReduceOp.MAX)
     work.wait()
     large = torch.ones(2**21 + 1) + rank
     assert isinstance(work, dist.Work)
-    backend_of(group).tune_host()
-    asleep, awake = begun(group, large), begun(group, torch.ones(2))
+    backend.tune_host()
+    asleep, awake = backend.begin_reduce(group, large), backend.begin_reduce(group, torch.ones(2))
     assert isinstance(asleep, dist.Work) and not isinstance(awake, dist.Work)
     asleep.wait()
     awake.wait()
@@ -28,7 +28,7 @@ def results():
     rows = torch.arange(4.0).view(4, 1) + 10 * rank
     counts = [[1, 3], [2, 2]]  # rows of each rank to each
     found = torch.empty(sum(row[rank] for row in counts), 1)
-    exchange_over(group, found, rows, [row[rank] for row in counts], counts[rank])
+    backend.exchange(group, found, rows, [row[rank] for row in counts], counts[rank])
     return summed.tolist(), largest.tolist(), later.tolist(), found.flatten().tolist()
 
 

@@ -145,7 +145,7 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         sys.exit(done.status)
     written = write_steps(training.trace, plan, done.traces) if training.trace else None
     # An asynchronous plan gives other results than one device, so nothing is compared.
-    report = verified(job, plan) if training.verify and not is_asynchronous(plan) else None
+    report = verified(job, plan) if training.verify and not plan.is_asynchronous else None
     if as_json:
         further = {
             "tuned_host": training.launch.tune_host,
@@ -157,7 +157,7 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         click.echo(comparison(plan, done))
         if training.trace:
             click.echo(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
-        if is_asynchronous(plan):
+        if plan.is_asynchronous:
             click.echo(_OTHER_TRAINING)
         if report:
             click.echo(wrapped(str(report)))
@@ -199,8 +199,3 @@ def _check_job(job: Job, training: RunOptions) -> None:
         check_weights(launch.weights)
     if launch.export is not None:
         check_export(build_model(job, meta=True), launch.export)
-
-
-def is_asynchronous(plan: Plan) -> bool:
-    """Whether the plan is an asynchronous pipeline."""
-    return plan.pipeline is not None and plan.pipeline.weights is not None

@@ -117,6 +117,24 @@ def put(text: str, span: tuple[int, int], new: str) -> str:
     return text[: span[0]] + new + text[span[1] :]
 
 
+def in_place(
+    document: Document, key: str, value: Any, written: Callable[[Entry], str]
+) -> str | None:
+    """The text with the entry of `key` deleted or replaced; None where the key has to be added.
+
+    A value of None deletes the entry; `written` is the new value as text. Raises `FrameworkError`
+    for an entry that cannot be deleted.
+    """
+    entry = document.entries.get(key)
+    if value is None:
+        if entry is None or entry.whole is None:
+            raise not_editable(document, key)
+        return without(document.text, entry.whole)
+    if entry is None or entry.span is None:
+        return None
+    return put(document.text, entry.span, written(entry))
+
+
 def not_editable(document: Document, key: str) -> FrameworkError:
     """The error of a key that stands where it cannot be changed in place."""
     entry = document.entries.get(key)

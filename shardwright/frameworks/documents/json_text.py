@@ -12,10 +12,9 @@ from shardwright.frameworks.documents.document import (
     Document,
     Entry,
     Syntax,
+    in_place,
     line_of,
-    not_editable,
     put,
-    without,
 )
 from shardwright.frameworks.errors import FrameworkError
 
@@ -81,13 +80,9 @@ def _whole(text: str, start: int, end: int) -> tuple[int, int]:
 
 def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
     """The text with one value replaced, added or deleted."""
-    text, entry = document.text, document.entries.get(key)
-    if value is None:
-        if entry is None or entry.whole is None:
-            raise not_editable(document, key)
-        return without(text, entry.whole)
-    if entry is not None and entry.span:
-        return put(text, entry.span, json.dumps(value))
+    text = document.text
+    if (found := in_place(document, key, value, lambda _: json.dumps(value))) is not None:
+        return found
     *path, last = key.split(".")
     start, missing = _deepest(text, path)
     content: Any = {last: value}

@@ -18,10 +18,10 @@ from shardwright.frameworks.documents.document import (
     Document,
     Entry,
     Syntax,
+    in_place,
     line_end,
     not_editable,
     put,
-    without,
 )
 from shardwright.frameworks.errors import FrameworkError
 
@@ -167,14 +167,9 @@ def _attributes(node: ast.Attribute) -> tuple[str, ...]:
 
 def changed(document: Document, key: str, value: Any, near: str | None) -> str:
     """The text with one value replaced, or an assignment added or deleted."""
-    text, entry = document.text, document.entries.get(key)
-    if value is None:
-        if entry is None or entry.whole is None:
-            raise not_editable(document, key)
-        return without(text, entry.whole)
-    shown = value.text if isinstance(value, Code) else repr(value)
-    if entry is not None and entry.span is not None:
-        return put(text, entry.span, shown)
+    text, shown = document.text, value.text if isinstance(value, Code) else repr(value)
+    if (found := in_place(document, key, value, lambda _: shown)) is not None:
+        return found
     function = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)][-1]
     last = function.body[-1]
     if not (isinstance(last, ast.Return) and isinstance(last.value, ast.Name)):

@@ -11,11 +11,11 @@ from shardwright.frameworks.documents.document import (
     Document,
     Entry,
     Syntax,
+    in_place,
     line_end,
     line_of,
     not_editable,
     put,
-    without,
 )
 from shardwright.frameworks.errors import FrameworkError
 
@@ -120,15 +120,11 @@ def literal(value: Any) -> str:
 
 def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
     """The text with one value replaced, added or deleted."""
-    text, entry = document.text, document.entries.get(key)
-    if value is None:
-        if entry is None or entry.whole is None:
-            raise not_editable(document, key)
-        return without(text, entry.whole)
-    if entry is not None:
-        if entry.span is None:
-            raise not_editable(document, key)
-        return put(text, entry.span, literal(value))
+    text = document.text
+    if (found := in_place(document, key, value, lambda _: literal(value))) is not None:
+        return found
+    if key in document.entries:
+        raise not_editable(document, key)
     section, _, last = key.rpartition(".")
     line = f"{last} = {literal(value)}\n"
     where = _end_of(text, section)

@@ -12,10 +12,10 @@ from shardwright.frameworks.documents.document import (
     Document,
     Entry,
     Syntax,
+    in_place,
     line_end,
     not_editable,
     put,
-    without,
 )
 from shardwright.frameworks.errors import FrameworkError
 
@@ -139,14 +139,14 @@ def block(content: Any, indent: str) -> str:
 
 def changed(document: Document, key: str, value: Any, _near: str | None) -> str:
     """The text with one value replaced, added or deleted."""
-    text, entry = document.text, document.entries.get(key)
-    if value is None:
-        if entry is None or entry.whole is None:
-            raise not_editable(document, key)
-        return without(text, entry.whole)
-    if entry is not None and entry.span is not None:
-        lead = " " if text[entry.span[0] - 1] == ":" else ""
-        return put(text, entry.span, lead + literal(value))
+    text = document.text
+
+    def written(entry: Entry) -> str:
+        assert entry.span is not None
+        return (" " if text[entry.span[0] - 1] == ":" else "") + literal(value)
+
+    if (found := in_place(document, key, value, written)) is not None:
+        return found
     root = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         raise not_editable(document, key)

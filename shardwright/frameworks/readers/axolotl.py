@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.frameworks.config import Batch, ModelHints
 from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.readers import accelerate, deepspeed
+from shardwright.frameworks.readers.trainer import renamed
 from shardwright.frameworks.readers.understood import (
     MIXED_BF16,
     STEP,
@@ -31,13 +32,7 @@ def recognises(document: Document) -> bool:
 
 def settings_of(document: Document) -> Settings:
     """The keys as they are; inside of `fsdp_config` without the prefix of old files."""
-
-    def named(key: str) -> str:
-        if key.startswith(_FSDP):
-            return _FSDP + key.removeprefix(_FSDP).removeprefix("fsdp_")
-        return "context_parallel_size" if key == "sequence_parallel_degree" else key
-
-    return Settings(document, named, absent=("auto",))
+    return renamed(document, {"sequence_parallel_degree": "context_parallel_size"})
 
 
 def read(settings: Settings, given: Given) -> Understood:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shardwright.frameworks.config import Batch, ModelHints
@@ -49,11 +50,16 @@ def recognises(document: Document) -> bool:
 
 def settings_of(document: Document) -> Settings:
     """The keys as they are, without the prefix `fsdp_` inside of `fsdp_config`."""
+    return renamed(document, {"torch_dtype": "dtype"})
+
+
+def renamed(document: Document, names: Mapping[str, str]) -> Settings:
+    """The same, with other names of some keys."""
 
     def named(key: str) -> str:
         if key.startswith(FSDP):
             return FSDP + key.removeprefix(FSDP).removeprefix("fsdp_")
-        return "dtype" if key == "torch_dtype" else key
+        return names.get(key, key)
 
     return Settings(document, named, absent=("auto",))
 

@@ -19,14 +19,7 @@ def _common(near: Nearest) -> None:
     near.plain_order()
     near.fold("pp", "there are no pipelines; their devices shard data instead")
     near.change("experts are not split", ep=1, etp=None)
-    now = near.strategy
-    if now.dp_shard * now.cp > 1 and now.zero < 3:
-        near.change(
-            f"FSDP2 shards parameters, gradients and state; zero={now.zero} is nearest to FSDP2"
-            " that keeps gathered parameters",
-            zero=3,
-            reshard_after_forward=False,
-        )
+    near.fsdp2()
 
 
 def _shards(strategy: Strategy) -> bool:

@@ -68,6 +68,17 @@ class Nearest:
         """Order the axes as most frameworks do."""
         self.change(f"the order of axes is {', '.join(AXES)}", order=AXES)
 
+    def fsdp2(self) -> None:
+        """Shard as FSDP2 does, which has no ZeRO stage below 3."""
+        now = self.strategy
+        if now.dp_shard * now.cp > 1 and now.zero < 3:
+            self.change(
+                f"FSDP2 shards parameters, gradients and state; zero={now.zero} is nearest to FSDP2"
+                " that keeps gathered parameters",
+                zero=3,
+                reshard_after_forward=False,
+            )
+
     def schedule(self, known: Container[str], why: str) -> None:
         """Change a pipeline's schedule to a known one of as many stages, or else to 1F1B."""
         now = self.strategy

@@ -26,14 +26,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
     """The nearest strategy that a dialect of torchtitan expresses, and the reasons."""
     near, is_toml = Nearest(strategy), dialect == reader.TOML
     near.plain_order()
-    now = near.strategy
-    if now.dp_shard * now.cp > 1 and now.zero < 3:
-        near.change(
-            f"FSDP2 shards parameters, gradients and state; zero={now.zero} is nearest to FSDP2"
-            " that keeps gathered parameters",
-            zero=3,
-            reshard_after_forward=False,
-        )
+    near.fsdp2()
     if is_toml:
         near.one_of(
             "cp_style",
@@ -41,7 +34,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
             "all-gather",
             "context parallelism gathers or rotates keys and values; it has no Ulysses",
         )
-    elif now.cp > 1:
+    elif near.strategy.cp > 1:
         near.change("context parallelism gathers keys and values", cp_style="all-gather")
     _experts(near, is_toml)
     _pipeline(near, facts)

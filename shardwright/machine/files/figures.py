@@ -9,18 +9,12 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
+from shardwright.machine.files.figure_tables import OF_DEVICE, OF_MACHINE
 from shardwright.machine.files.toml import machine_of_table, to_toml
 from shardwright.machine.model import Efficiency, Machine, MachineError
 from shardwright.machine.presets import preset
 
-_FIGURES = (
-    *("overlap", "gather_overlap", "contention", "expert_skew"),
-    *("collective_launch", "arrival_skew", "arrival_skew_power"),
-)
-_OF_DEVICE = (
-    *("memory", "memory_bandwidth", "context", "launch", "dispatch", "parameter", "packing"),
-    "issue",
-)
+_FIXED = ("name", "provenance", "backend", "kind", "channel_block", "units", "product_depth")
 
 
 def changed(machine: Machine, figures: Mapping[str, object]) -> Machine:
@@ -90,8 +84,8 @@ def machine_named(name: str) -> Machine:
 def _places(data: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
     """The table and key of each figure of a machine file, by the name that `changed` accepts."""
     device = data["device"]
-    places = {key: (data, key) for key in _FIGURES}
-    places |= {key: (device, key) for key in _OF_DEVICE}
+    places = {one.key: (data, one.key) for one in OF_MACHINE if one.key not in _FIXED}
+    places |= {one.key: (device, one.key) for one in OF_DEVICE if one.key not in _FIXED}
     places |= {f"compute.{dtype}": (device["compute"], dtype) for dtype in device["compute"]}
     places |= {
         f"efficiency.{field.name}": (device["efficiency"], field.name)

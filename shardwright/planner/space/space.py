@@ -181,7 +181,7 @@ def make_space(
     """
     if segments is None:
         segments = checkpoint_segments(model.graph, tuple(find_repeats(model.graph)))
-    space = _make(model, segments, (), (), skeleton=skeleton)
+    space = make_folded_space(model, (), (), segments, skeleton=skeleton)
     assert space is not None, "a space without repeats is never refused"
     return space
 
@@ -211,17 +211,6 @@ def make_folded_space(
     Raises:
         TooWideError: there are segments, and the table of a run has more than `most_run` entries.
     """
-    return _make(model, segments, repeats, skipped, most_run, skeleton)
-
-
-def _make(
-    model: CostModel,
-    segments: Sequence[range],
-    repeats: Sequence[Repeat],
-    skipped: Sequence[int],
-    most_run: float = math.inf,
-    skeleton: Skeleton = FREE,
-) -> Space | None:
     assembly = Assembly(model, segments, skeleton)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
     if segments and repeats:

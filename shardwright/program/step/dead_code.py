@@ -55,10 +55,10 @@ def without_update(program: StepProgram) -> StepProgram:
 def without_dead(
     instructions: Sequence[StepInstruction], returned: Collection[str]
 ) -> tuple[StepInstruction, ...]:
-    """`instructions` without those whose results nobody reads; `returned` are wanted at the end.
+    """Remove instructions whose results are neither read nor in `returned`.
 
-    A run whose backward pass does not come saves nothing. Messages stay: the rank at the other end
-    sends or receives them too.
+    A region without a backward pass saves nothing. Messages stay, because the rank at the other end
+    sends or receives them.
     """
     calls = {one.call for one in instructions if isinstance(one, Backward)}
     wanted = set(returned)

@@ -119,14 +119,14 @@ class _Rank:
         return channel, (*here[:at], *here[at + 1 :])
 
     def advance(self) -> bool:
-        """Run until something is waited for; whether anything was run."""
+        """Run instructions up to the next wait; return whether one ran."""
         start = self.at
         while not self.ended and self.step(self.now):
             self.at += 1
         return self.at > start
 
     def step(self, one: StepInstruction) -> bool:
-        """Run an instruction; False if it waits."""
+        """Run an instruction; return False if it has to wait."""
         match one:
             case Transfer():
                 form = one.collective, *((part.move.whole, part.dtype) for part in one.parts)

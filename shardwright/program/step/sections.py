@@ -78,7 +78,7 @@ class FoldedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Instructions `start` to `stop`: what `track` does for `layer`; `NOWHERE` for none.
+    """Instructions `start` to `stop`, which `track` runs for `layer`; `NOWHERE` is no layer.
 
     A track is a pass of a micro-batch over the layers of a gap.
     """
@@ -99,10 +99,10 @@ class Seam(NamedTuple):
 
 @dataclass(frozen=True)
 class Sections:
-    """A program in sections, one after the other.
+    """A program divided into consecutive sections.
 
-    At `seams` sections of layers were left out: as many as `skipped` says, by gap. `spans` has, by
-    index, what instructions name of all layers at once.
+    At `seams` the sections of layers were left out; `skipped` has their number by gap. `spans` has,
+    by the index of an instruction, its names of values of all layers.
     """
 
     program: StepProgram
@@ -150,7 +150,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
 def _spans(
     program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
 ) -> dict[int, tuple[Span, ...]]:
-    """Names that instructions outside of seams use of all layers at once, by their index."""
+    """Names of values of all layers in instructions outside of seams, by index."""
     homes = homes_of(
         program,
         {
@@ -171,7 +171,7 @@ def _spans(
 
 @dataclass
 class _Track:
-    """The instructions where a pass over the layers of a gap begins to run each of them."""
+    """The first instruction of each layer in one pass over the layers of a gap."""
 
     gap: int
     at: dict[int, int]  # by the layer's number
@@ -243,7 +243,7 @@ def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
 
 
 def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
-    """Tracks that do not run into each other; raises `NotPeriodicError`."""
+    """Require that tracks do not overlap; raises `NotPeriodicError`."""
     found = sorted(tracks, key=lambda track: track.boundaries[0])
     for one, following in itertools.pairwise(found):
         if one.boundaries[-1] > following.boundaries[0]:
@@ -256,7 +256,7 @@ _Mention = tuple[int, int]
 
 
 def _names(one: StepInstruction) -> tuple[str, ...]:
-    """Everything that an instruction mentions, in a fixed order."""
+    """All names in an instruction, in a fixed order."""
     names = (*reads(one), *writes(one))
     match one:
         case Forward() | Backward():
@@ -271,7 +271,7 @@ def _names(one: StepInstruction) -> tuple[str, ...]:
 
 
 def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
-    """Raise `NotPeriodicError` unless both sections of every seam do the same."""
+    """Raise `NotPeriodicError` unless both sections of every seam have equal instructions."""
     program = sections.program
     mentions: defaultdict[str, list[_Mention]] = defaultdict(list)
     named = [_names(one) for one in program.instructions]
@@ -361,7 +361,7 @@ def _same_regions(program: StepProgram, one: StepInstruction, other: StepInstruc
 
 
 def _without_numbers(region: Region, variant: int) -> Region:
-    """A variant of a region as if all operators drew the same random numbers."""
+    """A variant of a region without the numbers that tell random operators apart."""
     return replace(region, variants=(tuple(map(_numberless, region.variants[variant])),))
 
 

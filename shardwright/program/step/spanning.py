@@ -55,9 +55,9 @@ class Span(NamedTuple):
 def homes_of(
     program: StepProgram, given: Mapping[str, Home], sections: Sequence[Home | None]
 ) -> dict[str, Home]:
-    """The layers that values belong to: those of `given` leaves, and those that make them.
+    """The layers of values: those of `given` leaves, or of the instructions that compute them.
 
-    What arrives in one transfer belongs where what was sent does. `sections` has for each
+    A received value belongs to the layer of the value that was sent. `sections` has for each
     instruction the gap and the layer that it runs.
     """
     found = dict(given)
@@ -99,7 +99,7 @@ def spans_of(one: StepInstruction, homes: Mapping[str, Home]) -> tuple[Span, ...
 
 
 def named_by(one: StepInstruction) -> tuple[str, ...]:
-    """The values that may be of all layers: those of a transfer, a wait or a free."""
+    """The values of a transfer, a wait or a free, which may belong to all layers."""
     match one:
         case Transfer():
             return reads(one)
@@ -121,7 +121,7 @@ def renamed(one: StepInstruction, names: Mapping[str, str]) -> StepInstruction |
 
 
 def left_out(name: str, number: int) -> str:
-    """The name of a value of the layer with this number of those that were left out."""
+    """The name of a value in the layer with this number among those left out."""
     return f"{name}~{number}"
 
 

@@ -39,7 +39,7 @@ def unrolled(sections: Sections) -> list[Played]:
 
 
 class _Writer:
-    """Instructions while they are written; transfers are named by where they start."""
+    """Collects unrolled instructions; a transfer is named by the position where it starts."""
 
     def __init__(self, sections: Sections) -> None:
         self.sections = sections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from shardwright.ir import timeline
@@ -22,9 +23,7 @@ def read_trace(text: str, label: str) -> StepBars:
     Raises `TraceError` for a text that is not in the Trace Event Format.
     """
     try:
-        data = json.loads(text)
-        events = data["traceEvents"] if isinstance(data, dict) else data
-        names = {_at(e): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+        events, names = events_and_threads(text)
         owners = {
             e.get("pid"): e["args"]["name"] for e in events if e.get("name") == "process_name"
         }
@@ -34,9 +33,9 @@ def read_trace(text: str, label: str) -> StepBars:
         bars.sort(key=lambda e: -float(e["dur"]))
         shown = sorted(bars[:_SHOWN], key=lambda e: float(e["ts"]))
         start = min((float(e["ts"]) for e in shown), default=0.0)
-        places = {at: row for row, at in enumerate(dict.fromkeys(map(_at, shown)))}
+        places = {at: row for row, at in enumerate(dict.fromkeys(map(thread_of, shown)))}
         rows = tuple(f"{owners.get(at[0], at[0])} {names.get(at, at[1])}" for at in places)
-        found = tuple(_bar(places[_at(e)], e, start) for e in shown)
+        found = tuple(_bar(places[thread_of(e)], e, start) for e in shown)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise TraceError(f"{label} is not a Chrome trace ({e!r})") from e
     if not found:
@@ -73,7 +72,16 @@ def _left_out(count: int) -> str:
     return f", the longest {_SHOWN} of {count} events" if count > _SHOWN else ""
 
 
-def _at(event: dict[str, Any]) -> tuple[Any, Any]:
+def events_and_threads(text: str) -> tuple[list[dict[str, Any]], dict[tuple[Any, Any], str]]:
+    """The events of a trace, and the names of its threads by `thread_of`."""
+    data = json.loads(text)
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    names = {thread_of(e): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+    return events, names
+
+
+def thread_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The process and the thread of an event."""
     return event.get("pid"), event.get("tid")
 
 

@@ -5,12 +5,11 @@ Its threads and streams become rows; times are relative to the begin of the step
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.report.timelines.chrome import TraceError
+from shardwright.report.timelines.chrome import TraceError, events_and_threads, thread_of
 
 STEP = "ProfilerStep#"  # prefix of torch.profiler's name of a step's span, followed by its number
 _MICRO = 1e6
@@ -35,19 +34,17 @@ def profiled(text: str, label: str) -> Profiled:
     Raises `TraceError` for other files.
     """
     try:
-        data = json.loads(text)
-        events = data["traceEvents"] if isinstance(data, dict) else data
-        names = {_at(e): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+        events, names = events_and_threads(text)
         # The profiler's own events have a text as process id.
         spans = [e for e in events if e.get("ph") == "X" and isinstance(e.get("pid"), int)]
         spans.sort(key=lambda e: (float(e["ts"]), -float(e["dur"])))
         begin, end = _step(spans)
         inside = [e for e in spans if begin <= float(e["ts"]) < end]
-        places = {at: row for row, at in enumerate(dict.fromkeys(map(_at, inside)))}
+        places = {at: row for row, at in enumerate(dict.fromkeys(map(thread_of, inside)))}
         rows = tuple(str(names.get(at, f"thread {at[1]}")) for at in places)
         found = tuple(
             (
-                places[_at(e)],
+                places[thread_of(e)],
                 str(e["name"]),
                 str(e.get("cat", "")),
                 float(e["ts"]) - begin,
@@ -71,7 +68,3 @@ def _step(spans: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
         return float(last["ts"]), float(last["ts"]) + float(last["dur"])
     ends = [float(e["ts"]) + float(e["dur"]) for e in spans]
     return min((float(e["ts"]) for e in spans), default=0.0), max(ends, default=0.0)
-
-
-def _at(event: Mapping[str, Any]) -> tuple[Any, Any]:
-    return event.get("pid"), event.get("tid")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from shardwright.ir.graph import Arg
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, parse
 
@@ -38,17 +40,20 @@ def baddbmm(call: Call) -> Notation:
     return parse(f"+{bias}, b m k, b k n -> b m n", call.operands, call.results, work="b m k n")
 
 
+def _convolved(call: Call) -> tuple[str, Arg, Iterator[str]]:
+    """The batch or nothing, groups, and the dimensions of kernel, input and output."""
+    spatial = len(call.operands[1]) - 2
+    batch = "b" if len(call.operands[0]) == spatial + 2 else ""
+    places = (" ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q"))
+    return batch, call.arg(6, "groups", 1), places
+
+
 def convolution(call: Call) -> Notation:
     """`conv1d/2d/3d`: batch and output channels are parallel, input channels are summed.
 
     The batch may be missing.
     """
-    spatial = len(call.operands[1]) - 2
-    b = "b" if len(call.operands[0]) == spatial + 2 else ""
-    groups = call.arg(6, "groups", 1)
-    kernel, inside, outside = (
-        " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
-    )
+    b, groups, (kernel, inside, outside) = _convolved(call)
     sizes = {"g": groups} if isinstance(groups, int) and groups > 1 else {"g": 1}
     text = f"{b} (g c) {inside}, (g o) c {kernel}, +(g o) -> {b} (g o) {outside}"
     work = f"{b} g c o {kernel} {outside}".replace("!", "")
@@ -57,12 +62,7 @@ def convolution(call: Call) -> Notation:
 
 def transposed_convolution(call: Call) -> Notation:
     """`conv_transpose1d/2d/3d`: its weight is (input channels, output channels per group, ...)."""
-    spatial = len(call.operands[1]) - 2
-    b = "b" if len(call.operands[0]) == spatial + 2 else ""
-    groups = call.arg(6, "groups", 1)
-    kernel, inside, outside = (
-        " ".join(f"{letter}{i}!" for i in range(spatial)) for letter in ("k", "y", "q")
-    )
+    b, groups, (kernel, inside, outside) = _convolved(call)
     assert isinstance(groups, int)
     text = f"{b} (g c) {inside}, (g c) o {kernel}, +(g o) -> {b} (g o) {outside}"
     work = f"{b} g c o {kernel} {inside}".replace("!", "")

@@ -62,11 +62,13 @@ class Backend:
         """
         return _WIDER.get(dtype, dtype)
 
-    def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> None:
+    def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> None:
         """All-reduce `x` in place; work on the device that is issued next sees the result."""
         dist.all_reduce(x, op, group)
 
-    def begin_reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> Waited:
+    def begin_reduce(
+        self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM
+    ) -> Waited:
         """The same, asynchronous; `x` is the result once it was waited for."""
         return begun(dist.all_reduce(x, op, group, async_op=True))
 

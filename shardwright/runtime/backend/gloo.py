@@ -35,10 +35,12 @@ class Gloo(Backend):
     def __init__(self) -> None:
         super().__init__(BACKENDS["gloo"])
 
-    def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> None:
+    def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> None:
         wait_for(self.begin_reduce(group, x, op), "a sum")
 
-    def begin_reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op) -> Waited:
+    def begin_reduce(
+        self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM
+    ) -> Waited:
         return self._waited(x, dist.all_reduce(x, op, group, async_op=True))
 
     def exchange(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardwright.program.instructions import Joint
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.runtime.sharded_ops.cross_entropy import TiledCrossEntropy
+from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 # A tensor's "sum", "product", "max" or "min" over the devices that compute the operator together.
@@ -55,8 +56,8 @@ class TiledReduction(nn.Module):
 
 class _Extremum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, largest = how.dims(x), how.op.kind in ("max", "amax")
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, largest = reduction.dims(x), reduction.op.kind in ("max", "amax")
         sign = 1.0 if largest else -1.0
         unknown = x.isnan()
         known = x.masked_fill(unknown, -sign * inf)
@@ -66,14 +67,14 @@ class _Extremum(torch.autograd.Function):
             own = x.new_full(_kept(x, dims), -sign * inf)
         # A maximum over numbers and NaN may return either, so NaN has a flag of its own.
         flags = sign * (unknown.sum(dims, True) > 0).to(x.dtype)
-        value, wrong = how.reduce(torch.stack([own, flags]), "max" if largest else "min")
+        value, wrong = reduction.reduce(torch.stack([own, flags]), "max" if largest else "min")
         value = value.masked_fill(wrong != 0, nan)
         hit = x == value
-        if how.op.kind in ("max", "min"):  # as torch's, which differ in that
+        if reduction.op.kind in ("max", "min"):  # as torch's, which differ in that
             hit = hit | (unknown & value.isnan())
-        count = how.reduce(hit.sum(dims, True).to(_precise(x)), "sum")
+        count = reduction.reduce(hit.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(hit, count)
-        return how.term(value)
+        return reduction.term(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -84,15 +85,15 @@ class _Extremum(torch.autograd.Function):
 
 class _LogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, wide = how.dims(x), x.to(_precise(x))
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, wide = reduction.dims(x), x.to(statistics_dtype(x))
         own = wide.amax(dims, True) if x.numel() else wide.new_full(_kept(x, dims), -inf)
-        largest = how.reduce(own, "max")
+        largest = reduction.reduce(own, "max")
         largest = largest.masked_fill(~largest.isfinite(), 0.0)
-        total = how.reduce((wide - largest).exp_().sum(dims, True), "sum")
+        total = reduction.reduce((wide - largest).exp_().sum(dims, True), "sum")
         value = largest + total.log()
         ctx.save_for_backward(x, value)
-        return how.term(value.to(x.dtype))
+        return reduction.term(value.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -106,13 +107,13 @@ class _Product(torch.autograd.Function):
     """Product; with one zero only that element has a gradient, with several zeros none has."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: TiledReduction) -> Tensor:
-        dims, zero = how.dims(x), x == 0
+    def forward(ctx: Any, x: Tensor, reduction: TiledReduction) -> Tensor:
+        dims, zero = reduction.dims(x), x == 0
         terms = torch.stack([_product(x, dims), _product(x.masked_fill(zero, 1.0), dims)])
-        value, others = how.reduce(terms, "product")
-        zeros = how.reduce(zero.sum(dims, True).to(_precise(x)), "sum")
+        value, others = reduction.reduce(terms, "product")
+        zeros = reduction.reduce(zero.sum(dims, True).to(statistics_dtype(x)), "sum")
         ctx.save_for_backward(x, value, others, zeros)
-        return how.term(value)
+        return reduction.term(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -135,10 +136,6 @@ def _product(x: Tensor, dims: list[int]) -> Tensor:
 
 def _kept(x: Tensor, dims: list[int]) -> list[int]:
     return [1 if dim in dims else size for dim, size in enumerate(x.shape)]
-
-
-def _precise(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 _BY_KIND: dict[str, type[torch.autograd.Function]] = {

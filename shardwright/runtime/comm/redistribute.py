@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardwright.program.instructions import Move, Redistribute
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.collectives import collected
 from shardwright.runtime.comm.local_moves import moved_locally
-from shardwright.runtime.comm.process_group import reduce_over
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # on a tile seen as its atoms
 
@@ -121,7 +121,8 @@ def reduced_over(axes: Sequence[DeviceMesh]) -> Callable[[torch.Tensor, str], to
         for mesh in axes:
             if direct(x):
                 x = x.clone(memory_format=torch.contiguous_format)
-                reduce_over(mesh.get_group(), x, _REDUCTIONS[how])
+                group = mesh.get_group()
+                backend_of(group).reduce(group, x, _REDUCTIONS[how])
                 continue
             parts = DTensor.from_local(x.contiguous(), mesh, [Partial(how)], run_check=False)
             x = parts.redistribute(placements=[Replicate()]).to_local()

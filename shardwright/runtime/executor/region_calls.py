@@ -57,12 +57,7 @@ class RegionCall:
                 entered = _Enter.apply(self, token, *(given[i] for i in self._entered))  # type: ignore[no-untyped-call]
                 for i, x in zip(self._entered, entered, strict=True):
                     inputs[i] = x
-            results = self._run(inputs, state)
-            self._exits = [
-                get_gradient_edge(x) if wanted and x.requires_grad else None
-                for x, wanted in zip(results, self.region.differentiable, strict=True)
-            ]
-        return [x.detach() for x in results]
+            return self._outputs(inputs, state)
 
     def backward(
         self,
@@ -74,11 +69,7 @@ class RegionCall:
 
         What was saved is freed.
         """
-        ends = [
-            (edge, gradient)
-            for edge, gradient in zip(self._exits, given, strict=True)
-            if edge is not None and gradient is not None
-        ]
+        ends = self._ends_of(given)
         found: list[torch.Tensor | None] = [None] * len(self.region.inputs)
         for name, leaf in self._leaves.items():
             leaf.grad = totals[name]
@@ -95,6 +86,25 @@ class RegionCall:
     def arrived(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Store the gradients of the inputs that entered through one node; they are complete."""
         self._gradients = gradients
+
+    def _outputs(self, inputs: Sequence[torch.Tensor], state: torch.Tensor) -> list[torch.Tensor]:
+        """Run the region with autograd; note where gradients of its outputs enter."""
+        results = self._run(inputs, state)
+        self._exits = [
+            get_gradient_edge(x) if wanted and x.requires_grad else None
+            for x, wanted in zip(results, self.region.differentiable, strict=True)
+        ]
+        return [x.detach() for x in results]
+
+    def _ends_of(
+        self, given: Sequence[torch.Tensor | None]
+    ) -> list[tuple[GradientEdge, torch.Tensor]]:
+        """The outputs that have a gradient, each with it."""
+        return [
+            (edge, gradient)
+            for edge, gradient in zip(self._exits, given, strict=True)
+            if edge is not None and gradient is not None
+        ]
 
     def _run(self, inputs: Sequence[torch.Tensor], state: torch.Tensor) -> Sequence[torch.Tensor]:
         """The region's outputs; dropped inputs are not saved."""

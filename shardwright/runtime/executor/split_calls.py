@@ -67,22 +67,13 @@ class SplitCall(RegionCall):
                     token = torch.empty(0, requires_grad=True)
                     inputs[i] = _Enter.apply(token, given[i])  # type: ignore[no-untyped-call]
                     self._edges[i] = get_gradient_edge(inputs[i])
-            results = self._run(inputs, state)
-            self._exits = [
-                get_gradient_edge(x) if wanted and x.requires_grad else None
-                for x, wanted in zip(results, self.region.differentiable, strict=True)
-            ]
-        return [x.detach() for x in results]
+            return self._outputs(inputs, state)
 
     def backward_to_inputs(
         self, given: Sequence[Gradient], again: Mapping[int, torch.Tensor]
     ) -> list[Gradient]:
         """Gradients of the inputs that are not weights; None for one without a gradient."""
-        self._ends = [
-            (edge, gradient)
-            for edge, gradient in zip(self._exits, given, strict=True)
-            if edge is not None and gradient is not None
-        ]
+        self._ends = self._ends_of(given)
         self._again = again
         self._find_cuts()
         hooks = [cut.node.register_prehook(cut.note) for cut in self._cuts]

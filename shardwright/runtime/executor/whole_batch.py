@@ -232,20 +232,20 @@ class ModuleCall:
 
     def __init__(
         self,
-        how: WholeBatch,
+        module: WholeBatch,
         leaves: Sequence[torch.Tensor],
         state: torch.Tensor,
         playing: Playing,
     ) -> None:
-        self.how, self.playing = how, playing
-        self.parameters = {i: leaves[i] for i in how.parameters_at}
+        self.module, self.playing = module, playing
+        self.parameters = {i: leaves[i] for i in module.parameters_at}
         with torch.no_grad():
-            values = how.values(leaves)
+            values = module.values(leaves)
             self._run: ProgramRun | None = playing.executor.begin(values, state)
             self._run.play(playing.seed)
             self._late: list[tuple[str, torch.Tensor]] = []  # outputs that are not there yet
-            self._results = [self._result(name) for name in how.returned]
-        self._given = _Unchanged([values[name] for name in how.parameters_named])
+            self._results = [self._result(name) for name in module.returned]
+        self._given = _Unchanged([values[name] for name in module.parameters_named])
         self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
         self._stash: dict[int, torch.Tensor | None] | None = None
         self._backward: ProgramRun | None = None
@@ -255,8 +255,8 @@ class ModuleCall:
         assert self._run is not None, "its forward part was played"
         found = self._run.values.get(name)
         if found is None:
-            shape, dtype = self.how.forms[name]
-            found = torch.zeros(shape, dtype=dtype, device=self.how.regions.variant.device)
+            shape, dtype = self.module.forms[name]
+            found = torch.zeros(shape, dtype=dtype, device=self.module.regions.variant.device)
             self._late.append((name, found.detach()))
             return found
         return found.detach()  # an object of its own: autograd makes it the result of a node
@@ -322,14 +322,14 @@ class ModuleCall:
         leaf = self.parameters.get(number)
         if leaf is None:
             return tile
-        return self.how.whole(number, leaf, tile) if leaf.requires_grad else None
+        return self.module.whole(number, leaf, tile) if leaf.requires_grad else None
 
     def _leaves(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All leaves, of parameters and of what autograd kept."""
         others = iter(kept)
         found = [
             self.parameters[i] if i in self.parameters else next(others)
-            for i in range(len(self.how.names))
+            for i in range(len(self.module.names))
         ]
         self._given.check()
         return found
@@ -338,7 +338,7 @@ class ModuleCall:
         """The forward part played once more."""
         state, *others = kept
         with torch.no_grad():
-            values = self.how.values(self._leaves(others))
+            values = self.module.values(self._leaves(others))
         run = self.playing.executor.begin(values, state)
         run.play(self.playing.seed)
         return run
@@ -348,8 +348,8 @@ class ModuleCall:
     ) -> dict[int, torch.Tensor | None]:
         """The gradients of all leaves, which autograd can differentiate."""
         state, *others = kept
-        leaves, trained = self._leaves(others), self.how.trained
-        results = self.how.plain(*map(local, leaves), state)
+        leaves, trained = self._leaves(others), self.module.trained
+        results = self.module.plain(*map(local, leaves), state)
         ends = [
             (x, gradient)
             for x, gradient in zip(results, gradients, strict=True)

@@ -8,7 +8,6 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from shardwright.ir.graph import LeafKind
 from shardwright.program.lower.inplace import in_place
@@ -20,7 +19,8 @@ from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.passes.free import free
 from shardwright.runtime.batch import InputPart, local_inputs, stage_inputs
-from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor, Values
+from shardwright.runtime.executor.executor import Values
+from shardwright.runtime.executor.program_module import ProgramModule
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameter_store import ParameterStore
 from shardwright.runtime.parameters.dtensor_spec import local
@@ -33,11 +33,8 @@ def pipeline_program(staged: StagedGraph, rank: int) -> StepProgram:
 
 
 @final
-class PipelineStep(nn.Module):
-    """The step `program` of this rank, at `place` of its group.
-
-    `groups` has the process group of each channel, `make` is as in `to_module`.
-    """
+class PipelineStep(ProgramModule):
+    """The step `program` of this rank, at `place` of its group; arguments as of `ProgramModule`."""
 
     def __init__(
         self,
@@ -48,15 +45,8 @@ class PipelineStep(nn.Module):
         make: Callable[[Special], nn.Module],
         device: torch.device,
     ) -> None:
-        super().__init__()
-        self.program = program
-        self.loads = {load.leaf: load.shape for load in program.loads}
-        self.regions = Regions(program.regions, make, device)
-        self.training_step = StepExecutor(program, self.regions, groups)
-        self.evaluation = StepExecutor(free(forward_only(program)), self.regions, groups)
-        self.ended: ProgramRun | None = None  # whose update is to come
-        loss = staged.graph.tensor[staged.graph.outputs[0]]
-        self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
+        evaluation = free(forward_only(program))
+        super().__init__(program, evaluation, staged.graph, groups, make, device)
         # For each stage, its part of the batch by path, and the names of these leaves.
         self.inputs: list[tuple[dict[str, InputPart], dict[str, str]]] = []
         group, homes = program.rank // staged.decisions.mesh.size, staged.pipeline.homes
@@ -100,9 +90,3 @@ class PipelineStep(nn.Module):
         given.update((seed, self.one) for _, seed in self.program.seeds)
         found, self.ended = self.training_step.run(given, state)
         return found
-
-    def update(self, optimizer: Optimizer) -> None:
-        """The last step's update of the parameters."""
-        run, self.ended = self.ended, None
-        assert run is not None, "a step has run"
-        run.finish(optimizer)

@@ -61,24 +61,24 @@ class TiledCrossEntropy(nn.Module):
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, how: TiledCrossEntropy
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, module: TiledCrossEntropy
     ) -> Tensor:
         ctx.dim = dim = min(1, logits.dim() - 1)
         x = _precise(logits)
-        largest = how.reduce(x.amax(dim), "max")
-        total = how.reduce((x - largest.unsqueeze(dim)).exp_().sum(dim), "sum")
+        largest = module.reduce(x.amax(dim), "max")
+        total = module.reduce((x - largest.unsqueeze(dim)).exp_().sum(dim), "sum")
         normalizer = largest + total.log()
-        smooth = how.smoothing / how.classes
+        smooth = module.smoothing / module.classes
         w = None if weight is None else _along(weight.to(x.dtype), x)
         if target.is_floating_point():
             below = normalizer.unsqueeze(dim) - x  # minus the logarithm of each probability
-            wanted = target * (1.0 - how.smoothing) + smooth
+            wanted = target * (1.0 - module.smoothing) + smooth
             wanted = wanted if w is None else wanted * w
             terms = (wanted * below).sum(dim)
-            mass = how.reduce(wanted.sum(dim), "sum")
+            mass = module.reduce(wanted.sum(dim), "sum")
         else:
-            kept, at, inside = _hit(target, how, dim)
-            chosen = (1.0 - how.smoothing) * inside.to(x.dtype)
+            kept, at, inside = _hit(target, module, dim)
+            chosen = (1.0 - module.smoothing) * inside.to(x.dtype)
             if weight is not None:
                 chosen = chosen * weight.to(x.dtype)[at.squeeze(dim)]
             terms = chosen * (normalizer - x.gather(dim, at).squeeze(dim)).masked_fill(~inside, 0.0)
@@ -88,12 +88,12 @@ class _Loss(torch.autograd.Function):
             mass = kept.to(x.dtype)
             if weight is not None:
                 mass = chosen + smooth * weight.sum().to(x.dtype) * kept
-                mass = how.reduce(mass, "sum")
-            known = ~kept | ((target >= 0) & (target < how.classes))
+                mass = module.reduce(mass, "sum")
+            known = ~kept | ((target >= 0) & (target < module.classes))
             terms = terms.masked_fill(~known, float("nan"))  # rather than no loss at all
-        ctx.how = how
+        ctx.module = module
         ctx.save_for_backward(logits, target, weight, normalizer, mass)
-        return (terms.sum() if how.summed else terms).to(logits.dtype)
+        return (terms.sum() if module.summed else terms).to(logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,23 +101,23 @@ class _Loss(torch.autograd.Function):
             "cross entropy over a split vocabulary", "plan with its classes whole"
         )
         logits, target, weight, normalizer, mass = ctx.saved_tensors
-        how, dim = ctx.how, ctx.dim
+        module, dim = ctx.module, ctx.dim
         x = _precise(logits)
         scale = grads[0].to(x.dtype).expand(normalizer.shape)
-        smooth = how.smoothing / how.classes
+        smooth = module.smoothing / module.classes
         w = None if weight is None else _along(weight.to(x.dtype), x)
         grad = (x - normalizer.unsqueeze(dim)).exp_().mul_((mass * scale).unsqueeze(dim))
         grad_target = None
         if target.is_floating_point():
-            wanted = target * (1.0 - how.smoothing) + smooth
+            wanted = target * (1.0 - module.smoothing) + smooth
             grad.sub_((wanted if w is None else wanted * w) * scale.unsqueeze(dim))
             if ctx.needs_input_grad[1]:
                 below = normalizer.unsqueeze(dim) - x
-                below = below * scale.unsqueeze(dim) * (1.0 - how.smoothing)
+                below = below * scale.unsqueeze(dim) * (1.0 - module.smoothing)
                 grad_target = (below if w is None else below * w).to(target.dtype)
         else:
-            kept, at, inside = _hit(target, how, dim)
-            chosen = scale * (1.0 - how.smoothing) * inside.to(x.dtype)
+            kept, at, inside = _hit(target, module, dim)
+            chosen = scale * (1.0 - module.smoothing) * inside.to(x.dtype)
             if weight is not None:
                 chosen = chosen * weight.to(x.dtype)[at.squeeze(dim)]
             grad.scatter_add_(dim, at, -chosen.unsqueeze(dim))
@@ -127,10 +127,10 @@ class _Loss(torch.autograd.Function):
         return grad.to(logits.dtype), grad_target, None, None
 
 
-def _hit(target: Tensor, how: TiledCrossEntropy, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def _hit(target: Tensor, module: TiledCrossEntropy, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """The samples that count, the index of their class in this tile, and whether it is in it."""
-    kept = target != how.ignored
-    at, inside = local_index(target, how.tile)
+    kept = target != module.ignored
+    at, inside = local_index(target, module.tile)
     return kept, at.unsqueeze(dim), inside & kept
 
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.program.lower.routing import Routing
 from shardwright.runtime.backend.base import all_gather_single
-from shardwright.runtime.comm.process_group import exchange_over
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.tracing.decompose.experts import added, through
 
 
@@ -56,19 +56,19 @@ class Skew:
 class LocalExperts(nn.Module):
     """A mixture as `shardwright.experts`, on a device that holds some of its experts."""
 
-    def __init__(self, how: Routing, peers: Sequence[Peers], device: torch.device) -> None:
+    def __init__(self, routing: Routing, peers: Sequence[Peers], device: torch.device) -> None:
         super().__init__()
-        self.how, self.peers = how, tuple(peers)
+        self.routing, self.peers = routing, tuple(peers)
         self.skew = Skew()
-        here = slice(how.start, how.start + how.length)
-        self._tile = how.split[how.start]
-        self._split = torch.tensor(how.split, device=device)
+        here = slice(routing.start, routing.start + routing.length)
+        self._tile = routing.split[routing.start]
+        self._split = torch.tensor(routing.split, device=device)
         self._hops = []
-        for _, owners in how.hops:
-            mine = [e for e, owner in enumerate(owners) if owner == owners[how.start]]
+        for _, owners in routing.hops:
+            mine = [e for e, owner in enumerate(owners) if owner == owners[routing.start]]
             whose = torch.tensor(owners, device=device)
             self._hops.append((whose, torch.tensor(mine, device=device)))
-        assert len({*how.split[here]}) == 1, "experts of one device lie in one tile"
+        assert len({*routing.split[here]}) == 1, "experts of one device lie in one tile"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
@@ -96,8 +96,8 @@ class LocalExperts(nn.Module):
         given = len(rows)
         if not given:  # grouped products want a row; it counts nothing
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])  # gradients go on through it
-            expert = flat.new_full((1,), self.how.start)
-        place = expert - self.how.start
+            expert = flat.new_full((1,), self.routing.start)
+        place = expert - self.routing.start
         rows = through(rows, place, (up, down), turned, product, between)[:given]
         for back in reversed(ways_back):
             rows = back(rows)
@@ -106,7 +106,7 @@ class LocalExperts(nn.Module):
     def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The rows for experts in this device's tile, sorted by expert, and their experts."""
         expert, order = flat.sort(stable=True)
-        tiles = max(self.how.split) + 1
+        tiles = max(self.routing.split) + 1
         if tiles == 1:
             return order, expert
         tile_of_row = self._split[expert]
@@ -145,8 +145,8 @@ class LocalExperts(nn.Module):
         return arrived[order], whose, back
 
     def extra_repr(self) -> str:
-        local = range(self.how.start, self.how.start + self.how.length)
-        return f"experts={local.start} to {local.stop - 1} of {len(self.how.split)}, {self.how}"
+        routing, last = self.routing, self.routing.start + self.routing.length - 1
+        return f"experts={routing.start} to {last} of {len(routing.split)}, {routing}"
 
 
 @final
@@ -177,12 +177,12 @@ class _Sent(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
     ) -> Tensor:
-        ctx.how = sent, received, group
+        ctx.exchange = sent, received, group
         return _all_to_all(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        sent, received, group = ctx.how
+        sent, received, group = ctx.exchange
         back: Tensor = _Sent.apply(grads[0], received, sent, group)  # type: ignore[no-untyped-call]
         return back, None, None, None
 
@@ -191,15 +191,17 @@ def _all_to_all(
     rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
 ) -> Tensor:
     found = rows.new_empty((sum(received), rows.shape[1]))
-    exchange_over(group, found, rows.contiguous(), received, sent)
+    backend_of(group).exchange(group, found, rows.contiguous(), received, sent)
     return found
 
 
 def local_experts(
-    how: Routing, axes: Mapping[str, DeviceMesh], device: torch.device
+    routing: Routing, axes: Mapping[str, DeviceMesh], device: torch.device
 ) -> LocalExperts:
     """The module of a mixture on this rank of a device mesh, given axis by axis."""
-    return LocalExperts(how, [GroupPeers(axes[axis].get_group()) for axis, _ in how.hops], device)
+    return LocalExperts(
+        routing, [GroupPeers(axes[axis].get_group()) for axis, _ in routing.hops], device
+    )
 
 
 def skews(modules: Sequence[nn.Module]) -> list[Skew]:

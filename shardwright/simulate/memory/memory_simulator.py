@@ -4,7 +4,7 @@ Forward, a value lives until its last reader has run or, where autograd saves
 it, until that operator's backward pass. The backward pass goes through the
 operators in reverse, which is autograd's order: a node runs when all readers of
 its results have run. The memory of single operator calls comes from an `OpTracer`, that of
-redistributions from `collectives.py`, and the workspace of kernels from `workspaces.py`.
+redistributions from `redistribution.py`, and the workspace of kernels from `workspaces.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MemorySimulator(Tape):
     """Runs a region on a `Tape`, forward and backward."""
 
     def run(self, instruction: Instruction) -> None:
-        """One instruction forward."""
+        """Simulate one instruction of the forward pass."""
         allocator = self.allocator
         allocator.module = self.module(instruction)
         match instruction:
@@ -68,7 +68,7 @@ class MemorySimulator(Tape):
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
 
     def compute(self, one: Compute) -> None:
-        """An operator as torch runs it."""
+        """Simulate an operator by the memory of its traced torch call."""
         op = one.op
         names = tuple(dict.fromkeys(op.operands))
         views = [self.views[name] for name in names]

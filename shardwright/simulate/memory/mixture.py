@@ -19,13 +19,13 @@ from shardwright.simulate.memory.tape import Tape
 
 def local_experts(tape: Tape, one: Compute) -> None:
     """Simulate the operator on this device's rows, with the buffers of rows in flight."""
-    op, how = one.op, one.routing
-    assert how is not None, "a mixture of which all is here is an operator like others"
+    op, routing = one.op, one.routing
+    assert routing is not None, "a mixture of which all is here is an operator like others"
     names = tuple(dict.fromkeys(op.operands))
     views = [tape.views[name] for name in names]
     tokens = views[0].shape[0]
-    offered = tokens * prod(tape.sizes[axis] for axis, _ in how.hops)
-    here = ceil(offered * min(1.0, tape.skew * how.length / len(how.split)))
+    offered = tokens * prod(tape.sizes[axis] for axis, _ in routing.hops)
+    here = ceil(offered * min(1.0, tape.skew * routing.length / len(routing.split)))
     given = tuple(
         Seen(v.shape, v.strides, v.dtype, v.grad and tape.saving)
         if len(v.shape) == 3
@@ -40,7 +40,7 @@ def local_experts(tape: Tape, one: Compute) -> None:
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
     each = tape.views[op.operands[1]].shape[1]
     moving = exchange_bytes(Exchange.ROWS, tokens * each * row, here * each * row)
-    if not how.hops:
+    if not routing.hops:
         moving = 0
     tape.allocator.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)

@@ -31,9 +31,9 @@ from shardwright.simulate.memory.values import RankModel, View
 
 @dataclass
 class GradientNode:
-    """A node of the autograd graph: it turns gradients of `results` into others.
+    """A node of the autograd graph, which reads gradients of `results` and makes others.
 
-    What it makes belongs to `module`. It leads to inputs of the region, to weights, or to both.
+    New blocks are attributed to `module`. It leads to inputs of the region, to weights, or to both.
     """
 
     label: str
@@ -81,7 +81,7 @@ class Tape(ABC):
         """Simulate one instruction forward."""
 
     def through(self, instructions: Sequence[Instruction], returned: Sequence[str]) -> None:
-        """Run `instructions`, forgetting each value after its last reader."""
+        """Run `instructions` forward; each value is dropped after its last reader."""
         last = {name: i for i, one in enumerate(instructions) for name in reads(one)}
         last.update((name, len(instructions)) for name in returned)
         mine: set[str] = set()
@@ -99,7 +99,7 @@ class Tape(ABC):
                     self.allocator.drop(self.views.pop(name).block)
 
     def splits(self, weights: Collection[str]) -> None:
-        """The backward pass will come in two parts; these inputs are weights."""
+        """Split the backward pass into two parts: gradients of inputs, then of these weights."""
         self.from_weights = set(weights)
         self.from_inputs = {
             name for name, view in self.views.items() if view.grad and name not in weights
@@ -129,11 +129,11 @@ class Tape(ABC):
             self._until_weights, self._arrived = [], []
 
     def hold(self, gradients: Sequence[View | None]) -> None:
-        """Own gradients until the second part of the backward pass has run."""
+        """Keep gradients until the second part of the backward pass has run."""
         self._arrived += [self.allocator.own(one.block) for one in gradients if one is not None]
 
     def unsave(self, block: Block) -> None:
-        """A node has run that saved a block."""
+        """Release a block that a node saved, after the node has run."""
         if self.part is Gradients.ALL:
             self.allocator.unsave(block)
         else:
@@ -154,7 +154,7 @@ class Tape(ABC):
         return one.op.source.module
 
     def give(self, name: str, gradient: View) -> None:
-        """Hand over a gradient of the value `name`; its owner is passed on."""
+        """Add a gradient to that of the value `name`, which takes over its ownership."""
         old = self.gradients.get(name)
         if old is None:
             self.gradients[name] = gradient
@@ -170,7 +170,7 @@ class Tape(ABC):
             self.keep(name)
 
     def keep(self, name: str) -> None:
-        """Store the final gradient of a leaf, or add it to the one that is stored."""
+        """Store the gradient of a leaf, or add it to the stored one."""
         gradient = self.gradients.pop(name)
         old = self.kept.get(name)
         if old is not None:
@@ -185,7 +185,7 @@ class Tape(ABC):
         self.kept[name] = gradient
 
     def taken(self, name: str) -> View | None:
-        """The gradient of a value, for the node that made it."""
+        """Remove and return the gradient of a value; None if it has none."""
         return self.gradients.pop(name, None)
 
     def node(self, label: str, results: tuple[str, ...], run: Callable[[], None]) -> None:
@@ -199,7 +199,7 @@ class Tape(ABC):
             )
 
     def redistribute(self, one: Redistribute) -> None:
-        """A value in another layout; its gradient is redistributed in the backward pass."""
+        """Redistribute a value; the backward pass redistributes its gradient."""
         source = self.views[one.value]
         found = self.redistributed(one, source)
         found.grad = one.differentiable and source.grad

@@ -18,7 +18,7 @@ _FEW = 4  # channels that oneDNN's convolutions take as they come
 
 
 class Inside(NamedTuple):
-    """Bytes for a moment, forward and backward."""
+    """Bytes of workspace in the forward and in the backward kernel."""
 
     forward: int = 0
     backward: int = 0
@@ -52,7 +52,7 @@ def _convolution(x: Seen, weight: Seen, result: int, block: int) -> Inside:
 
 
 def _lstm(given: Sequence[Seen]) -> Inside:
-    """oneDNN's: a layer's weights in its own order, and its gates at all times."""
+    """Workspace of oneDNN: reordered weights of a layer, and the gates of all time steps."""
     matrices = [seen for seen in given[3:] if len(seen.shape) == 2]
     layer = max((_bytes(a) + _bytes(b) for a, b in pairwise(matrices)), default=0)
     steps = prod(given[0].shape[:2])

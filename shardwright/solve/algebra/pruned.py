@@ -11,7 +11,6 @@ Known inefficiency: equal tables at different positions are multiplied again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -128,7 +127,7 @@ def assignments_in_region(
             result = thinner
         trace.append(result.trace)
         points[step.output] = Frontiers(result.starts, result.time, result.memory)
-    found = _unroll(schedule, trace, len(points[schedule.root].time), len(problem.nodes))
+    found = schedule.unroll(trace, len(points[schedule.root].time), len(problem.nodes))
     return AssignmentsInRegion(found, used)
 
 
@@ -158,14 +157,10 @@ def _join(
     """The join of `eliminate.py`, without points that lead out of the region."""
     join = schedule.tables[schedule.factors[step.output].table]
     assert isinstance(join, Join), "a step computes its output"
-    axes = np.indices(join.sizes).reshape(len(join.sizes), math.prod(join.sizes))
+    axes = join.axes
 
     def cells(position: int) -> Ints:
-        number, own = join.inputs[position]
-        index = np.zeros(axes.shape[1], np.int64)
-        for axis, size in zip(own, schedule.tables[number].shape, strict=True):
-            index = index * size + axes[axis]
-        return index
+        return join.cells(position, axes, schedule.tables[join.inputs[position][0]].shape)
 
     beside = insides(join, tables)
     shape = (len(region.objectives), *join.sizes)
@@ -192,18 +187,3 @@ def _join(
     if not join.eliminates:
         return result
     return union(result.traced(np.repeat(axes[-1], result.lengths)), join.sizes[-1])
-
-
-def _unroll(
-    schedule: EliminationSchedule, trace: Sequence[tuple[Ints, ...]], count: int, num_nodes: int
-) -> Ints:
-    """Follow the traces back from every point of the root: (points, nodes)."""
-    position = {schedule.root: np.arange(count)}
-    choice = np.zeros((count, num_nodes), np.int64)
-    for step, rows in zip(reversed(schedule.steps), reversed(trace), strict=True):
-        points = position.pop(step.output)
-        for number, row in zip(step.inputs, rows, strict=False):
-            position[number] = row[points]
-        if step.node is not None:
-            choice[:, step.node] = rows[-1][points]
-    return choice

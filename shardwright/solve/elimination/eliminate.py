@@ -13,7 +13,6 @@ number of assignments: `fast.fast_frontier` is for those.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +83,11 @@ def _assignments(
             raise AssertionError("only a folded problem has tables that are given")
         else:
             tables.append(_join(table, schedule, tables, limit))
-    return _unroll(schedule, tables, num_nodes, chosen)
+    traces = [tables[schedule.factors[step.output].table].trace for step in schedule.steps]
+    count = len(tables[schedule.factors[schedule.root].table].time)
+    choice = schedule.unroll(traces, count, num_nodes)
+    choice[:, list(chosen)] = list(chosen.values())
+    return choice
 
 
 def _leaf(leaf: InputTable, chosen: dict[int, int], limit: int | None) -> Frontiers:
@@ -99,42 +102,15 @@ def _join(
 
     Its trace has the index in each input, and last, if a node was eliminated, that node's choice.
     """
-    axes = np.indices(join.sizes).reshape(
-        len(join.sizes), math.prod(join.sizes)
-    )  # (axes, joint cells)
+    axes = join.axes
 
-    def cells(number: int, own: tuple[int, ...]) -> Ints:
-        index = np.zeros(axes.shape[1], np.int64)
-        for axis, size in zip(own, schedule.tables[number].shape, strict=True):
-            index = index * size + axes[axis]
-        return index
+    def cells(position: int) -> Ints:
+        return join.cells(position, axes, schedule.tables[join.inputs[position][0]].shape)
 
-    (first, own), *others = join.inputs
-    result = take(tables[first], cells(first, own))
-    for number, own in others:
-        result = product(result, tables[number], cells(number, own), limit)
+    first, *others = (tables[number] for number, _ in join.inputs)
+    result = take(first, cells(0))
+    for position, table in enumerate(others, 1):
+        result = product(result, table, cells(position), limit)
     if not join.eliminates:
         return result
     return union(result.traced(np.repeat(axes[-1], result.lengths)), join.sizes[-1])
-
-
-def _unroll(
-    schedule: EliminationSchedule,
-    tables: Sequence[Frontiers],
-    num_nodes: int,
-    chosen: dict[int, int],
-) -> Ints:
-    """Follow the traces back from every point of the root: (points, nodes)."""
-    root = tables[schedule.factors[schedule.root].table]
-    position = {schedule.root: np.arange(len(root.time))}  # factor -> the points it contributes
-    choice = np.zeros((len(root.time), num_nodes), np.int64)
-    for node, pin in chosen.items():
-        choice[:, node] = pin
-    for step in reversed(schedule.steps):
-        trace = tables[schedule.factors[step.output].table].trace
-        points = position.pop(step.output)
-        for number, row in zip(step.inputs, trace, strict=False):
-            position[number] = row[points]
-        if step.node is not None:
-            choice[:, step.node] = trace[-1][points]
-    return choice

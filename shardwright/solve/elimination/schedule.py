@@ -70,6 +70,22 @@ class Join(NamedTuple):
         """Sizes of the axes that are left."""
         return self.sizes[:-1] if self.eliminates else self.sizes
 
+    @property
+    def axes(self) -> Ints:
+        """The index along each joint axis of every joint cell: (axes, joint cells)."""
+        return np.indices(self.sizes).reshape(len(self.sizes), math.prod(self.sizes))
+
+    def cells(self, position: int, axes: Ints, shape: Sequence[int]) -> Ints:
+        """The cell of the input at `position`, whose table has this shape, for every joint cell.
+
+        `axes` is the property of this name, which callers compute once.
+        """
+        _, own = self.inputs[position]
+        index = np.zeros(axes.shape[1], np.int64)
+        for axis, size in zip(own, shape, strict=True):
+            index = index * size + axes[axis]
+        return index
+
 
 class ScopedTable(NamedTuple):
     """A table in the graph: axis i of table `table` is node `scope[i]`."""
@@ -117,6 +133,22 @@ class EliminationSchedule:
         time[forbidden] = 0.0
         begin = dict(zip(leaves, np.cumsum([0, *sizes]).tolist(), strict=False))
         return Leaves(time, memory.astype(np.float64), forbidden, begin)
+
+    def unroll(self, traces: Sequence[Sequence[Ints]], count: int, num_nodes: int) -> Ints:
+        """Follow the traces of all steps back from `count` points of the root.
+
+        A trace has for each point the index in each input, and last, if a node was eliminated, that
+        node's choice. Returns choices (count, num_nodes); those of pinned nodes are 0.
+        """
+        position = {self.root: np.arange(count)}  # factor -> the points it contributes
+        choice = np.zeros((count, num_nodes), np.int64)
+        for step, trace in zip(reversed(self.steps), reversed(traces), strict=True):
+            points = position.pop(step.output)
+            for number, row in zip(step.inputs, trace, strict=False):
+                position[number] = row[points]
+            if step.node is not None:
+                choice[:, step.node] = trace[-1][points]
+        return choice
 
 
 def make_schedule(

@@ -20,7 +20,7 @@ from math import prod
 import torch
 
 from shardwright.ir.graph import Graph, Op, argument
-from shardwright.tracing.export.operators import call_op, operator_of, to_torch
+from shardwright.tracing.export.operators import call_op, operator_of
 
 _GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
 _LARGEST_MASK = 2**27  # elements of a mask that is computed as a whole
@@ -154,10 +154,7 @@ def _compute_block(
     if op.kind in _SAME_MATRIX:
         values[op.outputs[0]] = given[op.operands[0]]
         return
-    device = torch.device("cpu")
-    args = [to_torch(a, given, device) for a in op.args]
-    kwargs = {key: to_torch(value, given, device) for key, value in op.kwargs}
-    values[op.outputs[0]] = operator_of(op.target)(*args, **kwargs)
+    (values[op.outputs[0]],) = call_op(op, given, torch.device("cpu"))
 
 
 def _ancestors(graph: Graph, value: str) -> list[Op] | None:

@@ -58,6 +58,13 @@ def _cross_entropy(
     )
     if target.is_floating_point():  # class probabilities: the mean is over the samples
         return total * (logits.shape[1] / logits.numel() if logits.dim() > 1 else 1.0)
+    return _mean_over_targets(total, target, weight, ignore_index)
+
+
+def _mean_over_targets(
+    total: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> Tensor:
+    """`total` divided by the number, or the weight, of the targets that are not ignored."""
     kept = target != ignore_index
     if weight is None:
         count = kept.to(total.dtype).sum()
@@ -76,12 +83,7 @@ def _nll_loss(
     if reduction != _MEAN:
         return NotImplemented
     total = aten.nll_loss_nd.default(log_probs, target, weight, _SUM, ignore_index)
-    kept = target != ignore_index
-    if weight is None:
-        count = kept.to(total.dtype).sum()
-    else:
-        count = weight[torch.where(kept, target, 0)].mul(kept.to(weight.dtype)).sum()
-    return total / count
+    return _mean_over_targets(total, target, weight, ignore_index)
 
 
 def _pointwise_loss(operator: Any, reduction_at: int) -> Callable[..., Any]:

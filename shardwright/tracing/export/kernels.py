@@ -22,6 +22,11 @@ aten: Any = torch.ops.aten
 UNIFORM = "shardwright.uniform.default"  # args: size, number of this draw in the graph
 
 
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which statistics of `x` are computed: at least float32."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
 @torch.library.custom_op("shardwright::moments", mutates_args=())
 def moments(x: Tensor, scale: float) -> Tensor:
     """Per channel, scale · Σ x and scale · Σ x², float64 (2, C), of x (N, C, ...).
@@ -33,7 +38,7 @@ def moments(x: Tensor, scale: float) -> Tensor:
     count = x.numel() // max(1, x.shape[1])
     if not count:
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
-    mean = x.sum(_others(x), dtype=_kept(x)) / count
+    mean = x.sum(_others(x), dtype=statistics_dtype(x)) / count
     squares = (x - _channels(mean, x)).square_().sum(_others(x)).double()
     mean = mean.double()
     return torch.stack([mean * count, squares + mean.square() * count]) * scale
@@ -51,7 +56,7 @@ def _keep_for_moments(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) ->
 
 def _moments_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     (x,) = ctx.saved_tensors
-    constant, linear = (grad * ctx.scale).to(_kept(x))
+    constant, linear = (grad * ctx.scale).to(statistics_dtype(x))
     one, none = torch.ones_like(linear), torch.zeros_like(linear)
     # A fused multiplication and addition per channel.
     return _normalized(x, none, one, 2.0 * linear, constant, eps=0.0), None
@@ -108,7 +113,7 @@ def _standardize_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x,
         torch.stack([by_mean, by_variance]) if needs[1] else None,
         along.to(weight.dtype) if needs[2] else None,
-        total.to(_kept(x) if weight is None else weight.dtype) if needs[3] else None,
+        total.to(statistics_dtype(x) if weight is None else weight.dtype) if needs[3] else None,
         None,
     )
 
@@ -205,7 +210,8 @@ def _normalized(
     eps: float,
 ) -> Tensor:
     """The normalisation as one fused kernel, which does not compute statistics of x."""
-    given = [None if one is None else one.to(_kept(x)) for one in (weight, bias, mean, variance)]
+    dtype = statistics_dtype(x)
+    given = [None if one is None else one.to(dtype) for one in (weight, bias, mean, variance)]
     out: Tensor = aten.native_batch_norm(x, *given, False, 0.0, eps)[0]
     return out
 
@@ -214,13 +220,9 @@ def _gradients(
     grad: Tensor, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias, with mean and variance constant."""
-    kept = [None if one is None else one.to(_kept(x)) for one in (weight, mean, variance)]
+    dtype = statistics_dtype(x)
+    kept = [None if one is None else one.to(dtype) for one in (weight, mean, variance)]
     found: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm_backward(
         grad, x, *kept, None, None, False, eps, [True, True, True]
     )
     return found
-
-
-def _kept(x: Tensor) -> torch.dtype:
-    """The precision in which statistics are computed."""
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype

@@ -64,7 +64,7 @@ def probe_function(call: Any, kinds: Sequence[FunctionTensor]) -> FunctionFacts:
 def _on_numbers(
     call: Any, kinds: Sequence[FunctionTensor], error: Exception
 ) -> tuple[Any, tuple[FunctionTensor, ...]]:
-    """The same with two samples of random numbers, after the meta device raised `error`."""
+    """Probe a call with two samples of random numbers, after the meta device raised `error`."""
     if sum(prod(k.shape) for k in kinds) > _MOST_ELEMENTS:
         raise UnfitError(
             f"looks at values of its tensors ({_line(error)}), which are too large to try it"
@@ -91,7 +91,7 @@ def _on_numbers(
 def _run(
     call: Any, kinds: Sequence[FunctionTensor], make: Callable[[FunctionTensor], Tensor]
 ) -> tuple[Any, tuple[FunctionTensor, ...]]:
-    """Run both passes on tensors that `make` creates."""
+    """Run the forward and the backward pass on tensors that `make` creates."""
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         leaves = [make(k).requires_grad_(k.requires_grad) for k in kinds]
         given = [leaf.clone() for leaf in leaves]

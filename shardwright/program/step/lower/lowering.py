@@ -19,7 +19,7 @@ from shardwright.program.step.lower.stretches import loads
 
 
 def lower_step(step: LoweringInput) -> StepProgram:
-    """The micro-batches one after the other, each forward and backward.
+    """Lower the micro-batches one after the other, each forward and then backward.
 
     A whole batch returns its results before a `Seed` takes their gradients.
     """
@@ -73,7 +73,7 @@ def _program(
     outputs: tuple[str, ...],
     updates: tuple[tuple[str, str], ...],
 ) -> StepProgram:
-    """All that was written, and the update of all parameters that have a gradient."""
+    """The program of all instructions, and the update of all parameters that have a gradient."""
     first = step.programs[0]
     instructions = builder.finished(step.reductions)
     # A region gives zeros for a parameter whose results are detached; autograd gives None.

@@ -67,7 +67,7 @@ def steps(
 
 
 class _Play:
-    """All groups while their passes are played, each as soon as what it needs was sent."""
+    """Plays the passes of all groups, each pass as soon as the message that it reads was sent."""
 
     def __init__(self, schedule: str, groups: int, stages: int, micro_batches: int) -> None:
         self.stages = stages
@@ -84,7 +84,7 @@ class _Play:
         self.done: set[Pass] = set()
 
     def advance(self, group: int) -> bool:
-        """Play as many passes of a group as can be; whether any could."""
+        """Play the passes of a group that can run now; return whether there was one."""
         order, found = self.orders[group], self.found[group]
         before = len(found)
         while len(found) < len(order) and self.play(group, order[len(found)]):
@@ -92,7 +92,7 @@ class _Play:
         return len(found) > before
 
     def play(self, group: int, one: Pass) -> bool:
-        """Play a pass, if everything that it reads has arrived."""
+        """Play a pass if its message has arrived; return whether it ran."""
         at, known = len(self.found[group]) + 1, self.known[group]
         needed = self.needed(one)
         posts: tuple[Message, ...] = ()
@@ -136,7 +136,7 @@ class _Play:
         return posts
 
     def arrived(self, group: int) -> tuple[Message, ...]:
-        """Messages of a group that it knows now to be received."""
+        """Messages of a group whose receives it now knows to be posted."""
         found = [
             one
             for one in self.unknown[group]

@@ -43,7 +43,7 @@ def micro_batched_step(
 
 
 def prepared(program: Program, graph: Graph) -> Program:
-    """The program with sums of scalars where no rank waits for them, and casts of parameters."""
+    """The program with deferred sums of scalars and with casts of parameters."""
     for rewrite in (early_sums, late_sums, with_casts):
         program = rewrite(program, graph)
     verify(program)

@@ -50,17 +50,17 @@ class PlanLowering:
 
     @cached_property
     def micro(self) -> MicroBatches:
-        """The batch cut into the plan's micro-batches."""
+        """The graph with its batch split into the plan's micro-batches."""
         return self._split(self.decisions.micro_batches)
 
     @cached_property
     def staged(self) -> StagedGraph:
-        """The stages of a plan that has some."""
+        """The graph split into the plan's pipeline stages."""
         return StagedGraph(self.graph, self.analysis, self.decisions)
 
     @cached_property
     def first_equal(self) -> tuple[int, ...]:
-        """For each micro-batch the first that does the same."""
+        """For each micro-batch the first one that runs the same operators."""
         count = self.decisions.micro_batches
         if count == 1:
             return (0,)
@@ -73,7 +73,7 @@ class PlanLowering:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The micro-batches that programs have; of those in between the second stands for more."""
+        """The micro-batches in programs; the second of equal ones stands for the others."""
         count = self.decisions.micro_batches
         if self.decisions.pipeline is not None:
             return tuple(range(count))

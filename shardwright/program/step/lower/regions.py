@@ -36,7 +36,7 @@ class Used(NamedTuple):
 
 @dataclass
 class RegionTable:
-    """Regions by what they do. With `fixed_offsets` other offsets make another region."""
+    """The distinct regions of a step; `fixed_offsets` tells apart tiles at other offsets."""
 
     fixed_offsets: bool = False
     regions: list[Region] = field(default_factory=list)
@@ -51,7 +51,7 @@ class RegionTable:
         differentiable: Iterable[bool],
         dropped: Iterable[bool],
     ) -> Used:
-        """The region of `instructions`, which may be there already."""
+        """Return the region of `instructions`; a new one is added."""
         names = {name: f"in{i}" for i, name in enumerate(inputs)}
         written: list[Instruction] = []
         for instruction in instructions:
@@ -85,7 +85,7 @@ class RegionTable:
 
 
 def _written_arguments(one: Instruction) -> str:
-    """The arguments as text: 1, 1.0 and True are equal, and compute different things."""
+    """The arguments as text, in which 1, 1.0 and True differ, as their results may."""
     return str((one.op.args, one.op.kwargs)) if isinstance(one, CALLS) else ""
 
 
@@ -137,7 +137,7 @@ def renamed(one: Instruction, names: Mapping[str, str]) -> Instruction:
 
 
 def without_offsets(one: Instruction) -> Instruction:
-    """An instruction as it would be for a tile that starts at the beginning."""
+    """An instruction with the offsets of its tiles set to zero."""
     if isinstance(one, Redistribute):
         return replace(one, forward=_moves(one.forward), backward=_moves(one.backward))
     if isinstance(one, Dropout | Uniform | Attention):

@@ -55,11 +55,12 @@ Rewrite = Callable[[Program, Graph], Program]
 def items(
     program: Program, graph: Graph, reduced: Collection[str], rewrite: Rewrite | None = None
 ) -> list[Item]:
-    """The program's stretches and redistributions, in order, without loads; `rewrite` is applied.
+    """Split a program into stretches and redistributions, in order; `rewrite` changes stretches.
 
-    A stretch ends, too, before the first reader of each of the parameters `reduced`, so that their
-    gradients are complete when its backward pass is, and of a number that is summed over devices,
-    so that the sum is waited for no sooner.
+    Loads are left out. A stretch also ends before the first reader of each parameter in `reduced`,
+    so that the parameter's gradient is complete when the backward pass of the next stretch ends,
+    and before the first reader of a scalar that is summed over devices, so that ranks wait for the
+    sum as late as possible.
     """
     cut = _cut(program, reduced)
     again = made_again(program)
@@ -144,7 +145,7 @@ def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
 
 
 def made_again(program: Program) -> dict[str, int]:
-    """Values that recomputed segments make again, each with the number of its segment."""
+    """The values that recomputed segments compute again, by name, each with its segment."""
     found: dict[str, int] = {}
     for one, segment, _ in _flat(program.instructions):
         moves = not isinstance(one, Redistribute) or one.forward
@@ -154,9 +155,9 @@ def made_again(program: Program) -> dict[str, int]:
 
 
 def _flat(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int, bool]]:
-    """Every instruction, the segment with which it runs again, and whether one keeps it.
+    """Triples of an instruction, its segment of recomputation, and whether the segment keeps it.
 
-    A sum of a kept operator's terms is kept with it, in place of the terms.
+    The sum over devices of a kept operator's partial results is kept instead of these.
     """
     for one in instructions:
         if not isinstance(one, RecomputedSegment):
@@ -173,7 +174,7 @@ def _flat(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, in
 
 
 def _sums(one: Redistribute) -> bool:
-    """Whether a redistribution adds up terms of several devices."""
+    """Whether a redistribution sums partial results of several devices."""
     first = next((move.collective for move in one.forward if move.collective.moves_data), None)
     return first in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
@@ -181,9 +182,10 @@ def _sums(one: Redistribute) -> bool:
 def _cut(
     program: Program, reduced: Collection[str]
 ) -> list[tuple[list[Instruction] | Redistribute, int, bool]]:
-    """The program cut at redistributions that communicate, with the runs in between.
+    """Cut a program at redistributions that communicate.
 
-    Of each the segment with which it runs again, and whether a segment keeps it.
+    Returns these redistributions and the runs between them in order, each with its segment of
+    recomputation and whether the segment keeps it.
     """
     loaded = {name: load.leaf for name, load in loads(program).items()}
     unread = {name for name, leaf in loaded.items() if leaf in reduced}
@@ -215,7 +217,7 @@ def _cut(
 
 
 def _copies(program: Program, graph: Graph) -> dict[str, str]:
-    """Copies that are gathered again, and views of them, each with the copy."""
+    """Copies of parameters that are gathered again, and their views, each with its copy."""
     found = {name: name for name in dropped_copies(program)}
     serial = {op.name: op for op in graph.ops}
     for one, *_ in _flat(program.instructions):

@@ -78,7 +78,7 @@ class FoldedStep:
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
 
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
-        """Parameters, state of the optimizer, inputs, buffers: what is there before the step."""
+        """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""
         step, spec = self.step, self.trainer.optimizer
         stored = {
             leaf.name: step.stored(leaf.name).bytes
@@ -116,7 +116,7 @@ class FoldedStep:
 
 
 class _Heights:
-    """The bytes that are alive before a program, and after each of its instructions."""
+    """Records the bytes that are alive before a program and after each of its instructions."""
 
     def __init__(self, whole: SpannedProgram, allocator: Allocator) -> None:
         self.whole, self.allocator = whole, allocator
@@ -126,7 +126,7 @@ class _Heights:
         self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
 
     def observe(self, values: dict[str, View]) -> None:
-        """Note the bytes, and copy what was left out at a gap."""
+        """Record the bytes; at a gap, copy the values of the layers that were left out."""
         at = len(self.levels)
         self.levels.append(self.allocator.level)
         self.highest.append(self.allocator.highest())
@@ -138,7 +138,7 @@ class _Heights:
             self.allocator.highest()
 
     def check(self) -> None:
-        """Raise `NotPeriodicError` if memory was given back that copies had in common."""
+        """Raise `NotPeriodicError` if memory that copies share was freed."""
         if any(block.owners == 0 for block in self._shared):
             raise NotPeriodicError("values of all layers share memory that is given back")
 
@@ -148,7 +148,7 @@ class _Heights:
         return self._behind.get(at, self.levels[at]).plus(self.levels[at], -1)
 
     def changes(self, section: Section) -> list[tuple[AllocatedBytes, AllocatedBytes]]:
-        """Beyond what is there before a section: the most in each instruction, and what is left."""
+        """Bytes beyond those before a section: of each instruction, at its peak and after it."""
         at = self.whole.place(section.start)
         before = self._behind.get(at, self.levels[at])
         return [
@@ -157,7 +157,7 @@ class _Heights:
         ]
 
     def _copy(self, values: dict[str, View], names: Mapping[str, str]) -> None:
-        """Each value that is named, in memory of its own, under another name."""
+        """Copy each named value to new memory under another name."""
         for name, other in names.items():
             view = values.get(name)
             if view is None:

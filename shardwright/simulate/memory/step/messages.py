@@ -25,7 +25,7 @@ def _bytes(payload: Sequence[Payload]) -> int:
 def sending(
     allocator: Allocator, one: Send, values: Mapping[str, View]
 ) -> Callable[[], list[View]]:
-    """Start to send; one value is sent from where it lies, several are copied together."""
+    """Start to send: one value from its own memory, several from a buffer with copies."""
     view = values.get(one.payload[0].value) if len(one.payload) == 1 else None
     if view is not None and view.contiguous:
         buffer = allocator.own(view.block)
@@ -40,7 +40,7 @@ def sending(
 
 
 def receiving(allocator: Allocator, one: Recv) -> Callable[[], list[View]]:
-    """Start to receive; the values share the message's buffer."""
+    """Start to receive into one buffer, which the values share."""
     buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
 
     def results() -> list[View]:

@@ -63,7 +63,7 @@ class Host:
 
 @dataclass
 class _Call:
-    """A run of a region whose backward pass is to come, and its values' names in the graph."""
+    """A run of a region before its backward pass, and the names of its values in the graph."""
 
     tape: MemorySimulator
     inputs: tuple[str, ...]
@@ -140,18 +140,18 @@ class StepMemory:
                 self.host.update(have)
 
     def forget_results(self) -> None:
-        """Forget outputs and new contents of buffers, which the caller has taken."""
+        """Drop outputs and new contents of buffers, which the caller owns now."""
         for name in (*self.program.outputs, *(value for _, value in self.program.updates)):
             self.drop(name)
 
     def drop(self, name: str) -> None:
-        """Forget a value."""
+        """Drop a value."""
         view = self.values.pop(name, None)
         if view is not None and name not in self.given:
             self.allocator.drop(view.block)
 
     def seed(self, one: Seed) -> None:
-        """The forward part ends: gradients of outputs arrive, as large as those."""
+        """Allocate the gradients of outputs, which start the backward pass."""
         graph = self.host.graph
         for number, name in one.gradients:
             tensor = graph.tensor[graph.outputs[number]]
@@ -210,7 +210,7 @@ class StepMemory:
             self.allocator.drop(view.block)
 
     def give(self, call: _Call, one: Backward) -> None:
-        """Hand over the gradients of a call's outputs."""
+        """Pass the gradients of a call's outputs to its tape."""
         for output, names in zip(call.outputs, one.given, strict=True):
             if any(name in self.values for name in names):
                 gradient = self.sum_of(names)
@@ -220,7 +220,7 @@ class StepMemory:
                     self.allocator.drop(gradient.block)
 
     def backward_part(self, one: Backward) -> None:
-        """Run a region's backward pass to its inputs, or then to its weights."""
+        """Run one part of a region's backward pass: to its inputs first, then to its weights."""
         call = self.calls[one.call]
         tape = call.tape
         if one.part is Gradients.INPUTS:
@@ -249,7 +249,7 @@ class StepMemory:
                 self.allocator.drop(view.block)
 
     def own(self, total: str, view: View) -> View:
-        """A first gradient in memory of its own, as more is added to it in place."""
+        """A first gradient in unshared memory, because others are added to it in place."""
         if view.block.owners == 1:
             return view
         new = self.allocator.new(view.bytes, Use.GRADIENT, module_of=self.module_of(total))
@@ -257,7 +257,7 @@ class StepMemory:
         return View(new, view.shape, contiguous_strides(view.shape), view.dtype)
 
     def module_of(self, value: str) -> Block | None:
-        """A block of the module that a gradient belongs to."""
+        """A block of the module to which a gradient is attributed; None if unknown."""
         leaf = self.leaf_of.get(value, value.removeprefix(TOTAL))
         return self.values[leaf].block if leaf in self.values else None
 
@@ -266,7 +266,7 @@ class StepMemory:
         return name in self.owned and name in self.read_once
 
     def counted(self, name: str, view: View) -> View:
-        """A value that is a parameter's gradient counts as one."""
+        """Count a value as a gradient if it is one of a parameter; return it."""
         if name in self.leaf_of or name.startswith(TOTAL):
             self.allocator.becomes(view.block, Use.GRADIENT)
             like = self.module_of(name)
@@ -275,7 +275,7 @@ class StepMemory:
         return view
 
     def accumulate(self, one: Accumulate) -> None:
-        """The first value becomes the total, if it is nobody else's; others are added to it."""
+        """Make the first value the total, in place if it has no other owner; add others to it."""
         if one.value not in self.values or one.total in self.values:
             return
         view = self.values[one.value]
@@ -301,7 +301,7 @@ class StepMemory:
         )
 
     def relaid(self, one: Relayout) -> View:
-        """A value after local moves, contiguous."""
+        """A contiguous value after moves without communication."""
         view = self.sent(one.value, one.atoms, one.local, one.dtype)
         if not view.contiguous:
             block = self.allocator.new(view.bytes, module_of=view.block)
@@ -310,7 +310,7 @@ class StepMemory:
         return View(view.block, one.shape, contiguous_strides(one.shape), one.dtype, view.grad)
 
     def sent(self, name: str, atoms: Shape, local: tuple[Move, ...], dtype: str) -> View:
-        """A value as a transfer takes it, with an owner."""
+        """A value in the dtype and shape in which a transfer reads it, with an owner."""
         size = prod(atoms) * ITEM_BYTES[dtype]
         view = self.values.get(name)
         strides = contiguous_strides(atoms)

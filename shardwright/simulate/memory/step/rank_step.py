@@ -84,7 +84,7 @@ class StepSimulation:
         self.keys = 0  # bytes of the positions of random numbers
 
     def memory(self) -> Memory:
-        """The most that the rank holds at once."""
+        """The memory of the rank at its peak, by module and purpose."""
         program = self.lowering.program(self.rank)
         tiles = self.played(program)
         assert self.allocator.total >= 0, "more memory was released than taken"
@@ -107,13 +107,13 @@ class StepSimulation:
         return Memory.of(shares, rank=self.rank, at=self.allocator.peak_at)
 
     def lasting(self, present: Iterable[Leaf]) -> int:
-        """Inputs, whole, buffers and constants, and what random numbers depend on."""
+        """Allocate inputs, buffers, constants, and the positions of random numbers."""
         leaves = [*self.graph.leaves_of(LeafKind.INPUT)]
         leaves += [leaf for leaf in present if leaf.kind is not LeafKind.PARAMETER]
         return sum(self.graph.tensor[leaf.name].bytes for leaf in leaves) + self.keys
 
     def stored(self, name: str) -> View:
-        """A parameter as this rank stores it: its tile."""
+        """The tile of a parameter that this rank stores."""
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
         shape, dtype = shape_of(tile), MASTER if name in self.master_weights else tensor.dtype
@@ -122,7 +122,7 @@ class StepSimulation:
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
 
     def leaves(self, names: Iterable[str]) -> dict[str, View]:
-        """Parameters, buffers and constants as the program is given them."""
+        """Parameters, buffers and constants, as inputs of the program."""
         found: dict[str, View] = {}
         known = {leaf.name: leaf for leaf in self.graph.leaves}
         for name in names:
@@ -139,7 +139,7 @@ class StepSimulation:
         return found
 
     def inputs(self, program: StepProgram) -> tuple[dict[str, View], list[Block]]:
-        """The batch as the program is given it, and what is cut out of it for all micro-batches."""
+        """The batch as inputs of the program, and the parts of it that micro-batches read."""
         found: dict[str, View] = {}
         layout_of: dict[str, tuple[Leaf, Layout]] = {}
         parts: list[Block] = []
@@ -196,7 +196,7 @@ class StepSimulation:
         return micro_inputs(graph, self.analysis, micro, d.mesh, d.tilings)
 
     def is_cut_first(self, name: str, tile: tuple[int, ...]) -> bool:
-        """Whether a tile of an input is one piece of its memory, so that it need not be copied."""
+        """Whether a tile of an input is contiguous in its memory, so that it is not copied."""
         whole = self.graph.tensor[name].shape
         cut = [d for d, (a, b) in enumerate(zip(tile, whole, strict=True)) if a != b]
         return not cut or prod(whole[: cut[-1]]) == 1
@@ -239,7 +239,7 @@ class StepSimulation:
         return UpdatedTile(self.graph.tensor[name].shape, size, stored_item_bytes(self.graph, name))
 
     def forget(self, given: Mapping[str, View], parts: Sequence[Block]) -> None:
-        """Frees what was made for the call alone when it ends, and `parts` of the batch."""
+        """Free the inputs made for the call, and `parts` of the batch."""
         for view in given.values():
             if view.block.use is not Use.LASTING:
                 self.allocator.drop(view.block)
@@ -247,7 +247,7 @@ class StepSimulation:
             self.allocator.drop(block)
 
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
-        """Count the positions that random numbers depend on, which the module holds."""
+        """Allocate the positions that random numbers depend on, which the module keeps."""
         for one in (one for instructions in programs for one in flattened(instructions)):
             if isinstance(one, Dropout | Uniform):
                 self.keys += random_key_bytes(one)

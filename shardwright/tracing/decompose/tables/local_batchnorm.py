@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardwright.ir.options.numerics import Numerics
 from shardwright.tracing.decompose.tables import batchnorm
+from shardwright.tracing.export.kernels import statistics_dtype
 
 aten: Any = torch.ops.aten
 
@@ -35,7 +36,7 @@ def local_batch_norm(
     times `share`, (2, C). Raises `ValueError` if a part has only one value per channel, so that the
     variance is undefined.
     """
-    kept = _kept(x)
+    kept = statistics_dtype(x)
     weight, bias = (None if p is None else p.to(kept) for p in (weight, bias))
     out = torch.empty_like(x)
     total = x.new_zeros((2, x.shape[1]), dtype=kept)
@@ -66,7 +67,7 @@ def _(
     eps: float,
     parts: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    per_part = x.new_empty((max(1, len(set(parts))), x.shape[1]), dtype=_kept(x))
+    per_part = x.new_empty((max(1, len(set(parts))), x.shape[1]), dtype=statistics_dtype(x))
     return torch.empty_like(x), per_part, per_part.clone(), per_part.new_empty((2, x.shape[1]))
 
 
@@ -82,7 +83,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:3])
     grad_x = torch.empty_like(x) if needs[0] else None
     totals: list[Tensor | None] = [None, None]
-    scale = None if weight is None else weight.to(_kept(x))
+    scale = None if weight is None else weight.to(statistics_dtype(x))
     for rows, mean, inverse in zip(_rows(x, ctx.parts), means, inverses, strict=True):
         part, *others = aten.native_batch_norm_backward(
             grad[rows].contiguous(),
@@ -120,11 +121,6 @@ def _rows(x: Tensor, parts: Sequence[int]) -> list[Any]:
         return [slice(None)]
     number = torch.tensor(parts, device=x.device)
     return [(number == part).nonzero().flatten() for part in sorted(set(parts))]
-
-
-def _kept(x: Tensor) -> torch.dtype:
-    """The precision of statistics."""
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 def _with_buffers(

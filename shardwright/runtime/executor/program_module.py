@@ -1,0 +1,47 @@
+"""The parts that modules of step programs share: executors, and the optimizer's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from shardwright.ir.graph import Graph
+from shardwright.program.step.instructions import StepProgram
+from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
+from shardwright.runtime.graph_modules.fx import Special
+
+
+class ProgramModule(nn.Module):
+    """Executors of a step program in training, and of a program without gradients in evaluation.
+
+    `groups` has the process group of each channel, `make` is as in `to_module`.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        evaluation: StepProgram,
+        graph: Graph,
+        groups: Mapping[str, dist.ProcessGroup],
+        make: Callable[[Special], nn.Module],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.program = program
+        self.loads = {load.leaf: load.shape for load in program.loads}
+        self.regions = Regions(program.regions, make, device)
+        self.training_step = StepExecutor(program, self.regions, groups)
+        self.evaluation = StepExecutor(evaluation, self.regions, groups)
+        self.ended: ProgramRun | None = None  # a step whose update has not run yet
+        loss = graph.tensor[graph.outputs[0]]
+        self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Run the last step's update of the parameters."""
+        run, self.ended = self.ended, None
+        assert run is not None, "a step has run"
+        run.finish(optimizer)
