@@ -1,4 +1,4 @@
-"""What a rank says when its device has no memory left: what the plan predicts, and what helps."""
+"""Explains that a device has no memory left: what the plan predicts, and what helps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def explained(plan: Plan, device: torch.device, rank: int, error: BaseException)
 def _allocator(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
-    held, most = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
+    kept, most = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)
-    others = total - free - held
+    others = total - free - kept
     return (
-        f"tensors took {most / _GIB:.2f} GiB at most, torch's allocator holds {held / _GIB:.2f} GiB"
+        f"tensors took {most / _GIB:.2f} GiB at most, torch's allocator holds {kept / _GIB:.2f} GiB"
         f" of {total / _GIB:.2f} GiB, and {others / _GIB:.2f} GiB are the driver's or of other"
         " programs; "
     )
