@@ -73,7 +73,7 @@ def rank_device(local_rank: int, local_ranks: int) -> torch.device:
 
 
 def bound(device: torch.device) -> torch.device | None:
-    """What `init_process_group` takes as `device_id`: a GPU, whose communicator is made at once."""
+    """The `device_id` of `init_process_group`: a GPU, whose communicator is then made at once."""
     return None if device.type == "cpu" else device
 
 

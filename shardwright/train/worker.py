@@ -57,6 +57,7 @@ from shardwright.train.loop import (
     start,
     train,
 )
+from shardwright.train.out_of_memory import RankOutOfMemoryError, explained
 from shardwright.train.routing import measured_routing
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
 from shardwright.train.targets.target import TargetError, build_model, load_job
@@ -87,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"shardwright: {e}" if rank == 0 else 1)
     except StageFailed as e:  # every rank prints it, because any of them may be gone
         sys.exit(f"shardwright: rank {rank} stops: {e}")
+    except RankOutOfMemoryError as e:  # of this rank alone
+        sys.exit(f"shardwright: {e}")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -113,7 +116,10 @@ def _run(options: argparse.Namespace) -> None:
         if options.tune_host:
             backend.tune_host()
         watchdog.starting()
-        _train(job, plan, device, options, watchdog)
+        try:
+            _train(job, plan, device, options, watchdog)
+        except torch.OutOfMemoryError as e:
+            raise RankOutOfMemoryError(explained(plan, device, rank, e)) from e
     except BaseException:
         end_within(_LEAVING_SECONDS)
         watchdog.close()

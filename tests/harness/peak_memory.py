@@ -1,5 +1,7 @@
 """Predicted and counted memory of a step, for tests that compare them."""
 
+from pathlib import Path
+
 import torch
 
 from shardwright.ir.options.optimizers import optimizer_spec
@@ -36,3 +38,19 @@ def counted(module, batch, optimizer=torch.optim.AdamW, steps=1):
         held = [*module.parameters(), *module.buffers(), *tensors_of(optimizer), *given]
         found.append(metered(lambda: module.train_step(optimizer, batch), held, CPU)[1])
     return min(found)
+
+
+def resident_growth(work):
+    """The result of `work`, and the bytes by which resident memory grew in it at the most.
+
+    As Linux counts them; pages of mapped files count too.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    before = _status("VmRSS")
+    result = work()
+    return result, _status("VmHWM") - before
+
+
+def _status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))

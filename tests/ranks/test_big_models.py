@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shardwright as sw
+from tests.harness.peak_memory import resident_growth
 from tests.harness.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -98,12 +99,49 @@ def compared(strategies, folder):
         module.save_pretrained(folder / f"saved{number}", max_shard_size=20000)
     if dist.is_initialized():
         refused(plan)
+    if dist.is_initialized() and dist.get_world_size() == 2:
+        little_memory(folder)
 
 
 def refused(plan):
     torch.manual_seed(dist.get_rank())
     with pytest.raises(ValueError, match="rank 1 would give the model other values than rank 0"):
         sw.parallelize(make, plan)
+
+
+class Wide(nn.Module):
+    """Six layers of 67 MB, which a rank has 201 MB of."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4096, 4096) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+def little_memory(folder):
+    """Ranks that build, save and load have little more than their share at any time."""
+    with torch.device("meta"):
+        model = Wide()
+    size = sum(p.nbytes for p in model.parameters())
+    plan = sw.price(sw.capture(model, (torch.zeros(8, 4096),)), "2xH100", "dp_shard=2")
+    besides = 2**26 + 64 * 10**6  # a bucket, and what a process needs for anything
+    assert size // 2 + besides < size, "a rank with the whole model breaks the bound"
+    torch.manual_seed(0)
+    module, grown = resident_growth(lambda: sw.parallelize(Wide, plan))
+    share = sum(p.to_local().nbytes for p in module.parameters())
+    assert share * 2 == size
+    assert grown <= share + besides, f"{grown / 1e6:.0f} MB to build {share / 1e6:.0f} MB"
+    expected = [p.to_local().double().sum() for p in module.parameters()]
+    _, grown = resident_growth(lambda: module.save_pretrained(folder / "wide"))
+    assert grown <= besides, f"{grown / 1e6:.0f} MB to save"
+    module = None
+    loaded, grown = resident_growth(lambda: sw.parallelize(model, plan, weights=folder / "wide"))
+    assert grown <= share + besides, f"{grown / 1e6:.0f} MB to load {share / 1e6:.0f} MB"
+    assert [p.to_local().double().sum() for p in loaded.parameters()] == expected
 
 
 def check(world, strategies, folder):

@@ -18,12 +18,23 @@ from shardwright.runtime.deferred.ranges import Ranges, narrowed
 from shardwright.runtime.deferred.steps import Constant, Step, TensorRef, leaves, mapped
 
 CHUNK = 16 * 2**20  # bytes
+_RETURNED = 33 * 2**20  # bytes
 _GROUP = 16  # elements that normal numbers are drawn in
 _DRAWS = {"normal_": "normal_", "uniform_": "uniform_", "randn": "normal_", "rand": "uniform_"}
 _FILLS = frozenset(["zero_", "fill_", "zeros", "ones", "full"])
 _POINTWISE = frozenset({"mul", "add", "sub", "div", "clamp", "neg"})
 _POINTWISE |= {"mul_", "add_", "sub_", "div_", "clamp_", "neg_", "erfinv_"}
 _MADE = frozenset(["randn", "rand", "zeros", "ones", "full"])
+
+
+def scratch(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for `count` elements that goes back to the system when it is freed.
+
+    The C library does so with blocks above 32 MiB, of which only the pages that are written take
+    memory. Smaller ones it keeps, and between tiles that stay they cannot be used again.
+    """
+    size = max(count * dtype.itemsize, _RETURNED)
+    return torch.empty(size, dtype=torch.uint8)[: count * dtype.itemsize].view(dtype)
 
 
 @final
@@ -117,7 +128,7 @@ def _run(
         if not isinstance(leaf, TensorRef):
             return leaf
         if leaf.storage not in memory:
-            memory[leaf.storage] = torch.empty(stop - start, dtype=leaf.view.dtype)
+            memory[leaf.storage] = scratch(stop - start, leaf.view.dtype)
         span = leaf.span
         assert span is not None, "suitable steps have contiguous arguments"
         low, high = max(span[0], start), min(span[1], stop)

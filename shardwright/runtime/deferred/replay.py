@@ -8,9 +8,9 @@ from typing import Any, final
 
 import torch
 
-from shardwright.runtime.deferred.chunks import ChunkedSteps
+from shardwright.runtime.deferred.chunks import ChunkedSteps, scratch
 from shardwright.runtime.deferred.random_states import RandomStates
-from shardwright.runtime.deferred.ranges import Ranges, narrowed, whole_of
+from shardwright.runtime.deferred.ranges import Ranges, narrowed
 from shardwright.runtime.deferred.steps import (
     OVERWRITING,
     Constant,
@@ -19,8 +19,6 @@ from shardwright.runtime.deferred.steps import (
     leaves,
     mapped,
 )
-
-_CPU = torch.device("cpu")
 
 
 class NoValueError(ValueError):
@@ -52,9 +50,6 @@ class Replay:
         if not roots and (chunks := ChunkedSteps.of(ref, live)) is not None:
             return chunks.tile(ranges, self.states)
         whole = self._executed(ref, live, roots)
-        alone = ref.is_whole and whole.is_contiguous()
-        if ranges == whole_of(ref.shape) and alone:
-            return whole
         return narrowed(whole, ranges).clone(memory_format=torch.contiguous_format)
 
     def check(self, ref: TensorRef) -> None:
@@ -155,7 +150,7 @@ class _Execution:
     def _of(self, ref: TensorRef) -> torch.Tensor:
         if ref.storage not in self.memory:
             count = ref.nbytes // ref.view.dtype.itemsize
-            self.memory[ref.storage] = torch.empty(count, dtype=ref.view.dtype, device=_CPU)
+            self.memory[ref.storage] = scratch(count, ref.view.dtype)
             if ref.storage in self.roots:
                 self.unwritten[ref.storage] = torch.ones(ref.nbytes, dtype=torch.bool)
         return self.memory[ref.storage]

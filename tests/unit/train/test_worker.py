@@ -157,3 +157,17 @@ def test_a_start_reads_nothing_of_the_one_before_it(monkeypatch):
         store.set("said", "by this one")
         dist.destroy_process_group()
     assert found == [False, False]
+
+
+def test_a_rank_without_memory_says_what_was_predicted(rank_of_one, monkeypatch, tmp_path):
+    def full(*_given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr(worker, "_train", full)
+    monkeypatch.setattr(worker, "end_within", lambda _seconds: None)
+    target, plan = tmp_path / "worker_job.py", tmp_path / "p.json"
+    target.write_text(JOB)
+    save_plan(plans.simple(mesh="dp=1"), plan)
+    options = ["--target", f"{target}:job", "--plan", plan, "--losses", tmp_path / "l.jsonl"]
+    with pytest.raises(SystemExit, match=r"shardwright: rank 0 has no memory left: .* predicts"):
+        worker.main([str(option) for option in options])
