@@ -1,4 +1,4 @@
-"""Explains that a device has no memory left: what the plan predicts, and what helps."""
+"""Explains an allocator error of a rank: the memory that the plan predicts, and what helps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def explained(plan: Plan, device: torch.device, rank: int, error: BaseException)
 def _allocator(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
-    kept, most = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
+    reserved, most = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)
-    others = total - free - kept
+    others = total - free - reserved
     return (
-        f"tensors took {most / _GIB:.2f} GiB at most, torch's allocator holds {kept / _GIB:.2f} GiB"
-        f" of {total / _GIB:.2f} GiB, and {others / _GIB:.2f} GiB are the driver's or of other"
-        " programs; "
+        f"tensors took {most / _GIB:.2f} GiB at most, torch's allocator holds"
+        f" {reserved / _GIB:.2f} GiB of {total / _GIB:.2f} GiB, and {others / _GIB:.2f} GiB are the"
+        " driver's or of other programs; "
     )
 
 

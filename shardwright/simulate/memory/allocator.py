@@ -150,10 +150,10 @@ class Allocator:
                 self._changes.append((block.module, block.counts_as, -size))
                 self._changes.append((module, block.counts_as, size))
 
-    def briefly(self, size: int, use: Use = Use.WORKSPACE) -> None:
+    def briefly(self, size: int) -> None:
         """Allocate `size` bytes and free them at once."""
         if self.total + size > self._high.total:  # else nothing is different afterwards
-            self.drop(self.new(size, use))
+            self.drop(self.new(size))
 
     def _change(self, block: Block, sign: int) -> None:
         size = sign * block.bytes

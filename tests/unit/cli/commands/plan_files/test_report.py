@@ -101,10 +101,11 @@ def test_a_folder_that_cannot_be_made_is_a_mistake(api, target, tmp_path, shardw
 @pytest.mark.parametrize(
     "name, gb",
     [
-        ("8xH100", 83.932978278),
-        ("8xH100 with memory=40GB", 39),
-        ("2 of 8xH100 with memory=40GB, overlap=0.5", 39),
-        ("8xH100 with memory=40GB with context=2GB", 38),
+        ("8xH100", 83.865869414),
+        ("8xH100 with memory=40GB", 38.932891136),  # without context and workspaces
+        ("2 of 8xH100 with memory=40GB, overlap=0.5", 38.932891136),
+        ("8xH100 with memory=40GB with context=2GB", 37.932891136),
+        ("8xH100 with memory=40GB, workspace=0B", 39),
         ("two hosts", None),
         ("8xH100 with love", None),
     ],
