@@ -127,6 +127,11 @@ class Pipelines:
 
     def even(self, assignment: Assignment) -> Staged | None:
         """A pipeline of stages of about equal time under `assignment`; None if there is none."""
+        cuts = self.even_cuts(assignment)
+        return None if cuts is None else self.priced(assignment, cuts)
+
+    def even_cuts(self, assignment: Assignment) -> Sequence[int] | None:
+        """The cuts of that pipeline."""
         if len(self.positions) <= self.stages:
             return None
         running = self.offer.running_of(np.array([assignment], np.int64))
@@ -136,7 +141,8 @@ class Pipelines:
         stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
         if stages is None:
             return None
-        return self.priced(assignment, self.positions[intervals.begin[stages[1:]]].tolist())
+        cuts: list[int] = self.positions[intervals.begin[stages[1:]]].tolist()
+        return cuts
 
     def priced(self, assignment: Assignment, cuts: Sequence[int]) -> Staged | None:
         """One pipeline, priced from scratch; None if its stages do not fit together."""

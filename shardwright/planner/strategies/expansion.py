@@ -155,11 +155,14 @@ class SpaceOfStrategy:
 
     def candidate(self, strategy: Strategy) -> Candidate:
         """The point of one of the strategies."""
-        kind = StorageKind.of(strategy)
-        kept, again = self.assignments(kind)
         if strategy.pp == 1:
-            return self._whole(strategy, self._mixed(kept, again, self._recomputed(strategy)))
-        return self._staged(strategy, kept, again)
+            return self._whole(strategy, self.assignment_of(strategy))
+        return self._staged(strategy, *self.assignments(StorageKind.of(strategy)))
+
+    def assignment_of(self, strategy: Strategy) -> Ints:
+        """The whole assignment of one of the strategies, which has no stages."""
+        kept, again = self.assignments(StorageKind.of(strategy))
+        return self._mixed(kept, again, self._recomputed(strategy))
 
     def assignments(self, kind: StorageKind) -> tuple[Ints, Ints]:
         """The whole assignments in which no layer is recomputed, and in which all are."""
@@ -185,10 +188,10 @@ class SpaceOfStrategy:
             places: Sequence[int] = cuts_of(strategy.stage_cut, self.expansion.layers)
         else:
             everywhere = again if strategy.recompute.kind in _EVERYWHERE else kept
-            found = pipelines.even(tuple(everywhere.tolist()))
-            if found is None:
+            even = pipelines.even_cuts(tuple(everywhere.tolist()))
+            if even is None:
                 raise _no_pipeline(strategy)
-            places = found.cuts
+            places = even
         layers = self._recomputed(strategy, places)
         found = pipelines.priced(tuple(self._mixed(kept, again, layers).tolist()), places)
         if found is None:

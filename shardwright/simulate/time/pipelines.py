@@ -131,3 +131,19 @@ def least_step_seconds(
     if spec.waits is None:
         return Seconds(max(mean, each * ((1 + _FORWARD) / 2 if spec.splits_backward else 1.0)))
     return Seconds(max(mean, each * (1 + spec.waits(stages, micro_batches, _FORWARD))))
+
+
+def least_of_slowest(stages: int, micro_batches: int, work: float, longest: float) -> Seconds:
+    """A lower bound on the step of 1F1B, of which one stage takes at least `longest` seconds.
+
+    `work` are the seconds of the passes of all stages, and `longest` those of the passes of one of
+    them, for all micro-batches. As in `least_step_seconds`: the stage makes its first backward pass
+    when a micro-batch has gone through all stages and come back, and then M - 1 backward passes and
+    all forward passes but at most one for each stage.
+
+    >>> round(least_of_slowest(4, 8, 32.0, 8.0), 6), step_seconds("1F1B", [StageTime(1.0)] * 4, 8)
+    (10.0, 11.0)
+    """
+    left = micro_batches - min(stages, micro_batches)
+    each = (micro_batches - 1) * (1 - _FORWARD) + left * _FORWARD
+    return Seconds((work + each * longest) / micro_batches)

@@ -122,7 +122,7 @@ class _Pricing:
         self.expansion = expansion
         self.every = every
         self.candidates: list[Candidate] = []
-        self.bounds = Bounds(expansion, every[0].compile)
+        self.bounds = Bounds(expansion)
         self._kinds: dict[_Key, dict[StorageKind, None]] = {}
         for strategy in every:
             self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None

@@ -1,0 +1,1 @@
+"""Published training setups beside the best uniform strategies."""
