@@ -183,8 +183,8 @@ class GradientGuard(TorchFunctionMode):
             return
         raise self._error(
             f"an embedding with max_norm shrinks rows of {of or 'its weight'} in place, and"
-            " autograd does not record it; shrink them after the step, or look up in a weight that operators"
-            " have normalised",
+            " autograd does not record it; shrink them after the step, or look up in a weight that"
+            " operators have normalised",
             keep=not of,
         )
 
