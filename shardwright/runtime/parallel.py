@@ -31,6 +31,7 @@ from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
+from shardwright.runtime.comm.equal_ranks import require_same_batch, warn_of_other_weights
 from shardwright.runtime.deferred.sources import RecordedSources, with_sources
 from shardwright.runtime.device import default_device, without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
@@ -43,7 +44,7 @@ from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_access import mend_dtensors
 from shardwright.runtime.parameters.dtensor_spec import plain_gradient
-from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
+from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers, remember
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.pipeline.stage import Stages
@@ -135,12 +136,16 @@ def _parallelized(
         plan = plan_for_graph(plan, captured.graph, args, kwargs, recomputed=True)
         analysis = analyze(captured.graph)
         decisions = read_plan(plan, captured.graph, analysis)
+    if plan.mesh.size > 1:
+        _check_world(plan.mesh)
+        warn_of_other_weights(dict(model.named_parameters()))
     device = _device(device, model)
     backend = backend_for(device.type)
     if tune_host:
         backend.tune_host()
     mend_optimizers()
     mend_dtensors()
+    remember(model)
     found: ParallelModule | PipelineModule | AsyncPipeline
     if plan.pipeline is not None and plan.pipeline.weights is not None:
         found = _asynchronous(captured, analysis, decisions, plan, model, device, seed)
@@ -301,6 +306,7 @@ class ParallelModule(TrainModule):
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
+        self._sw_first = shares is None  # whether its first call is to come
         self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
@@ -374,6 +380,10 @@ class ParallelModule(TrainModule):
 
     def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One call, in the mode of this graph."""
+        if self._sw_first and not torch.compiler.is_compiling():
+            self._sw_first = False
+            if self._sw_groups:
+                require_same_batch(self._sw_global(args, kwargs))
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
@@ -389,6 +399,18 @@ class ParallelModule(TrainModule):
                 if output.requires_grad:
                     output.register_hook(plain_gradient)
         return self._sw_captured.outputs(outputs, self._sw_device)
+
+    def _sw_global(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of a call that are those of the global batch, by the argument's name."""
+        form, graph = self._sw_form, self._sw_graph
+        shapes = {
+            leaf.keys[0]: graph.tensor[leaf.name].shape for leaf in graph.leaves_of(LeafKind.INPUT)
+        }
+        return {
+            form.names[key]: tensor
+            for key, tensor in form.inputs(args, kwargs).items()
+            if tuple(tensor.shape) == shapes.get(key)
+        }
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         """Run forward and backward pass.

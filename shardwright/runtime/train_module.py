@@ -21,6 +21,7 @@ from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.compiled import compiled
 from shardwright.runtime.modes import Modes
+from shardwright.runtime.parameters.optimizer_hooks import require_own
 from shardwright.runtime.parameters.submodules import (
     SubModule,
     mirror,
@@ -133,6 +134,7 @@ class TrainModule(LastingModule, ABC):
     _sw_given: Mapping[str, Any] | None = None  # attributes of the model
     _sw_autocast: torch.dtype | None = None  # when it was made
     _sw_device: torch.device
+    _sw_optimizer = 0  # identity of the one that was checked last
     _sw_draws = False  # whether what runs draws dropout
     _sw_switched: bool | None = None  # whether the modules of its programs draw, if that is known
     _sw_compiled = False
@@ -232,7 +234,13 @@ class TrainModule(LastingModule, ABC):
 
         Returns:
             The loss of the global batch before the update, a scalar.
+
+        Raises:
+            PlanError: the optimizer has no parameter of this module.
         """
+        if self._sw_optimizer != id(optimizer):
+            require_own(optimizer, self)
+            self._sw_optimizer = id(optimizer)
         optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch)
         self._sw_running()._sw_program.update(optimizer)

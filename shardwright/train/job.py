@@ -177,17 +177,20 @@ class Job:
         return calls
 
     def check_data(self) -> None:
-        """Raise `JobError` unless the first batches have, or can be padded to, known shapes."""
+        """Raise `JobError` unless the first batches fit: in dtypes, and in shapes, maybe padded."""
         from shardwright.runtime.plan_transfer import shapes_of
-        from shardwright.train.data.shapes import fitted
+        from shardwright.train.data.shapes import fitted, require_dtypes
 
         known = [shapes_of(*call) for call in (self.call(), *self.other_calls())]
-        fitted(next(self.batches()), known, self.padding)
+        batch = next(self.batches())
+        fitted(batch, known, self.padding)
+        require_dtypes(batch, self.call())
         if (evaluation := self.evaluation_batches()) is not None:
             first = next(iter(evaluation), None)
             if first is None:
                 raise JobError("Job.evaluation gives no batch; leave it out, or give some")
             fitted(first, known, self.padding)
+            require_dtypes(first, self.call())
 
     def batches(self) -> Batches:
         """The data, repeated without end."""

@@ -8,16 +8,20 @@ it was made of, and nothing said so. What a plan can follow it follows
 
 import copy
 import types
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import prune
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
+from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.call import CaptureError
+from tests.harness.ranks import run_ranks
 from tests.harness.training_models import MLP
 
 ONE = sw.Machine.preset("1xcpu")
@@ -175,3 +179,50 @@ def test_a_wrapped_model_is_refused_by_its_wrapper():
         CaptureError, match=r"shares out its batch; give what it wraps, its .module"
     ):
         sw.plan(nn.DataParallel(MLP()), (X,), machine=ONE)
+
+
+def test_an_optimizer_of_the_models_parameters_is_refused():
+    """It was made before `parallelize`, whose module has parameters of its own."""
+    model = MLP()
+    optimizer = torch.optim.AdamW(model.parameters())
+    module = sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+    module(X).square().mean().backward()
+    with pytest.raises(PlanError, match=r"given to sw.parallelize; the module that it returned"):
+        optimizer.step()
+    model(X).square().mean().backward()
+    optimizer.step()  # the model itself may be trained too
+    with pytest.raises(PlanError, match=r"the optimizer has no parameter of this module"):
+        module.train_step(optimizer, (X,))
+
+
+def _unequal(plan, seeds):
+    """What two ranks say whose weights and batches, or weights alone, are of their own seeds."""
+    weights, batch = (dist.get_rank() if own else 0 for own in seeds)
+    torch.manual_seed(weights)
+    model = MLP()
+    torch.manual_seed(batch)
+    x = torch.randn(4, 8)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        module = sw.parallelize(model, sw.Plan.from_json(plan))
+    told = [str(one.message) for one in found if "differs between ranks" in str(one.message)]
+    try:
+        module(x)
+    except BatchError as e:
+        told.append(str(e))
+    return told
+
+
+def unequal_ranks(plan):
+    return [_unequal(plan, seeds) for seeds in ((False, False), (True, False), (False, True))]
+
+
+@pytest.mark.ranks
+def test_ranks_with_other_batches_or_weights_are_told():
+    """A DistributedSampler, or seeds of the ranks' own, mixed several batches in silence."""
+    plans = sw.search(sw.capture(MLP(), (X,)), sw.Machine.preset("2xcpu")).baselines
+    plan = next(plan for plan in plans if plan.name == "tensor parallel")
+    for equal, weights, batch in run_ranks(2, unequal_ranks, plan_to_json(plan)):
+        assert equal == []
+        assert len(weights) == 1 and weights[0].startswith("up.weight differs between ranks")
+        assert len(batch) == 1 and batch[0].startswith("x differs between ranks, and every rank")

@@ -119,3 +119,11 @@ def test_sparse_gradients_are_refused_with_the_line(kind):
 
     with pytest.raises(CaptureError, match=r"test_jobs\.py:\d+.*sparse=True has a sparse gradient"):
         sw.capture(Words(), (torch.zeros(2, 3, dtype=torch.int64),))
+
+
+def test_data_of_another_dtype_than_the_example_is_refused_before_the_search():
+    wide = [(torch.zeros(2, 4, dtype=torch.float64),)]
+    given = Job(Net, (torch.zeros(2, 4),), torch.optim.AdamW, wide, 1)
+    with pytest.raises(JobError, match=r"Job\.data gives 0 in torch\.float64, and Job\.batch"):
+        given.check_data()
+    job().check_data()

@@ -175,6 +175,14 @@ def test_complex_numbers_are_compared_as_the_module_computes_them(function):
     assert compared(Applied(function).double(), {"x": numbers(6, 4).double()}).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_integers_of_all_widths_have_a_size(dtype):
+    """The sizes of unsigned ones were not known: a `KeyError` in the search."""
+    model = Applied(lambda y: y * y.shape[0] + (y.detach() > 0).to(dtype).double())
+    assert compared(model, {"x": numbers(6, 4)}).ok
+    assert sw.plan(model, (numbers(6, 4),), machine="1xcpu").devices == 1
+
+
 def test_a_negative_variance_shows():
     """`F.gaussian_nll_loss` raises; a graph cannot, and says it by NaN."""
     model = Applied(lambda y: F.gaussian_nll_loss(y, y * 2, -y.square()))
@@ -190,6 +198,7 @@ def test_a_negative_variance_shows():
         (lambda y: y.to_sparse().to_dense(), "to_sparse.default does not tell what it gives"),
         (lambda y: y.clone().logical_not_(), "writes into a tensor that requires a gradient"),
         (lambda y: (y * (1 + 2j)).real, r"mul.Tensor: the argument \(1\+2j\) is a complex"),
+        (lambda y: torch.istft(torch.complex(y, y), 6, window=torch.ones(6)), "istft.default does"),
         (
             lambda y: torch.linalg.lstsq(y, y[:, :2]).solution,
             "the sizes of what aten.linalg_lstsq.default gives are not known",

@@ -13,6 +13,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 import shardwright as sw
@@ -139,6 +140,13 @@ def _written_unrecorded(_module, hidden):
     return hidden * hidden
 
 
+def _shrinks_rows(module, hidden):
+    """What torch's documentation says of `max_norm`: look up in a copy of the weight."""
+    weight = (module.layer if isinstance(module, Child) else module.b).weight.clone()
+    rows = F.embedding(torch.arange(len(hidden)) % len(weight), weight, max_norm=0.1)
+    return hidden + rows[:, :1]
+
+
 def _cut_off(_module, hidden):
     other = hidden * 1
     other.detach_()
@@ -206,6 +214,7 @@ REFUSED = [
     (Net(_written_data), "autograd does not record it"),
     (Net(_written_detached), "autograd does not record it"),
     (Net(_written_unrecorded), "autograd does not record it"),
+    (Net(_shrinks_rows), "an embedding with max_norm shrinks rows of its weight in place"),
     (Net(_cut_off), r"calls detach_\(\)"),
     (Net(_reads_a_leaf), r"reads a tensor of shape \(4,\) that wants a gradient"),
     (Net(_counts, k=0), "changes k while it runs"),
@@ -281,6 +290,7 @@ EXACT = [
     lambda: _with(lambda m: m.a.register_forward_hook(lambda _m, _x, y: 2 * y, always_call=True)),
     lambda: _with(lambda m: m.b.register_forward_pre_hook(lambda _m, x: (2 * x[0],))),
     lambda: WithChild(_hook),
+    lambda: WithChild(_shrinks_rows),
     lambda: _with(
         lambda m: m.child.register_forward_hook(lambda _m, _x, y: 2 * y),
         WithChild(lambda _module, hidden: hidden),

@@ -1,4 +1,4 @@
-"""Corrects three behaviours of PyTorch's optimizers with sharded parameters.
+"""Corrects three behaviours of PyTorch's optimizers with sharded parameters, and checks theirs.
 
 * `torch.optim.Adafactor` squares partial norms in place, which DTensor refuses (seen with torch
   2.13; it also fails for FSDP parameters). During its step, norms are reduced as soon as they are
@@ -8,16 +8,20 @@
 * `Optimizer.load_state_dict` accepts tiles that `torch.load` read from another rank's file as this
   rank's own. It is wrapped for the whole process, because no hook covers every optimizer before it
   loads: such a tile is refused, and a whole tensor is cut.
+* An optimizer of the parameters of the model, and not of the parallel module, would train nothing:
+  its step is an error, and so is a step of a module with an optimizer of other parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -26,10 +30,12 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
+from shardwright.ir.plan import PlanError
 from shardwright.runtime.parameters.state_dicts import as_placed
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
 _registered: list[Any] = []
+_given: WeakSet[nn.Module] = WeakSet()  # models that were given to `parallelize`
 
 
 def mend_optimizers() -> None:
@@ -45,6 +51,21 @@ def mend_optimizers() -> None:
         load(self, placed_here(self, state_dict))
 
     Optimizer.load_state_dict = load_placed  # type: ignore[method-assign]
+
+
+def remember(model: nn.Module) -> None:
+    """From now on refuse steps of optimizers of the parameters of `model` without a gradient."""
+    _given.add(model)
+
+
+def require_own(optimizer: Optimizer, module: nn.Module) -> None:
+    """Raise `PlanError` if the optimizer has none of the parameters of `module`."""
+    mine = {id(p) for p in module.parameters()}
+    if mine and mine.isdisjoint(map(id, _parameters(optimizer))):
+        raise PlanError(
+            "the optimizer has no parameter of this module; make it of the parameters() of the"
+            " module that sw.parallelize returned"
+        )
 
 
 def placed_here(optimizer: Optimizer, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +125,8 @@ def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if _given and all(p.grad is None for p in _parameters(optimizer)):
+        _require_no_given(optimizer)
     mode = _mode(optimizer)
     if mode is not None and _sharded(optimizer):
         if _entered and not isinstance(_entered[0], mode):  # an error left another one behind
@@ -118,5 +141,19 @@ def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _entered.pop().__exit__(None, None, None)
 
 
+def _require_no_given(optimizer: Optimizer) -> None:
+    ids = set(map(id, _parameters(optimizer)))
+    if any(id(p) in ids for model in _given for p in model.parameters()):
+        raise PlanError(
+            "no parameter of this optimizer has a gradient, and some are of the model that was"
+            " given to sw.parallelize; the module that it returned has its own: make the optimizer"
+            " of its parameters()"
+        )
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
 def _sharded(optimizer: Optimizer) -> bool:
-    return any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+    return any(isinstance(p, DTensor) for p in _parameters(optimizer))

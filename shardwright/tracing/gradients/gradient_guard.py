@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
@@ -84,6 +85,8 @@ class GradientGuard(TorchFunctionMode):
         if func is torch.autograd.grad or func is Tensor.backward:
             grad = func is torch.autograd.grad
             self._refuse_derivative("torch.autograd.grad" if grad else "backward()")
+        if func is F.embedding or func is F.embedding_bag:
+            self._refuse_renorm(func, args, kwargs)
         first = args[0] if args else None
         if isinstance(first, Tensor):
             self._check(func, name, first, args, kwargs)
@@ -167,6 +170,22 @@ class GradientGuard(TorchFunctionMode):
         raise self._error(
             f"the model calls {name} while it runs, and a graph has no operator for that; take the"
             " derivative outside, of what the parallel module returns, with create_graph=True"
+        )
+
+    def _refuse_renorm(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise for a lookup with `max_norm` in a weight that requires a gradient."""
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        weight = given["weight"]
+        if given.get("max_norm") is None or not weight.requires_grad:
+            return
+        of = self._parameters.get(id(weight), "")
+        if self._whole and not of:
+            return
+        raise self._error(
+            f"an embedding with max_norm shrinks rows of {of or 'its weight'} in place, and"
+            " autograd does not record it; shrink them after the step, or look up in a weight that"
+            " operators have normalised",
+            keep=not of,
         )
 
     def _refuse_unrecorded(self, *targets: Any) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shardwright.runtime.plan_transfer import Shapes, shapes_of
 from shardwright.tracing.call import flatten
-from shardwright.train.data.batch import Batch, JobError, call_of
+from shardwright.train.data.batch import Batch, Call, JobError, call_of
 
 
 def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) -> Batch:
@@ -49,6 +49,18 @@ def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) 
         for path, value in leaves.items()
     }
     return padded if isinstance(batch, Mapping) else tuple(padded.values())
+
+
+def require_dtypes(batch: Batch, example: Call) -> None:
+    """Raise `JobError` if a tensor of `batch` has another dtype than in the planned call."""
+    planned = flatten(*example)
+    for path, value in flatten(*call_of("Job.data", batch)).items():
+        wanted = getattr(planned.get(path), "dtype", None)
+        if wanted is not None and isinstance(value, torch.Tensor) and value.dtype != wanted:
+            raise JobError(
+                f"Job.data gives {path.partition('.')[2]} in {value.dtype}, and Job.batch has it in"
+                f" {wanted}: give both in one"
+            )
 
 
 def shapes_text(shapes: Shapes) -> str:

@@ -1,0 +1,62 @@
+"""Compares over all ranks what must be equal on them: the first batch, and the model's weights.
+
+Each rank takes its part of what it is given. If a sampler or an unset seed gives every rank other
+values, they would be put together from several batches, or from several models.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from shardwright.tracing.arguments import BatchError
+
+_COMPARED = 4096  # elements at either end of a tensor
+
+
+def require_same_batch(inputs: Mapping[str, torch.Tensor]) -> None:
+    """Raise `BatchError` unless all ranks have the same tensors; a collective of all ranks."""
+    if name := _different(inputs):
+        raise BatchError(
+            f"{name} differs between ranks, and every rank passes the same global batch, of which"
+            " it takes its part: use no DistributedSampler, seed all ranks alike, or pass what"
+            " local_batch returns"
+        )
+
+
+def warn_of_other_weights(weights: Mapping[str, torch.Tensor]) -> None:
+    """Warn if the ranks have other tensors; a collective of all ranks."""
+    if name := _different(weights):
+        warnings.warn(
+            f"{name} differs between ranks, each of which takes its part of it: seed all ranks"
+            " alike before the model is built, or load a state dict into the parallel module",
+            stacklevel=3,
+        )
+
+
+def _different(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The first name of which another rank has other values; no name if there is none."""
+    mine = {name: _digest(tensor) for name, tensor in tensors.items() if _is_plain(tensor)}
+    every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    names = dict.fromkeys(name for one in every for name in one)
+    return next((n for n in names if len({one.get(n) for one in every if n in one}) > 1), "")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and not isinstance(tensor, DTensor)
+
+
+@torch.no_grad()
+def _digest(tensor: torch.Tensor) -> str:
+    """A hash of shape, dtype and the elements at both ends."""
+    flat = tensor.detach().reshape(-1)
+    found = xxhash.xxh3_128(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    for part in (flat[:_COMPARED], flat[-_COMPARED:]):
+        found.update(part.resolve_conj().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()
