@@ -27,9 +27,9 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.candidate import Candidate
-from shardwright.planner.strategies.enumeration import strategies_on
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import limited, priced
+from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.priced_frontier import limited, priced
 
 _SHAPE = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
 _LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
