@@ -32,7 +32,7 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
 from shardwright.runtime.comm.equal_ranks import require_same_batch, warn_of_other_weights
-from shardwright.runtime.deferred.sources import RecordedSources, with_sources
+from shardwright.runtime.deferred.sources import RecordedSources, give_memory, with_sources
 from shardwright.runtime.device import default_device, without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from shardwright.runtime.graph_modules.fx import to_module
@@ -56,6 +56,7 @@ from shardwright.runtime.weight_versions import weights_named
 from shardwright.tracing.arguments import BatchError, CallForm
 from shardwright.tracing.call import example_call, select_outputs
 from shardwright.tracing.discovery.discover import capture_with_rules
+from shardwright.tracing.export.opaque import WeightsNeededError
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -112,7 +113,13 @@ def parallelize(
     _check_given(plan, seed, outputs)
     built, sources = with_values(model, init, weights)
     with with_sources(built, sources):
-        found = _parallelized(built, plan, seed, device, outputs, tune_host)
+        try:
+            found = _parallelized(built, plan, seed, device, outputs, tune_host)
+        except WeightsNeededError:  # to run a sub-module that is kept whole
+            if sources is None:
+                raise
+            give_memory(built, sources)
+            found = _parallelized(built, plan, seed, device, outputs, tune_host)
     found._sw_saved = PretrainedForm.of(built)
     if isinstance(sources, RecordedSources):
         sources.finish()

@@ -60,7 +60,7 @@ from shardwright.train.loop import (
 from shardwright.train.out_of_memory import RankOutOfMemoryError, explained
 from shardwright.train.routing import measured_routing
 from shardwright.train.step import NonFiniteLossError, Stepper, Steps
-from shardwright.train.targets.target import TargetError, build_model, load_job
+from shardwright.train.targets.target import TargetError, build_without_memory, load_job
 from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
 
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace) -> None:
 def _train(
     job: Job, plan: Plan, device: torch.device, options: argparse.Namespace, watchdog: Watchdog
 ) -> None:
-    model = build_model(job)
+    model = build_without_memory(job)
     check_same_setup(plan, model)
     if options.export:
         check_export(model, options.export)

@@ -6,6 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
@@ -118,6 +119,11 @@ def sources_of(model: nn.Module) -> TensorSources | None:
     return _known.get(model)
 
 
+def set_sources(model: nn.Module, sources: TensorSources) -> None:
+    """Let `sources_of(model)` be `sources` as long as there is the model."""
+    _known[model] = sources
+
+
 @contextmanager
 def with_sources(model: nn.Module, sources: TensorSources | None) -> Iterator[None]:
     """A context in which `sources_of(model)` is `sources`."""
@@ -145,8 +151,32 @@ def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     recording.states.pause()
     if isinstance(model, nn.Module):
         without_memory(model, sources)
-        _known[model] = sources
+        set_sources(model, sources)
     return model
+
+
+def give_memory(model: nn.Module, sources: TensorSources) -> None:
+    """Replace the tensors of `model` that have no memory by their values, on the CPU."""
+    memo: dict[int, torch.Tensor] = {}
+    before: list[torch.Tensor] = []  # kept alive, so that no id is used twice
+
+    def replaced(name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
+            return leaf
+        if id(leaf) not in memo:
+            value = sources.whole(name, leaf)
+            if isinstance(leaf, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=leaf.requires_grad)
+            value.__dict__.update(leaf.__dict__)
+            memo[id(leaf)] = value
+            before.append(leaf)
+        return memo[id(leaf)]
+
+    for path, module in list(model.named_modules()):
+        for values, name, value in _with_tensors(module):
+            full = f"{path}.{name}" if path else name
+            values[name] = mapped(value, partial(replaced, full))
+    _known.pop(model, None)
 
 
 def initialized(model: nn.Module, init: Callable[[nn.Module], object]) -> TensorSources:
@@ -181,12 +211,19 @@ def without_memory(model: nn.Module, sources: RecordedSources) -> None:
         return memo[id(leaf)]
 
     for module in list(model.modules()):
-        for values in (module._parameters, module._buffers, module.__dict__):
-            for name, value in list(values.items()):
-                if value is module._parameters or value is module._buffers:
-                    continue
-                if any(isinstance(leaf, torch.Tensor) for leaf in leaves(value)):
-                    values[name] = mapped(value, replaced)
+        for values, name, value in _with_tensors(module):
+            values[name] = mapped(value, replaced)
+
+
+def _with_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Parameters, buffers, and attributes that are or hold tensors: (dict, name, value)."""
+    own = {name for name in module.__dict__ if name not in ("_parameters", "_buffers")}
+    every: list[tuple[dict[str, Any], str, Any]] = [
+        *((module._parameters, name, value) for name, value in module._parameters.items()),
+        *((module._buffers, name, value) for name, value in module._buffers.items()),
+        *((module.__dict__, name, module.__dict__[name]) for name in sorted(own)),
+    ]
+    return [one for one in every if any(isinstance(x, torch.Tensor) for x in leaves(one[2]))]
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,11 +235,10 @@ def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, buffers, and tensors that are attributes of modules or in lists that are."""
     found = dict(_named(model))
     for path, module in model.named_modules():
-        for name, value in module.__dict__.items():
-            if value is module._parameters or value is module._buffers:
-                continue
-            tensors = [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
-            found |= {f"{path}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+        for values, name, value in _with_tensors(module):
+            if values is module.__dict__:
+                tensors = [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+                found |= {f"{path}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
     return found
 
 

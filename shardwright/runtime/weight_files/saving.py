@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwright.runtime.deferred.chunks import CHUNK
+from shardwright.runtime.deferred.chunks import CHUNK, scratch
 from shardwright.runtime.deferred.ranges import Ranges
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.safetensors_paths import INDEX, WEIGHTS
@@ -250,14 +250,14 @@ def _assemble(file: BinaryIO, one: _Whole, part: Path) -> None:
     dtype = DTYPES[one.dtype]
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])
-        whole = torch.empty((stop - start, *shape[1:]), dtype=dtype)
+        whole = scratch((stop - start) * prod(shape[1:]), dtype).view(stop - start, *shape[1:])
         for tile in one.tiles:
             ranges = tile.ranges or ((0, 1),)
             low, high = max(start, ranges[0][0]), min(stop, ranges[0][1])
             sizes = [b - a for a, b in ranges[1:]]
             if low >= high or not prod(sizes):
                 continue
-            values = torch.empty((high - low, *sizes), dtype=dtype)
+            values = scratch((high - low) * prod(sizes), dtype).view(high - low, *sizes)
             with open(part / f"{tile.rank}", "rb") as given:
                 given.seek(tile.offset + (low - ranges[0][0]) * prod(sizes) * one.item)
                 data = values.reshape(-1).view(torch.uint8).numpy().data

@@ -19,8 +19,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
+from shardwright.runtime.weight_files.pretrained import (
+    PretrainedForm,
+    has_adapters,
+    save_pretrained,
+)
 from shardwright.runtime.weight_files.safetensors_paths import SUFFIX as SUFFIX
-from shardwright.runtime.weight_files.safetensors_paths import WEIGHTS, readable, weight_files
+from shardwright.runtime.weight_files.safetensors_paths import readable, weight_files
 from shardwright.train.checkpoint.state import Trainable
 
 
@@ -126,7 +131,8 @@ def check_export(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
     """Write a folder for `from_pretrained` of the model's Hugging Face class; every rank calls it.
 
-    Of a model with PEFT's adapters it holds these alone, as PEFT writes them.
+    All ranks write, on a file system that they share, and none has a whole tensor. Of a model with
+    PEFT's adapters the folder holds these alone, as PEFT writes them, from rank 0.
 
     Args:
         module: what was trained.
@@ -137,19 +143,11 @@ def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[s
         CheckpointError: it cannot be written.
     """
     check_export(model, folder)
-    if _has_adapters(model):
+    if has_adapters(model):
         _export_adapters(module, model, folder)
         return
-    export_safetensors(module, model, Path(folder) / WEIGHTS)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        model.config.save_pretrained(folder)
-
-
-def _has_adapters(model: Any) -> bool:
-    """Whether it is a `PeftModel`, or one that `add_adapter` has been called on."""
-    if any(kind.__name__ == "PeftModel" for kind in type(model).__mro__):
-        return True
-    return bool(getattr(model, "_hf_peft_config_loaded", False))
+    tensors = {**dict(module.named_parameters()), **module.lasting_buffers()}
+    save_pretrained(tensors, PretrainedForm.of(model), folder, "5GB")
 
 
 def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.backend.base import wait_for
+from shardwright.runtime.deferred.sources import all_tensors, sources_of
 from shardwright.train.data.batch import Batch, JobError
 
 _SAMPLED = 2**16  # elements of a tensor in a digest, spread evenly over it
@@ -127,12 +128,15 @@ def check_same_setup(plan: Plan, model: torch.nn.Module) -> None:
         return
     import numpy
 
+    sources = sources_of(model)
     mine = {
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "plan": zlib.crc32(plan_to_json(plan).encode()),
-        "weights": digest(dict(model.state_dict())),
+        "weights": digest(dict(model.state_dict()))
+        if sources is None
+        else sources.digest(all_tensors(model)),
     }
     every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, mine)

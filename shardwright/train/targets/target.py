@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from shardwright.ir.options.optimizers import known_optimizer
+from shardwright.runtime.deferred.sources import deferred, set_sources, sources_of
+from shardwright.runtime.weight_files.stored_weights import StoredSources, StoredWeights
 from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
@@ -78,6 +80,24 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
     model = _checked(made)
     if job.weights is not None:
         load_weights(model, job.weights)
+    return model
+
+
+def build_without_memory(job: Job) -> nn.Module:
+    """The job's model without memory; `parallelize` computes or reads its initial weights by tiles.
+
+    A factory that fails in this way builds the real model.
+    """
+    torch.manual_seed(job.seed)
+    try:
+        model = _checked(deferred(job.model))
+    except JobError:
+        raise
+    except Exception:  # the error occurs there, too, if the model cannot be built at all
+        return build_model(job)
+    if job.weights is not None:
+        stored = StoredWeights(job.weights)
+        set_sources(model, StoredSources(model, stored, sources_of(model)))
     return model
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from shardwright.plan_io.files import save_plan
 from shardwright.report.timelines.profiled import profiled
+from shardwright.runtime.deferred.sources import give_memory, sources_of
 from shardwright.train import worker
 from shardwright.train.coordination.rendezvous import join
 from shardwright.train.coordination.watchdog import STALLED
@@ -83,6 +84,7 @@ def test_a_rank_trains_reports_and_leaves_no_group(rank_of_one, monkeypatch, tmp
     def parallel(model, plan, others, *, seed, device, compiled, evaluated):
         assert others == [] and compiled and not evaluated
         asked.update(plan=plan, seed=seed, group=dist.is_initialized())
+        give_memory(model, sources_of(model))
         return Serial(model.to(device))
 
     monkeypatch.setattr(worker, "ShapeVariants", parallel)

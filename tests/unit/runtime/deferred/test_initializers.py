@@ -128,3 +128,28 @@ def test_a_parameter_of_which_a_part_has_values_is_refused():
 def test_a_function_that_returns_no_module_is_refused():
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module"):
         with_values(lambda: 3)
+
+
+class Selects(nn.Module):
+    """A sub-module that export cannot trace, so that capture has to run it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shift = nn.Linear(3, 3), torch.randn(3)
+
+    def forward(self, x):
+        x = self.layer(x) + self.shift
+        return x * x[x > 0].sum()
+
+
+def test_a_model_that_capture_has_to_run_is_built_whole():
+    def make():
+        return nn.Sequential(nn.Linear(3, 3), Selects(), nn.Linear(3, 1), nn.Flatten(0))
+
+    x = torch.ones(1, 3)
+    torch.manual_seed(2)
+    eager = make()
+    plan = sw.plan(eager, (x,), machine="1xcpu")
+    torch.manual_seed(2)
+    module = sw.parallelize(make, plan)
+    assert torch.equal(module(x), sw.parallelize(eager, plan)(x))
