@@ -66,7 +66,10 @@ def _reason(row: dict[str, Any]) -> str:
     ]
     if abs(waits[0] - waits[1]) > 0.05 * published["seconds"]:
         word = "less" if waits[0] > waits[1] else "more"
-        parts.append(f"stages wait {abs(waits[0] - waits[1]):.2f} s {word}")
+        parts.append(
+            "waits for other stages, and messages inside of operators such as experts, take"
+            f" {abs(waits[0] - waits[1]):.2f} s {word}"
+        )
     if not parts:
         return source
     return f"{source} Of the best one beside it: {'; '.join(parts)}."
