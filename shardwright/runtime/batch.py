@@ -37,6 +37,7 @@ class InputPart:
     whole_shape: Shape = field(init=False)  # of the input in a global batch
     shape: Shape = field(init=False)  # of this rank's part
     _flat: Shape = field(init=False)  # of the input, each atom a dimension
+    was_local: bool = field(init=False, default=False)  # whether a call passed this rank's part
     # What every step would find again: where micro-batches are cut, -1 if nowhere, and how each is.
     _cut_along: int = field(init=False)
     _cuts: tuple[tuple[Cut, ...], ...] = field(init=False)
@@ -74,6 +75,7 @@ class InputPart:
             part = tiles[0] if len(tiles) == 1 else torch.cat(tiles, self._cut_along)
             return part if part.shape == self.shape else part.reshape(self.shape)
         if given.shape == self.shape:
+            self.was_local = True
             return given
         raise BatchError(_other_shape(name, given, self.whole_shape, self.shape))
 

@@ -31,7 +31,11 @@ from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs
-from shardwright.runtime.comm.equal_ranks import require_same_batch, warn_of_other_weights
+from shardwright.runtime.comm.equal_ranks import (
+    require_own_parts,
+    require_same_batch,
+    warn_of_other_weights,
+)
 from shardwright.runtime.deferred.sources import RecordedSources, give_memory, with_sources
 from shardwright.runtime.device import default_device, without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
@@ -314,6 +318,7 @@ class ParallelModule(TrainModule):
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
         self._sw_first = shares is None  # whether its first call is to come
+        self._sw_unsplit = device_mesh is not None  # whether the first call with own parts is
         self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
@@ -392,6 +397,11 @@ class ParallelModule(TrainModule):
             if self._sw_groups:
                 require_same_batch(self._sw_global(args, kwargs))
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
+        if self._sw_unsplit and not torch.compiler.is_compiling():
+            parts = {k: given[k] for k, part in self._sw_inputs.items() if part.was_local}
+            if parts:
+                self._sw_unsplit = False
+                require_own_parts({self._sw_form.names[k]: x for k, x in parts.items()})
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
         with without_autocast(self._sw_device):

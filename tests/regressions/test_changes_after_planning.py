@@ -217,6 +217,29 @@ def unequal_ranks(plan):
     return [_unequal(plan, seeds) for seeds in ((False, False), (True, False), (False, True))]
 
 
+def halves(plan):
+    """What two ranks say to their halves of a batch, to ones, and to a batch of half the size."""
+    told = []
+    for given in (X.chunk(2)[dist.get_rank()], torch.ones(2, 8), X[:2]):
+        module = sw.parallelize(MLP(), sw.Plan.from_json(plan))
+        try:
+            module(X)
+            told.append(tuple(module(given).shape))
+        except BatchError as e:
+            told.append(str(e))
+    return told
+
+
+@pytest.mark.ranks
+def test_a_smaller_batch_is_no_part_of_one():
+    """A last batch of half the size was taken for what `local_batch` returns, on both ranks."""
+    plans = sw.search(sw.capture(MLP(), (X,)), sw.Machine.preset("2xcpu")).baselines
+    plan = next(plan for plan in plans if plan.name == "fully sharded")
+    for part, ones, smaller in run_ranks(2, halves, plan_to_json(plan)):
+        assert part == ones == (4, 4)
+        assert smaller.startswith("x of shape [2, 8] has the shape of a rank's part, and is the")
+
+
 @pytest.mark.ranks
 def test_ranks_with_other_batches_or_weights_are_told():
     """A DistributedSampler, or seeds of the ranks' own, mixed several batches in silence."""

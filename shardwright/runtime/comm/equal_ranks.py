@@ -1,4 +1,4 @@
-"""Compares over all ranks what must be equal on them: the first batch, and the model's weights.
+"""Compares over all ranks what must be equal on them, or must not: batches, the model's weights.
 
 Each rank takes its part of what it is given. If a sampler or an unset seed gives every rank other
 values, they would be put together from several batches, or from several models.
@@ -26,6 +26,24 @@ def require_same_batch(inputs: Mapping[str, torch.Tensor]) -> None:
             f"{name} differs between ranks, and every rank passes the same global batch, of which"
             " it takes its part: use no DistributedSampler, seed all ranks alike, or pass what"
             " local_batch returns"
+        )
+
+
+def require_own_parts(parts: Mapping[str, torch.Tensor]) -> None:
+    """Raise `BatchError` if all ranks pass the same tensors as their own parts of a batch.
+
+    A smaller global batch may have the shape of a part. Tensors of one value tell nothing. A
+    collective of all ranks.
+    """
+    varied = {
+        name: x for name, x in parts.items() if x.numel() and bool((x != x.flatten()[0]).any())
+    }
+    if varied and not _different(varied):
+        name, tensor = next(iter(varied.items()))
+        raise BatchError(
+            f"{name} of shape {list(tensor.shape)} has the shape of a rank's part, and is the same"
+            " on all ranks: pass the global batch of the planned shape, or each rank its own part;"
+            " pad a smaller batch, or plan for its shape"
         )
 
 
