@@ -1,8 +1,8 @@
 """Writes one checkpoint at a time while training continues.
 
-What is saved is copied to the host first; the copy is written by
-`torch.distributed.checkpoint.async_save`, in a thread and on a gloo group of its
-own, so that nothing of it meets the collectives of the steps.
+The tensors are copied to the host first. `torch.distributed.checkpoint.async_save` writes the copy
+in a thread and with a gloo group of its own, so that its collectives do not mix with those of the
+steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.train.checkpoint.digests import DigestWriter
 
 @final
 class AsyncSaver:
-    """The writer of one run; every rank makes it, and calls it, at the same time."""
+    """The writer of one run; every rank makes and calls it at the same time."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
@@ -30,9 +30,9 @@ class AsyncSaver:
     def write(
         self, tensors: Mapping[str, torch.Tensor], staging: Path, finish: Callable[[], None]
     ) -> Future[None]:
-        """Copy `tensors` and begin to write them to `staging`; `finish` follows on this rank.
+        """Copy `tensors` and begin to write them to `staging`; then call `finish` on this rank.
 
-        The future has the error of either. Errors of any rank's writing are those of all.
+        The future has the first error of writing, by any rank, or of this rank's `finish`.
         """
         written = cast(
             "Future[object]",
@@ -50,7 +50,7 @@ class AsyncSaver:
             try:
                 written.result()
                 finish()
-            except BaseException as e:  # of a thread that nobody watches: told by `result`
+            except BaseException as e:  # in a thread of torch; `result` raises it
                 outcome.set_exception(e)
             else:
                 outcome.set_result(None)
@@ -60,6 +60,6 @@ class AsyncSaver:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host; torch's own staging takes tensors that are there as they are."""
+    """A copy on the host; torch's own staging does not copy tensors that are on the host."""
     whole = tensor.detach()
     return whole.clone() if whole.device.type == "cpu" else whole.to("cpu")

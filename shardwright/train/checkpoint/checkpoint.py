@@ -1,7 +1,7 @@
 """Saves and resumes a run, on any number of devices and under any plan.
 
-Tensors are written by `torch.distributed.checkpoint`, each rank its own part;
-the rest is one JSON record. How a checkpoint becomes complete is the folder's matter.
+Each rank writes its own tiles with `torch.distributed.checkpoint`; the rest of the state is one
+JSON record. `folder.py` says when a checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Checkpoints:
     """Checkpoints of a run under `plan`; every rank calls its methods at the same steps.
 
     Args:
-        folder: a folder that all ranks see: on several hosts, on a shared file system.
-        plan: written into each checkpoint for the record.
-        keep: the number of latest checkpoints that stay.
-        patience: seconds to wait for another run to leave the folder, as after a restart.
+        folder: a folder that all ranks see; with several hosts, on a shared file system.
+        plan: written into each checkpoint; it is not read again.
+        keep: the number of latest checkpoints that are kept.
+        patience: seconds to wait until another run releases the folder, e.g. after a restart.
 
     Raises:
         CheckpointError: another run uses the folder, or it cannot be written.
@@ -48,31 +48,33 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, plan: Plan, keep: int = 3, patience: float = 30) -> None:
         self.folder, self.plan = CheckpointFolder(Path(folder), keep), plan
-        self.last: int | None = None  # step that was saved or resumed from
+        self.last: int | None = None  # the step last saved or resumed from
         self._background = AsyncSaver()
         self._begun: tuple[int, Future[None]] | None = None
         _on_rank_0(partial(self.folder.open, patience))
 
     def save(self, run: TrainingState) -> None:
-        """Write the run as it is, and wait for it.
+        """Write a checkpoint of the run and wait until it is complete.
 
         Args:
-            run: what to write.
+            run: the state to write.
 
         Raises:
-            CheckpointError: on every rank, if any could not.
+            CheckpointError: on every rank, if a rank could not write.
         """
         self.begin(run)
         self.settle()
 
     def begin(self, run: TrainingState) -> None:
-        """Begin to write the run as it is now, from a copy; steps may go on meanwhile.
+        """Begin to write a checkpoint from a copy of the run; steps may continue meanwhile.
+
+        Call `settle` for the preceding checkpoint first.
 
         Args:
-            run: what to write. Call `settle` for the checkpoint before first.
+            run: the state to write.
 
         Raises:
-            CheckpointError: on every rank, if it cannot be begun.
+            CheckpointError: on every rank, if the folder cannot be created.
         """
         assert self._begun is None, "one checkpoint at a time"
         step, record = run.step, run.record()
@@ -88,9 +90,9 @@ class Checkpoints:
         self._begun = step, self._background.write(run.tensors(), staging, finish)
 
     def settle(self) -> None:
-        """Wait for what was begun; raises `CheckpointError` on every rank if any failed.
+        """Wait until the checkpoint that was begun is complete; do nothing without one.
 
-        Without anything begun it does nothing. A checkpoint has its name before this returns.
+        Raises `CheckpointError` on every rank, if a rank could not write.
         """
         if self._begun is None:
             return
@@ -105,11 +107,12 @@ class Checkpoints:
         self.last = step
 
     def close(self, seconds: float = 60) -> None:
-        """Wait for what was begun, without raising: for a run that ends with an error, on any rank
-        alone.
+        """Wait for the checkpoint that was begun; raise nothing.
+
+        Unlike `settle`, one rank may call it alone, e.g. when it ends with an error.
 
         Args:
-            seconds: how long to wait at most.
+            seconds: the longest wait.
         """
         if self._begun is not None:
             with suppress(TimeoutError):
@@ -124,19 +127,19 @@ class Checkpoints:
         )
 
     def resume(self, run: TrainingState) -> tuple[SavedCheckpoint | None, list[str]]:
-        """Restore the latest complete checkpoint into `run`.
+        """Restore the latest undamaged checkpoint into `run`.
 
-        Later ones that are damaged are renamed to `step-….damaged`.
+        Later checkpoints, which are damaged, are renamed to `step-….damaged`.
 
         Args:
             run: a run before its first step, under any plan.
 
         Returns:
-            The checkpoint, None if there is none, and what is wrong with later ones that were
-                passed over.
+            The checkpoint, or None if the folder has none, and the errors of later checkpoints.
 
         Raises:
-            CheckpointError: it is one of another model, optimizer or schedule, or all are damaged.
+            CheckpointError: the checkpoint is of another model, optimizer or schedule, or all
+                checkpoints are damaged.
         """
         wrong: list[str] = []
         before: int | None = None
@@ -163,9 +166,10 @@ class Checkpoints:
         return None, wrong
 
     def _restore(self, run: TrainingState, saved: SavedCheckpoint) -> None:
-        """Load one checkpoint; raises `DamageError`, or `CheckpointError` if it is of another run.
+        """Load one checkpoint.
 
-        Both are raised on all ranks.
+        Raises `DamageError`, or `CheckpointError` for another model, optimizer or schedule; both on
+        all ranks.
         """
         try:
             index = _raise_on_all_ranks(lambda: read_index(saved.folder, saved.sizes))
@@ -199,7 +203,7 @@ class Checkpoints:
 
 
 def _on_rank_0(do: Callable[[], Any]) -> Any:
-    """Runs `do` on rank 0; its result is returned, and its error raised, on every rank."""
+    """Run `do` on rank 0; return its result or raise its error on every rank."""
     if not dist.is_initialized():
         return do()
     answer: list[Any] = [None, None]
@@ -215,7 +219,7 @@ def _on_rank_0(do: Callable[[], Any]) -> Any:
 
 
 def _raise_on_all_ranks(do: Callable[[], T]) -> T:
-    """Runs `do` on each rank and returns its result; an error of one is raised on all."""
+    """Run `do` on each rank and return its result; raise an error of one rank on all ranks."""
     error: Exception | None = None
     try:
         result = do()
@@ -231,14 +235,14 @@ def _raise_on_all_ranks(do: Callable[[], T]) -> T:
 
 
 def _sendable(error: BaseException | None) -> Exception | None:
-    """The error in a form that other ranks can be sent."""
+    """The error in a form that can be pickled and sent to other ranks."""
     if error is None or isinstance(error, OSError | CheckpointError):
         return error
     return CheckpointError(_reason(error))
 
 
 def _damage(error: BaseException) -> DamageError | None:
-    """The damage that an error of loading comes from, of the lowest rank that found any."""
+    """The `DamageError` that caused an error of loading, of the lowest rank with one; or None."""
     if isinstance(error, CheckpointException):
         found = (cause for _, (cause, _) in sorted(error.failures.items()))
         return next((cause for cause in found if isinstance(cause, DamageError)), None)
@@ -250,7 +254,7 @@ def _rank() -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """The cause of what DCP gathers from ranks, in a line."""
+    """The cause of an error in one line; of errors that DCP gathers, that of the lowest rank."""
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items())
         where = f" (rank {rank})" if dist.is_initialized() else ""
@@ -263,7 +267,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """One process without a group is as good as any."""
+    """Ignore DCP's warning that it loads without a process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

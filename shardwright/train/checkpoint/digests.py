@@ -1,7 +1,7 @@
 """Digests of stored bytes, written with a checkpoint and compared when it is read.
 
-XXH3 of 128 bits: it finds damage at the speed of memory. It does not find forgery; that reading
-runs no code is the matter of `reading.py`.
+The digest is XXH3 with 128 bits. It detects damage, not forgery: `reading.py` makes sure that
+reading a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.ir.atomic_io import write_atomically
 TENSORS = "digests.json"
 _CHUNK = 2**22  # bytes read at a time
 
-Place = tuple[str, int, int]  # of a stored tensor: its file, and where it begins and its length
+Place = tuple[str, int, int]  # of a stored tensor: file, offset and length in bytes
 
 
 def digest_of_file(path: str | os.PathLike[str]) -> str:
@@ -39,7 +39,7 @@ def digest_of_text(text: str) -> str:
 
 
 def digest_at(folder: Path, place: Place) -> str:
-    """The digest of one stored tensor; of fewer bytes if its file ends before."""
+    """The digest of one stored tensor, or of the rest of the file if that is shorter."""
     name, offset, length = place
     with open(folder / name, "rb") as file:
         return _digest(file, offset, length)
@@ -56,7 +56,7 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 @dataclass(frozen=True)
 class _Digested(WriteResult):
-    """A part of a tensor that one rank has written, with its digest."""
+    """A tile of a tensor that one rank has written, with its digest."""
 
     digest: str = ""
 

@@ -1,8 +1,8 @@
-"""Writes and reads a model's weights as one safetensors file with the model's keys.
+"""Writes and reads a model's weights as safetensors files with the model's keys.
 
-What is written is what `model.state_dict()` would hold: whole tensors in the
-module's own shapes. A Hugging Face model's folder gets its configuration too,
-so that `from_pretrained` reads it.
+A file has the tensors of `model.state_dict()`, whole and in the module's own shapes, and each tied
+tensor once. The folder of a Hugging Face model also has its configuration, so that
+`from_pretrained` can read it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardwright.train.checkpoint.state import Trainable
 
 
 def full_state_dict(module: Trainable, model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict of `model` with the values that `module` has trained, on the host of rank 0.
+    """The state dict of `model` with the trained values of `module`, on the host of rank 0.
 
-    `model` may be on the meta device; it tells names and shapes. Every rank calls it;
-    on other ranks it is empty.
+    Every rank calls it; the result of ranks other than 0 is empty. `model` gives the keys and may
+    be on the meta device. Raises `CheckpointError` for a key that no rank has.
     """
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     local: dict[str, torch.Tensor] = {
@@ -52,11 +52,11 @@ def full_state_dict(module: Trainable, model: nn.Module) -> dict[str, torch.Tens
     return found
 
 
-Home = tuple[int, torch.dtype, tuple[int, ...], torch.device]  # of a tensor: its first rank
+Home = tuple[int, torch.dtype, tuple[int, ...], torch.device]  # first rank, dtype, shape, device
 
 
 def _owners(local: Mapping[str, torch.Tensor]) -> dict[str, Home]:
-    """The rank, dtype and shape of every tensor: stages of a pipeline have different ones."""
+    """The `Home` of every tensor by name; stages of a pipeline have different tensors."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     mine = {name: (rank, t.dtype, tuple(t.shape), t.device) for name, t in local.items()}
     if not dist.is_initialized():
@@ -73,7 +73,7 @@ def _gathered(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> torch.Tensor:
-    """The full tensor, on rank 0 at least; `local` is this rank's part, or None."""
+    """The full tensor, at least on rank 0; `local` is this rank's tile, or None."""
     whole = None if local is None else local.detach()
     whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
     if home != 0:
@@ -89,16 +89,17 @@ def _gathered(
 def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the trained weights under the model's own keys; every rank calls it.
 
-    A tensor with several keys, as a tied embedding, is written under the first; `load_safetensors`
-    and `from_pretrained` tie it again. The file is written aside and renamed.
+    A tensor with several keys, such as a tied embedding, is written under the first of them;
+    `load_safetensors` and `from_pretrained` tie it again. The file is written under a temporary
+    name and then renamed.
 
     Args:
-        module: what was trained.
-        model: tells names and shapes; it may be on the meta device.
+        module: the trained parallel module.
+        model: gives the keys; it may be on the meta device.
         path: the file.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the file cannot be written, or `module` lacks a tensor of `model`.
     """
     state = full_state_dict(module, model)
     if dist.is_initialized() and dist.get_rank() != 0:
@@ -118,7 +119,10 @@ def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathL
 
 
 def check_export(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Raise `CheckpointError` where weights of `model` cannot be written to a file or folder."""
+    """Raise `CheckpointError` if weights of `model` cannot be written to `path`.
+
+    That is without safetensors, and for a folder of a model that is not of Hugging Face.
+    """
     _safetensors()
     named = os.fspath(path).endswith(SUFFIX)
     if not named and not (hasattr(model, "config") and hasattr(model, "save_pretrained")):
@@ -129,18 +133,18 @@ def check_export(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
-    """Write a folder for `from_pretrained` of the model's Hugging Face class; every rank calls it.
+    """Write a folder that `from_pretrained` of the model's class reads; every rank calls it.
 
-    All ranks write, on a file system that they share, and none has a whole tensor. Of a model with
-    PEFT's adapters the folder holds these alone, as PEFT writes them, from rank 0.
+    All ranks write to a shared file system, and no rank gathers a whole tensor. For a model with
+    PEFT adapters, rank 0 writes the adapters alone with the model's own `save_pretrained`.
 
     Args:
-        module: what was trained.
+        module: the trained parallel module.
         model: the Hugging Face model, which may be on the meta device.
         folder: the folder.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the folder cannot be written, or `model` is not of Hugging Face.
     """
     check_export(model, folder)
     if has_adapters(model):
@@ -151,7 +155,7 @@ def export_pretrained(module: Trainable, model: Any, folder: str | os.PathLike[s
 
 
 def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[str]) -> None:
-    """Writes the trained weights with the model's own `save_pretrained`."""
+    """Write the trained adapters with the model's own `save_pretrained`, on rank 0."""
     state = full_state_dict(module, model)
     if dist.is_initialized() and dist.get_rank() != 0:
         return
@@ -162,23 +166,23 @@ def _export_adapters(module: Trainable, model: Any, folder: str | os.PathLike[st
 
 
 def load_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Put the weights in the file into `model`, before it is made parallel.
+    """Copy the weights in a safetensors file into `model`, before it is made parallel.
 
-    Raises `CheckpointError` for a file that is none, or of another model.
+    Raises `CheckpointError` if the file cannot be read, or has other keys or shapes than `model`.
     """
     _put(model, _read(path), path)
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load weights into `model` before it is made parallel.
+    """Copy stored weights into `model`, before it is made parallel.
 
     Args:
-        model: a module with values.
+        model: a module that is not on the meta device.
         path: a safetensors file, or a folder that `save_pretrained` wrote: `model.safetensors`, or
             several files with `model.safetensors.index.json`.
 
     Raises:
-        CheckpointError: the file cannot be read, or is of another model.
+        CheckpointError: a file cannot be read, or its keys or shapes differ from the model's.
     """
     if not Path(path).is_dir():
         load_safetensors(model, path)
@@ -190,7 +194,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def check_weights(path: str | os.PathLike[str]) -> None:
-    """Raise `CheckpointError` where `load_weights` could not read; no tensor is read."""
+    """Raise `CheckpointError` if `load_weights` could not open the files; reads no tensor."""
     _safetensors()
     from safetensors import safe_open
 
@@ -207,7 +211,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
 
 def _put(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
     own, first = model.state_dict(), _first_names(model)
-    given = {first.get(key, key) for key in state}  # any of the names of a tied tensor will do
+    given = {first.get(key, key) for key in state}  # one name of a tied tensor is enough
     needed = {first.get(key, key) for key in own}
     if odd := sorted(set(state) - set(own)) + sorted(needed - given):
         raise CheckpointError(

@@ -1,9 +1,9 @@
 """A folder of checkpoints: completeness, the latest one, and retention.
 
-A checkpoint is written into a folder aside, `step-….partial`, and gets its name
-by a rename when all of it is there. So a name without the ending is a promise,
-and a run that is killed at any moment leaves at most a folder that no one reads.
-Knows nothing of what is inside a checkpoint but the list of its files.
+A checkpoint is written into a temporary folder, `step-….partial`, which is renamed to `step-…` when
+all files are written. So a folder without the ending is complete, and a run that is killed at any
+time leaves only a temporary folder, which is never read. This module knows the sizes and digests of
+a checkpoint's files, not their content.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ RECORD = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
-_SEAL = "digest"  # of the rest of the record
-_LARGEST_RECORD = 2**28  # bytes; more is no record of a run
+_SEAL = "digest"  # the key of the digest of the rest of the record
+_LARGEST_RECORD = 2**28  # bytes; a larger file is no record of a run
 _LARGEST_FILE = 2**30  # bytes of a file without tensors: the index of a million tiles has 200 MiB
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """One complete checkpoint: its folder, its step, its files by size and its record.
+    """One complete checkpoint: its folder, its step, the bytes of each file, and its record.
 
-    `has_digests` is false of one that an earlier version wrote.
+    `has_digests` is False if an earlier version wrote it.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """Checkpoints of one run in `path`; the `keep` last ones are kept."""
+    """The checkpoints of one run in `path`, of which the latest `keep` are kept."""
 
     path: Path
     keep: int = 3
@@ -60,10 +60,10 @@ class CheckpointFolder:
             raise CheckpointError(f"keep={self.keep} checkpoints; at least 1 has to be kept")
 
     def open(self, patience: float = 0) -> None:
-        """Make the folder and drop what killed runs left in it; on one rank only.
+        """Create and lock the folder, and delete incomplete checkpoints; on one rank only.
 
-        Raises `CheckpointError` where another process has it open for longer than `patience`
-        seconds, or where it cannot be written.
+        Raises `CheckpointError` if another process keeps the lock for longer than `patience`
+        seconds, or if the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class CheckpointFolder:
         return self.path / f"{_name(step)}{_PARTIAL}"
 
     def begin(self, step: int) -> Path:
-        """The empty folder aside; on one rank, before any writes to it."""
+        """Create the empty temporary folder, on one rank, before any rank writes to it."""
         staging = self.staging(step)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -92,10 +92,10 @@ class CheckpointFolder:
         shutil.rmtree(self.staging(step), ignore_errors=True)
 
     def finish(self, step: int, record: Mapping[str, Any], digested: Container[str] = ()) -> Path:
-        """Give what was written aside its record and its name; drop those that are too old.
+        """Write the record, rename the temporary folder, and delete checkpoints beyond `keep`.
 
-        The record has digests of all files but the `digested`, which have their own elsewhere.
-        Raises `OSError` if the disk does not take it.
+        The record has the digests of all files but the `digested`, whose digests are in a file of
+        their own. Raises `OSError` if the disk cannot be written.
         """
         staging, target = self.staging(step), self.path / _name(step)
         files = sorted(staging.iterdir())
@@ -107,7 +107,7 @@ class CheckpointFolder:
             "digests": {f.name: digest_of_file(f) for f in files if f.name not in digested},
         }
         write_atomically(staging / RECORD, sealed({**head, **record}))
-        if target.exists():  # one that is damaged, else the run had gone on from there
+        if target.exists():  # damaged, or the run would have resumed from it
             self._drop(target)
         os.rename(staging, target)
         sync_folder(self.path)
@@ -116,7 +116,7 @@ class CheckpointFolder:
         return target
 
     def names(self) -> list[str]:
-        """Names of what calls itself a complete checkpoint, latest first."""
+        """Names of folders that are named as complete checkpoints, latest first."""
         try:
             found = [entry.name for entry in os.scandir(self.path) if entry.is_dir()]
         except FileNotFoundError:
@@ -127,7 +127,10 @@ class CheckpointFolder:
         return [m[0] for m in sorted(named, key=lambda m: int(m[1]), reverse=True)]
 
     def latest(self, before: int | None = None) -> tuple[SavedCheckpoint | None, list[str]]:
-        """The latest whole checkpoint before a step, and what is wrong with later ones of these."""
+        """The latest undamaged checkpoint before a step, and the errors of those after it.
+
+        `before` excludes that step and later ones; None: all steps count.
+        """
         wrong: list[str] = []
         for name in self.names():
             if before is not None and _step(name) >= before:
@@ -139,7 +142,7 @@ class CheckpointFolder:
         return None, wrong
 
     def set_aside_after(self, step: int) -> None:
-        """Rename damaged checkpoints of later steps, so that none counts among those to keep."""
+        """Rename the checkpoints of later steps, so that `keep` does not count them."""
         for name in self.names():
             if _step(name) > step:
                 aside = self.path / f"{name}{_DAMAGED}"
@@ -148,7 +151,7 @@ class CheckpointFolder:
         sync_folder(self.path)
 
     def _drop(self, folder: Path) -> None:
-        """Rename the folder, then delete it: a half deleted one must not look complete."""
+        """Rename the folder, then delete it: a partly deleted one must not look complete."""
         staging = folder.with_name(f"{folder.name}.old{_PARTIAL}")
         shutil.rmtree(staging, ignore_errors=True)
         os.rename(folder, staging)
@@ -156,7 +159,11 @@ class CheckpointFolder:
 
 
 def read_record(folder: Path) -> SavedCheckpoint:
-    """The checkpoint in `folder`; raises `CheckpointError` unless all its files are whole."""
+    """The checkpoint in `folder`.
+
+    Raises `CheckpointError` unless its record is valid, all files have their sizes, and those with
+    a digest in the record have it.
+    """
     file = folder / RECORD
     try:
         if file.stat().st_size > _LARGEST_RECORD:
@@ -205,7 +212,7 @@ def _check_digest(file: Path, digest: str) -> None:
 
 def sealed(record: Mapping[str, Any]) -> str:
     """The record as JSON, with its own digest."""
-    plain = json.loads(json.dumps(record))  # keys are texts, as when it is read
+    plain = json.loads(json.dumps(record))  # keys are strings, as after reading
     return json.dumps({**plain, _SEAL: digest_of_text(json.dumps(plain))})
 
 

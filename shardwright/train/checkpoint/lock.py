@@ -15,13 +15,13 @@ LOCK = ".lock"
 
 
 def lock_folder(folder: Path, patience: float) -> None:
-    """Lock `folder` for this process, again and again if it likes.
+    """Lock `folder` for this process, which may lock it repeatedly.
 
-    A process that is killed loses its lock. Where the file system has no locks, none is taken.
+    The lock ends with the process. On a file system without locks nothing is locked.
 
     Args:
-        folder: it exists.
-        patience: seconds to wait for another process to end, as after a restart.
+        folder: an existing folder.
+        patience: seconds to wait for another process to end, e.g. after a restart.
 
     Raises:
         CheckpointError: another process has the lock.

@@ -1,9 +1,8 @@
 """Optimizer state by parameter name, independent of plan and order.
 
-`torch.distributed.checkpoint.state_dict` makes state for parameters that have
-none yet by a step without gradients; a parameter that gets its first gradient
-later would then be one step ahead of an undisturbed run. Here what was there
-is what comes back.
+`torch.distributed.checkpoint.state_dict` creates the state of parameters that have none by a step
+without gradients. A parameter that gets its first gradient later would then be one step ahead of an
+uninterrupted run. This module restores exactly the state that was saved.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Names = Mapping[int, str]  # of parameters, by id
 
 
 def tensors_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Tensors of the state, by `parameter/key`."""
+    """The tensors of the optimizer's state, by `parameter/key`."""
     return {
         f"{_name(p, names)}/{key}": value
         for p, state in optimizer.state.items()
@@ -33,7 +32,11 @@ def tensors_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torc
 
 
 def facts_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """The rest of the optimizer's state, for JSON: hyperparameters, members of groups, numbers."""
+    """The rest of the optimizer's state, as values for JSON.
+
+    `groups` are the hyperparameters and `members` the parameter names of each group. `state` has,
+    by parameter and key, plain values, and the dtype and shape of tensors.
+    """
     hyper, members = [], []
     for group in optimizer.param_groups:
         options = {k: _plain(v) for k, v in group.items() if k not in ("params", "param_names")}
@@ -50,9 +53,10 @@ def facts_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
 def allocate(
     optimizer: torch.optim.Optimizer, names: Names, facts: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Give the optimizer the state that `facts` tell of; its tensors, to be filled.
+    """Give the optimizer the state of `facts`; return its tensors, which are not initialized.
 
-    Raises `CheckpointError` where its groups are others than they were.
+    Raises `CheckpointError` if the number of parameter groups differs, or if a group has a
+    parameter that it had not in the checkpoint.
     """
     mine = [[_name(p, names) for p in _real(group, names)] for group in optimizer.param_groups]
     was = facts["members"]
@@ -86,7 +90,7 @@ def allocate(
 
 
 def _real(group: Mapping[str, Any], names: Names) -> list[torch.Tensor]:
-    """The group's parameters but for what stands for none."""
+    """The group's parameters without the empty placeholders of a stage that has none."""
     return [p for p in group["params"] if p.numel() or id(p) in names]
 
 
@@ -105,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _like(now: Any, saved: Any) -> Any:
-    """The saved value in the form that this optimizer keeps: a learning rate may be a tensor."""
+    """The saved value, as a tensor if the optimizer now has one, e.g. for the learning rate."""
     if isinstance(now, torch.Tensor) and not isinstance(saved, torch.Tensor):
         return torch.full_like(now, saved)
     return saved
@@ -120,12 +124,16 @@ def _fact(value: Any) -> Any:
 
 
 def _empty(parameter: torch.Tensor, key: str, fact: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor for state of `parameter`: it lies as the parameter does if it is as large."""
+    """A tensor for state of `parameter`.
+
+    It is sharded like the parameter if it has its shape, else replicated; a count of steps is a
+    plain tensor.
+    """
     dtype, shape = dtype_named(fact[_TENSOR]), tuple(fact["shape"])
     is_count = not shape and (parameter.dim() > 0 or key == "step")
     if shape == tuple(parameter.shape) and not is_count:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    if is_count:  # of steps; kept on the host by all but fused optimizers
+    if is_count:  # of steps; all but fused optimizers keep it on the host
         device = parameter.device if not fact["host"] else torch.device("cpu")
         return torch.empty((), dtype=dtype, device=device)
     whole = torch.empty(shape, dtype=dtype, device=parameter.device)

@@ -1,7 +1,7 @@
 """Reads `torch.distributed.checkpoint` files without running code from them.
 
-torch reads the tensors of a checkpoint with `weights_only`, but what is no tensor with plain
-pickle. Here everything in a checkpoint must be a tensor.
+torch reads a checkpoint's tensors with `weights_only`, but its other values and its index with
+pickle, which may run code. Here every value must be a tensor, and `dcp_index` reads the index.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Digests = Mapping[Place, str]  # of stored tensors
 
 
 class SafeReader(FileSystemReader):
-    """Reads tensors of a checkpoint whose files have the given `sizes`, by name, in bytes.
+    """Reads the tensors of a checkpoint in `folder`.
 
-    What a rank reads is compared with `digests`; None: there are none.
+    `sizes` are the bytes of its files by name. Tensors that a rank reads are compared with
+    `digests`; None: they are not checked.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class SafeReader(FileSystemReader):
         self.folder, self.sizes, self.digests = folder, sizes, digests
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what `plan` asks for; raises `DamageError` where bytes are not those written."""
+        """Read the tensors of `plan`; raises `DamageError` if the bytes of one have changed."""
         names = {place_of(self.storage_data[x.storage_index]): x for x in plan.items}
         if (place := self.damaged(names)) is not None:
             raise DamageError(
@@ -48,20 +49,20 @@ class SafeReader(FileSystemReader):
         return super().read_data(plan, planner)
 
     def damaged(self, places: Iterable[Place]) -> Place | None:
-        """The first place whose bytes are not those that were written; None without digests."""
+        """The first place whose bytes have changed; None if there is none, or without digests."""
         if self.digests is None:
             return None
         known = self.digests
         return next((x for x in places if digest_at(self.folder, x) != known.get(x)), None)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index of the checkpoint; raises `DamageError` for any other content."""
+        """Read the checkpoint's index; raises `DamageError` if it is not a valid index."""
         del args, kwargs
         return read_index(self.folder, self.sizes)
 
 
 def read_digests(folder: Path) -> Digests:
-    """The digests of the tensors in `folder`; raises `DamageError` for any other content."""
+    """The digests of the tensors in `folder`; raises `DamageError` if they cannot be read."""
     file = folder / TENSORS
     try:
         rows = json.loads(read_text_up_to(file, LARGEST_INDEX))

@@ -12,10 +12,10 @@ from shardwright.train.checkpoint.state import TrainingState
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSaver:
-    """Saves every so many steps and at the end; `failed` hears of errors.
+    """Saves a checkpoint every `every` steps and at the end; `failed` is called with errors.
 
-    In the `background` a checkpoint is written while steps go on; one that is
-    not done when the next is due is waited for.
+    With `background` a checkpoint is written while steps continue; the next one waits until it is
+    complete.
     """
 
     checkpoints: Checkpoints
@@ -24,17 +24,21 @@ class PeriodicSaver:
     background: bool = True
 
     def now(self, run: TrainingState) -> None:
-        """Save, unless that was done after this step; raises `CheckpointError` if it fails."""
+        """Save and wait, unless this step is saved; raises `CheckpointError` if it fails."""
         self._wait()
         if self.checkpoints.last != run.step:
             self.checkpoints.save(run)
 
     def is_due(self, run: TrainingState, steps: int) -> bool:
-        """Whether it is time."""
+        """Whether a checkpoint is due after the last finished step of `steps`."""
         return run.step >= steps or run.step % self.every == 0
 
     def after_step(self, run: TrainingState, steps: int) -> None:
-        """Save if it is time. What the disk does not take is told, and tried again next time."""
+        """Save if a checkpoint is due.
+
+        An error is passed to `failed`; the next checkpoint that is due is written all the same.
+        After the last step it is raised as well.
+        """
         if not self.is_due(run, steps):
             return
         try:

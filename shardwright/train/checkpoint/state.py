@@ -1,4 +1,4 @@
-"""The state of a training run at one step, and its restoration."""
+"""The state of a training run between two steps, and its restoration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwright.train.json_codec import from_json, to_json
 
 
 class Trainable(Protocol):
-    """The interface that training needs of a parallel module."""
+    """The interface of a parallel module that training needs."""
 
     @property
     def known(self) -> Sequence[Shapes]: ...
@@ -45,7 +45,7 @@ class Trainable(Protocol):
 
 
 class Steppable(Trainable, Protocol):
-    """One whose steps are those of one device, each done before the next one begins."""
+    """A `Trainable` with synchronous steps: each is finished before the next one begins."""
 
     def forward_backward(self, batch: Any) -> torch.Tensor: ...
 
@@ -54,15 +54,15 @@ class Steppable(Trainable, Protocol):
 
 @dataclass
 class TrainingState:
-    """One rank's side of a training run, between two steps.
+    """The state of a training run on one rank, between two steps.
 
     Attributes:
-        module: what computes the loss.
-        optimizer: of the module's parameters.
-        batches: the global batches, without end.
+        module: the parallel module, which computes the loss.
+        optimizer: the optimizer of the module's parameters.
+        batches: the endless stream of global batches.
         schedule: the learning-rate schedule; None: constant.
-        step: steps that are done.
-        reads_own: whether `batches` gives this rank's own samples only.
+        step: the number of finished steps.
+        reads_own: whether `batches` gives only the samples of this rank.
     """
 
     module: Trainable
@@ -70,15 +70,18 @@ class TrainingState:
     batches: Batches
     schedule: LRScheduler | None = None
     step: int = 0
-    reads_own: bool = False  # whether ranks are given their own parts of batches
+    reads_own: bool = False
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights, lasting buffers and optimizer state, by names that no plan changes."""
+        """Weights, persistent buffers and optimizer state, by names independent of the plan."""
         state = optimizer_state.tensors_of(self.optimizer, self._names)
         return self._model() | {f"optimizer/{key}": value for key, value in state.items()}
 
     def record(self) -> dict[str, Any]:
-        """All else, for JSON. Every rank calls it; what rank 0 returns is of all ranks."""
+        """The rest of the state, as values for JSON.
+
+        Every rank calls it; only the result of rank 0 has the optimizer's state of all ranks.
+        """
         return {
             "module": list(self.module.random_state()),
             "optimizer": _merged(optimizer_state.facts_of(self.optimizer, self._names)),
@@ -88,9 +91,14 @@ class TrainingState:
         }
 
     def prepare(self, record: Mapping[str, Any], index: Metadata) -> dict[str, torch.Tensor]:
-        """Tensors to load into, those of the optimizer made for it.
+        """The tensors to load a checkpoint into; those of the optimizer are allocated.
 
-        Raises `CheckpointError` where the checkpoint is of another model or optimizer.
+        Args:
+            record: the checkpoint's result of `record`.
+            index: the names and shapes of the checkpoint's tensors.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model or optimizer, or is damaged.
         """
         model = self._model()
         stored = {
@@ -119,7 +127,10 @@ class TrainingState:
         return model | made
 
     def restore(self, record: Mapping[str, Any], step: int) -> None:
-        """Everything that is no tensor, after the tensors are there."""
+        """Restore the state in `record`, after the tensors have been loaded.
+
+        Raises `CheckpointError` if only one of job and checkpoint has a learning-rate schedule.
+        """
         seed, draws = record["module"]
         self.module.set_random_state((int(seed), int(draws)))
         if (record["schedule"] is None) != (self.schedule is None):
@@ -144,7 +155,7 @@ class TrainingState:
 
 
 def _merged(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts of all ranks, on rank 0: stages of a pipeline know their own parameters only."""
+    """On rank 0 the facts of all ranks, because a stage knows only its own parameters."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return facts
     found: list[Any] = [None] * dist.get_world_size()
