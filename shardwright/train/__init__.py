@@ -1,1 +1,1 @@
-"""Train: jobs, the loop that trains them on ranks, and how the ranks are started."""
+"""Trains jobs: their declaration, the training loop of a rank, and the start of the ranks."""

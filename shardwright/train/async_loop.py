@@ -1,8 +1,8 @@
 """The training loop of an asynchronous pipeline.
 
-A step finishes a few steps after it began, at a different time on each stage.
-Before the weights are read, for a checkpoint, an evaluation or at the end, the
-pipeline is drained: then all stages have made equally many updates.
+A step finishes a few steps after it began, at a different time on each stage. The pipeline is
+drained before weights are read, i.e. before a checkpoint, an evaluation and at the end; then all
+stages have made the same number of updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from shardwright.train.step import NonFiniteLossError, StepResult
 
 @final
 class AsyncTrainable:
-    """Trains an asynchronous pipeline; all batches must have the planned shape."""
+    """An asynchronous pipeline as a `Trainable`.
+
+    Raises `PlanError` for a job with `others`, calls of further shapes.
+    """
 
     def __init__(self, pipeline: AsyncPipeline, plan: Plan, others: Sequence[Any]) -> None:
         if others:
@@ -62,11 +65,11 @@ class AsyncTrainable:
         return self.pipeline.evaluate(batch)
 
     def local_batch(self, batch: Any) -> Any:
-        """The batch as it is: every rank passes the global batch, and a stage takes its part."""
+        """The batch itself: every rank passes the global batch, of which a stage takes its part."""
         return batch
 
     def check_evaluation(self) -> None:
-        """Raise `PlanError` for a model that cannot be evaluated by the graph that trains it."""
+        """Raise `PlanError` if the model cannot be evaluated with the graph of its training."""
         self.pipeline.check_evaluation()
 
     def train(self, mode: bool = True) -> AsyncTrainable:
@@ -76,7 +79,7 @@ class AsyncTrainable:
 
 @final
 class AsyncLoop:
-    """Steps of a run through an `AsyncTrainable`; raises `JobError` for unsupported jobs."""
+    """Makes the steps of a run with an `AsyncTrainable`; raises `JobError` for unsupported jobs."""
 
     is_synchronous = False
 
@@ -88,11 +91,16 @@ class AsyncLoop:
             )
         self.module = module
         self.clip_norm, self.discount_steps = job.clip_norm, job.discount_steps
-        self.lag = module.pipeline.lag  # steps after which this stage knows a loss
+        self.lag = module.pipeline.lag  # steps after which this stage returns a loss
         self.under_way: deque[int] = deque()
 
     def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
-        """Begin a step; return the one that this stage has finished, if any."""
+        """Begin a step; return the result of the step that this stage has finished, if any.
+
+        Raises `NonFiniteLossError` on the last stage for a loss that is not finite, which ends the
+        other ranks with `StageFailed`. Stages may have updated their weights since the last
+        checkpoint.
+        """
         (batch,) = batches
         number = run.step + 1
         self.under_way.append(number)
@@ -116,7 +124,7 @@ class AsyncLoop:
         return [] if len(self.under_way) <= self.lag else [self._finished(loss)]
 
     def drain(self, run: TrainingState) -> list[StepResult]:
-        """Finish all steps in flight."""
+        """Finish all steps in flight and return their results."""
         losses = self.module.pipeline.drain(
             run.optimizer,
             scheduler=run.schedule,

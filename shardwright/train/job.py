@@ -1,7 +1,7 @@
-"""`Job`: the model, batch, optimizer and data that commands plan, train and verify.
+"""`Job`: the model, batch, optimizer and data of a training job.
 
-It knows neither plans nor ranks. Only annotations name torch, so that a `Job`
-can be declared without importing it.
+A job knows neither plans nor ranks. This module does not import torch, so that a `Job` can be
+declared without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardwright.train.data.batches import Batches
 
 _NEEDED = ("model", "optimizer")
-_FUNCTIONS = {  # and how one is written
+_FUNCTIONS = {  # fields that are functions, and an example of each for errors
     "model": "lambda: …",
     "optimizer": "lambda parameters: …",
     "schedule": "lambda optimizer: …",
@@ -43,40 +43,41 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "name": ((str,), "a text"),
 }
 
-Data = Any  # batches, a function that gives them, or a torch Dataset of samples
+Data = Any  # batches, a function that returns them, or a torch Dataset of samples
 
 
 @dataclass(frozen=True)
 class Job:
-    """One serial training job: it does not say how it runs in parallel.
+    """A training job of one device, without anything about parallelism.
 
     Attributes:
-        model: builds the module; what the module returns is, or holds, the loss.
-        batch: an example of a *global* batch (a mapping of keyword arguments or a sequence of
+        model: builds the module, whose output is or contains the loss.
+        batch: an example of a *global* batch (a mapping of keyword arguments or a tuple of
             positional ones), or a function that makes one.
         optimizer: builds the optimizer from the parameters.
         data: global batches, equal on every rank, or a function that returns them; they start again
-            when they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled
-            and collated into batches of the example's size; every rank reads those it needs.
-        steps: optimizer steps.
-        schedule: builds the learning-rate schedule from the optimizer; it steps once a step.
-        clip_norm: largest norm of all gradients together; larger ones are scaled down.
+            if they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled
+            and collated into batches of the example's size; a rank may read only those it needs.
+        steps: the number of optimizer steps.
+        schedule: builds the learning-rate schedule from the optimizer; it advances once per step.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled down.
         discount_steps: updates over which late stages of an asynchronous pipeline begin with
             smaller learning rates (docs/how-to/async.md); no effect on other plans.
-        accumulate: batches in one step.
+        accumulate: the number of batches in one step.
         tokens: the weight of a batch among the batches of a step, so that the loss is a mean over
             tokens; by default all batches have equal weights.
-        shapes: examples of batches of other shapes, which are not padded.
-        padding: the value with which smaller batches are padded, by keyword or position.
+        shapes: examples of batches of other shapes.
+        padding: the value with which each tensor of a smaller batch is padded to the smallest
+            planned shape that contains it, by keyword or position.
         evaluation: data as above; its mean loss is computed every `evaluate_every` steps and at the
             end.
         evaluate_every: steps between evaluations; None: only at the end.
         collate: collates samples of a `Dataset`; None: torch's default.
         shuffle: whether samples of a `Dataset` are shuffled.
-        workers: processes that read a `Dataset`, per rank.
-        weights: a safetensors file, or a Hugging Face folder of them, to start from.
+        workers: the number of processes that read a `Dataset`, per rank.
+        weights: initial weights: a safetensors file, or a Hugging Face folder of them.
         compiled: whether steps run through `torch.compile`.
-        seed: of the model's weights, of its dropout and of the data's random numbers.
+        seed: the seed of the model's weights, its dropout, and the random numbers of the data.
         name: the name of the job in reports.
         rng: as in `capture`.
         batch_norm: as in `capture`.
@@ -159,7 +160,10 @@ class Job:
         return self.batch() if callable(self.batch) else self.batch
 
     def other_calls(self) -> list[Call]:
-        """Calls of all further shapes: those of `shapes`, and a Dataset's last, smaller batch."""
+        """Calls of all further shapes: those of `shapes`, and a Dataset's last, smaller batch.
+
+        Raises `JobError` if the example batch cannot be cut to the size of the last batch.
+        """
         from shardwright.train.data.samples import Samples
         from shardwright.train.data.shapes import smaller
 
@@ -177,7 +181,10 @@ class Job:
         return calls
 
     def check_data(self) -> None:
-        """Raise `JobError` unless the first batches fit: in dtypes, and in shapes, maybe padded."""
+        """Raise `JobError` unless the first batches have planned shapes and dtypes.
+
+        A batch that can be padded to a planned shape counts as one.
+        """
         from shardwright.runtime.plan_transfer import shapes_of
         from shardwright.train.data.shapes import fitted, require_dtypes
 
@@ -193,13 +200,13 @@ class Job:
             require_dtypes(first, self.call())
 
     def batches(self) -> Batches:
-        """The data, repeated without end."""
+        """A new endless stream of the training batches, from the start."""
         from shardwright.train.data.batches import Batches
 
         return Batches(self._of(self.data, self.shuffle))
 
     def evaluation_batches(self) -> Iterable[Batch] | None:
-        """The batches to evaluate, once."""
+        """One pass over the evaluation batches; None without `evaluation`."""
         if self.evaluation is None:
             return None
         data = self._of(self.evaluation, shuffle=False)
@@ -226,7 +233,7 @@ class Job:
 
 
 def _is_dataset(data: object) -> bool:
-    """Whether this is a map-style `torch.utils.data.Dataset`; others are iterables of batches."""
+    """Whether this is a map-style `torch.utils.data.Dataset`; other data are batches."""
     import torch.utils.data as data_module
 
     known = isinstance(data, data_module.Dataset)

@@ -1,7 +1,7 @@
 """Encodes plain values as JSON and back, exactly.
 
-Checkpoints store schedules, hyperparameters and data positions this way, so
-that loading one never runs code.
+Checkpoints store schedules, hyperparameters and positions in the data in this form, so that loading
+a checkpoint never runs code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ _KIND = "~"  # the key of the type of an encoded object
 
 
 class ValueFormatError(ValueError):
-    """A value that cannot be encoded, or a text that `to_json` did not write."""
+    """A value that cannot be encoded or decoded."""
 
 
 def to_json(value: Any) -> Any:
     """Encode `value` as an object that `json` can write.
+
+    Numbers, strings, None, tensors, and lists, tuples, dicts and Counters of them are supported;
+    others raise `ValueFormatError`. Tensors are decoded on the host.
 
     >>> to_json({"betas": (0.9, 0.95), "fused": None})
     {'betas': {'~': 'tuple', 'items': [0.9, 0.95]}, 'fused': None}
@@ -52,7 +55,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Decode a result of `to_json`; raises `ValueFormatError` for any other value."""
+    """Decode a result of `to_json`; raises `ValueFormatError` for a damaged or unknown value."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -79,7 +82,7 @@ def _texts(value: dict[Any, Any]) -> list[bool]:
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """The dtype of torch with this `name`, such as `float32`."""
+    """The torch dtype of this `name`, such as `float32`; raises `ValueFormatError` for others."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise ValueFormatError(f"{name!r} is no dtype")

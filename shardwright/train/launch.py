@@ -1,4 +1,4 @@
-"""Starts the ranks of a run with torchrun and ends them."""
+"""Starts the ranks of a run on this host with torchrun and collects their records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwright.train.routing import RoutingRecord
 from shardwright.train.targets.target_text import Target
 from shardwright.train.traced_step import trace_file
 
-_GRACE_SECONDS = 40.0  # torchrun gives its ranks 30 before it kills them
+_GRACE_SECONDS = 40.0  # torchrun waits 30 seconds for its ranks before it kills them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 T = TypeVar("T")
@@ -44,21 +44,24 @@ class Training:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of a step without the first steps; None without enough steps."""
+        """Median seconds of a step, or None without steps.
+
+        The first three steps do not count, or the first half if there are fewer than six.
+        """
         seconds = sorted(r.seconds for r in self.records[min(3, len(self.records) // 2) :])
         return seconds[len(seconds) // 2] if seconds else None
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes of tensors in a step; None where no step was measured."""
+        """The most bytes of tensors on rank 0 in a step; None if no step was measured."""
         return max((r.tensor_bytes for r in self.records), default=0) or None
 
 
 def run_process(command: Sequence[str], env: Mapping[str, str], stdout: TextIO | None) -> int:
     """Run `command` to its end and return its exit status, as a shell reports it.
 
-    SIGINT and SIGTERM are forwarded. The command leads a session of its own, so
-    that Ctrl-C reaches it once, and all its processes can be killed if it does not end.
+    SIGINT and SIGTERM are forwarded, in the main thread. The command gets a session of its own, so
+    that Ctrl-C reaches it once. All its processes are killed if it does not end in time.
     """
     process = subprocess.Popen(command, env=env, stdout=stdout, start_new_session=True)
 
@@ -93,7 +96,12 @@ def launch(
 ) -> Training:
     """Train TARGET under `plan`, one rank per device, on this host.
 
-    The ranks' log goes to `stdout`, by default that of this process. `run` starts the processes.
+    Args:
+        target: the job.
+        plan: the plan, which the ranks read from a temporary file.
+        options: options of the run.
+        stdout: the file for the log of the ranks; None: that of this process.
+        run: runs a command and returns its exit status.
     """
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         plan_file, losses = Path(folder, "plan.json"), Path(folder, "losses.jsonl")
@@ -105,7 +113,7 @@ def launch(
         lines = losses.read_text().splitlines() if losses.exists() else []
         files = {rank: trace_file(folder, rank) for rank in range(plan.devices)}
         traces = {rank: file.read_text() for rank, file in files.items() if file.exists()}
-    # Restarted ranks repeat some steps: the later record counts.
+    # Restarted ranks repeat some steps; the last record of a step counts.
     steps_done, evaluated, routing = {}, {}, None
     for found in map(json.loads, lines):
         if "routing" in found:
@@ -129,9 +137,10 @@ def torchrun(ranks: int, max_restarts: int = 0) -> list[str]:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """The environment of the ranks: they share the cores unless OMP_NUM_THREADS is set.
+    """The environment of the ranks.
 
-    Warnings that this process has shown already are off.
+    Unless this process has other values, the ranks share the cores (OMP_NUM_THREADS), and warnings
+    of transformers and of torch's profiler are off.
     """
     defaults = {
         "OMP_NUM_THREADS": str(threads_of(ranks)),

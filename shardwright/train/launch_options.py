@@ -1,4 +1,4 @@
-"""Options of a run that its ranks are started with."""
+"""Options with which the ranks of a run are started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """The folder of checkpoints, steps between them, how many to keep, and whether steps `wait`."""
+    """Options of checkpoints.
+
+    * `folder`: the folder of the checkpoints;
+    * `every`: the number of steps between two checkpoints;
+    * `keep`: the number of latest checkpoints that are kept;
+    * `wait`: whether steps wait until a checkpoint is written.
+    """
 
     folder: str
     every: int = 100
@@ -27,15 +33,15 @@ class LaunchOptions:
     """Options of a run; None means the value of the job, or the worker's default.
 
     * `steps`: the number of steps;
-    * `saving`: checkpoints; the ranks resume from the latest;
-    * `max_restarts`: how often torchrun starts the ranks again if one dies, none has done a step
-      for `stall_timeout` seconds, or a part of their start took `start_timeout` seconds;
+    * `saving`: options of checkpoints, None for none; the ranks resume from the latest one;
+    * `max_restarts`: how often torchrun restarts the ranks if one fails, finishes no step for
+      `stall_timeout` seconds, or takes longer than `start_timeout` seconds for a part of its start;
     * `weights`: initial weights, a `.safetensors` file or a folder;
     * `export`: the `.safetensors` file or folder for the final weights;
-    * `compiled`: whether steps run through `torch.compile`;
+    * `compiled`: whether steps run through `torch.compile`; the job may also say so;
     * `tune_host`: whether ranks on CPUs change how the host runs them (`parallelize`);
-    * `tensorboard`: a folder for event files;
-    * `traced`: whether one rank of each stage records a step.
+    * `tensorboard`: a folder for event files of TensorBoard;
+    * `traced`: whether one rank of each stage writes a trace of one step.
     """
 
     steps: int | None = None

@@ -1,7 +1,7 @@
 """The training loop of one rank; rank 0 reports.
 
-Every rank reads the same global batches; the parallel module takes the rank's
-part of them.
+Every rank reads the same global batches, of which the parallel module takes the rank's part; or,
+from a Dataset, each rank reads only its own samples (`read_own_samples`).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class StepRecord:
     """The record of one step on rank 0.
 
     Attributes:
-        step: its number, from 1 on.
-        loss: the loss of the global batch.
-        seconds: wall seconds.
-        units: tokens or samples of the global batch.
+        step: the number of the step, from 1.
+        loss: the loss of the step's global batches.
+        seconds: wall-clock seconds of the step.
+        units: tokens or samples of the batches that rank 0 read for the step.
         unit: `"tokens"` or `"samples"`.
-        bytes: the peak memory of the rank so far.
-        gradient_norm: before clipping, where gradients are clipped; else None.
-        tensor_bytes: peak bytes of tensors in this step, where measured; else 0.
+        bytes: the peak memory of the rank so far (`peak_bytes`).
+        gradient_norm: norm of the gradients before clipping; None if they are not clipped.
+        tensor_bytes: peak bytes of tensors in this step; 0 if not measured.
     """
 
     step: int
     loss: float
     seconds: float
-    units: int  # tokens or samples of the global batch
+    units: int
     unit: str
     bytes: int
-    gradient_norm: float | None = None  # before clipping, where gradients are clipped
-    tensor_bytes: int = 0  # peak bytes of tensors in this step, where measured
+    gradient_norm: float | None = None
+    tensor_bytes: int = 0
 
     def __str__(self) -> str:
         norm = "" if self.gradient_norm is None else f"  grad_norm {self.gradient_norm:.4f}"
@@ -82,14 +82,14 @@ class EvaluationRecord:
 
 
 def start(module: Trainable, job: Job) -> TrainingState:
-    """Make a run of the job before its first step.
+    """The state of a run before its first step.
 
     Args:
-        module: a module of `parallelize`, or a `ShapeVariants`.
+        module: a module of `parallelize`, a `ShapeVariants`, or an `AsyncTrainable`.
         job: gives the optimizer, data and schedule of the run.
     """
-    # A stage of a pipeline may have no parameters, which optimizers refuse.
-    # Two of them, as a factory may choose by the number of dimensions.
+    # Optimizers refuse an empty list of parameters, and a pipeline stage may have none. It gets two
+    # empty ones, because `job.optimizer` may group parameters by their number of dimensions.
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
     optimizer = job.optimizer(list(module.parameters()) or idle)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
@@ -99,8 +99,8 @@ def start(module: Trainable, job: Job) -> TrainingState:
 def read_own_samples(run: TrainingState, job: Job) -> None:
     """Let each rank read only the samples of a Dataset that its part of a batch needs.
 
-    This is off where `Job.tokens` weighs global batches, or where the shape of a part equals that
-    of a whole batch.
+    Nothing changes if the data is no Dataset, if the job has several shapes of batches, padding or
+    `Job.tokens`, which need global batches, or if the rank needs all samples (`rows_of`).
     """
     samples = run.batches.data
     fixed = len(run.module.known) == 1 and not job.padding and job.tokens is None
@@ -121,28 +121,32 @@ def train(
     beat: Callable[[int], None] = lambda step: None,
     steps_of: Steps | None = None,
 ) -> bool:
-    """Train until the job's steps are done; report steps, evaluate and save when it is time.
+    """Make the job's steps; report each, and evaluate and save when due.
 
     Every rank calls it.
 
     Args:
         run: the state of training, which is updated.
         job: the job of the run.
-        device: the device of batches.
+        device: the device to which batches are moved.
         report: called with the record of every step and evaluation.
         saving: writes checkpoints; None: none are written.
-        consensus: lets the ranks stop together, e.g. after SIGTERM; None: they do not.
-        beat: called with the number of each finished step, and after each evaluated batch.
-        steps_of: the steps of an asynchronous pipeline; None: `Stepper`.
+        consensus: stops all ranks at the same step, e.g. after SIGTERM, and compares their batches;
+            None: neither.
+        beat: called with `run.step` after each step and each evaluated batch.
+        steps_of: makes the steps, e.g. those of an asynchronous pipeline; None: a `Stepper`.
 
     Returns:
-        Whether all steps were done; False if `consensus` stopped it, after a last checkpoint.
+        Whether all steps were made; False if `consensus` stopped the run, after a last checkpoint.
 
     Raises:
-        NonFiniteLossError: a loss is not finite; names step and operator. Weights are unchanged.
+        NonFiniteLossError: a loss or a norm of gradients is not finite. Synchronous steps leave the
+            weights as they were before the step.
+        JobError: ranks have different batches, or a batch fits no planned shape.
+        CheckpointError: the last checkpoint cannot be written.
     """
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
-    counted = run.step + 1  # the first step here whose optimizer has its state from the start
+    counted = run.step + 1  # the second step: the optimizer has its state before it
     finished = _Reporter(report, device)
     while run.step < job.steps:
         if consensus is not None and not consensus.may_go_on():
@@ -158,7 +162,7 @@ def train(
         start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
         tensor_bytes = 0
-        # Messages in flight outlive a profiler, which then crashes.
+        # On CPUs the meter is a profiler, which crashes if messages are in flight when it ends.
         if run.step == counted and (step.is_synchronous or device.type == "cuda"):
             done, tensor_bytes = _metered(step, run, batches, device)
         else:
@@ -180,7 +184,7 @@ def train(
 
 @dataclass
 class _Reporter:
-    """Reports finished steps, each of the size of `batches`."""
+    """Reports finished steps; `batches`, the last that were read, give the number of units."""
 
     report: Callable[[StepRecord | EvaluationRecord], None]
     device: torch.device
@@ -198,8 +202,8 @@ class _Reporter:
 def _metered(
     step: Steps, run: TrainingState, batches: Sequence[Batch], device: torch.device
 ) -> tuple[list[StepResult], int]:
-    """A step and its peak bytes of tensors on this rank."""
-    run.optimizer.zero_grad(set_to_none=True)  # as the step itself begins
+    """Make a step; the steps that have finished, and the peak bytes of tensors on this rank."""
+    run.optimizer.zero_grad(set_to_none=True)  # as at the beginning of the step
     tensors = [*run.module.parameters(), *run.module.lasting_buffers().values()]
     tensors += tensors_of(run.optimizer)
     for batch in batches:
@@ -213,16 +217,16 @@ def evaluate(
 ) -> float:
     """Compute the mean loss of the job's evaluation data, in evaluation mode and without gradients.
 
-    Batches count by `Job.tokens`, else by their samples. Every rank calls it.
+    Batches are weighted by `Job.tokens`, else by their number of samples. Every rank calls it.
 
     Args:
-        module: a module of `parallelize`, or a `ShapeVariants`.
+        module: a module of `parallelize`, a `ShapeVariants`, or an `AsyncTrainable`.
         job: a job with `evaluation`.
-        device: the device of batches.
+        device: the device to which batches are moved.
         beat: called after every batch.
 
     Raises:
-        JobError: the weights of all batches are 0.
+        JobError: there is no batch, all weights are 0, or a batch fits no planned shape.
     """
     batches = job.evaluation_batches()
     assert batches is not None, "only jobs with evaluation data are evaluated"
@@ -245,7 +249,10 @@ def evaluate(
 
 
 def _fitted(module: Trainable, job: Job, batch: Batch) -> Batch:
-    """`batch` in a known shape; a rank's own part of a batch has none and is not fitted."""
+    """`batch`, padded to a known shape where the job has several shapes or padding.
+
+    Else it is not checked: it may be the rank's own part of a batch.
+    """
     if len(module.known) == 1 and not job.padding:
         return batch
     return fitted(batch, module.known, job.padding)
@@ -262,7 +269,7 @@ def _samples(batch: Batch) -> int:
 
 
 def count_units(batch: Batch) -> tuple[int, str]:
-    """The size of a batch: tokens if its first tensor is a table of integers, else samples.
+    """The size of a batch in tokens if its first tensor is a matrix of integers, else in samples.
 
     >>> count_units({"input_ids": torch.zeros(4, 8, dtype=torch.int64)})
     (32, 'tokens')
@@ -277,7 +284,7 @@ def count_units(batch: Batch) -> tuple[int, str]:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Peak memory so far: of torch's allocator on a GPU, else of the whole process."""
+    """Peak bytes of memory so far: of torch's allocator on a GPU, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024
@@ -288,7 +295,11 @@ def peak_bytes(device: torch.device) -> int:
 def reporter(
     steps: int, losses: TextIO, console: Console
 ) -> Iterator[Callable[[StepRecord | EvaluationRecord], None]]:
-    """Rank 0's report: a log line per step, the losses as JSON lines, a bar on a terminal."""
+    """Rank 0's report function, which handles each record.
+
+    It prints a line to `console`, appends a JSON line to `losses`, and on a terminal moves a
+    progress bar of `steps` steps.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = ("training", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

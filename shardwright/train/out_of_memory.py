@@ -1,4 +1,4 @@
-"""Explains an allocator error of a rank: the memory that the plan predicts, and what helps."""
+"""Explains an out-of-memory error of a rank by the predicted memory, and gives advice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class RankOutOfMemoryError(RuntimeError):
 
 
 def explained(plan: Plan, device: torch.device, rank: int, error: BaseException) -> str:
-    """One line on an error of the allocator in a step of `plan`."""
-    asked = ", ".join(str(error).split(". ")[:2])  # what follows is about the whole device
+    """One line about an out-of-memory `error` on `rank` in a step of `plan`."""
+    asked = ", ".join(str(error).split(". ")[:2])  # the rest of the text is about the whole device
     return (
         f"rank {rank} has no memory left: {asked}; {_allocator(device)}{_predicted(plan)}; plan"
         " with a lower --memory-limit or a smaller batch, and `shardwright explain PLAN` shows"

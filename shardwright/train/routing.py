@@ -14,10 +14,10 @@ from shardwright.runtime.sharded_ops.experts import Skew
 
 @dataclass(frozen=True, slots=True)
 class RoutingRecord:
-    """Rows of the busiest device over the mean, where devices hold different experts.
+    """Rows of the busiest device divided by the mean, where devices have different experts.
 
-    `busiest` is the mean over the mixture calls of a step, on the devices where it is largest;
-    `most` is the maximum over single calls.
+    `busiest` is the mean over all calls of a rank's mixtures in the run, of the rank where it is
+    largest; `most` is the maximum over single calls.
     """
 
     busiest: float
@@ -32,7 +32,7 @@ class RoutingRecord:
 
 
 def measured_routing(skews: Sequence[Skew], device: torch.device) -> RoutingRecord | None:
-    """The imbalance over all ranks; every rank calls it. None where no experts are split."""
+    """The imbalance over all ranks, or None if no experts are split; every rank calls it."""
     calls, total = sum(s.calls for s in skews), sum(s.total for s in skews)
     most = max((s.most for s in skews), default=0.0)
     found = torch.tensor([total / max(1, calls), most], dtype=torch.float64, device=device)

@@ -13,16 +13,19 @@ from shardwright.runtime.parameters.clipping import Clipping, scale
 from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.data.batch import Batch, JobError
 
-_IGNORED = -100  # the label that torch's losses leave out by default
+_IGNORED = -100  # the label that torch's losses ignore by default
 
 
 class NonFiniteLossError(ArithmeticError):
-    """A loss that is not finite, detected before the update of the weights."""
+    """A loss or a norm of gradients that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of step `step`: the loss before it, and the norm of gradients if requested."""
+    """The result of step `step`: the loss before its update, and the gradients' norm.
+
+    The norm is that before clipping; None: it was not computed.
+    """
 
     loss: float
     gradient_norm: float | None
@@ -30,7 +33,7 @@ class StepResult:
 
 
 class Steps(Protocol):
-    """The steps of a run, of which `lag` + 1 are in flight at once."""
+    """Makes the steps of a run, of which at most `lag` + 1 are in flight at once."""
 
     @property
     def lag(self) -> int: ...
@@ -40,25 +43,25 @@ class Steps(Protocol):
         """Whether a step is complete when it returns."""
 
     def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
-        """Begin a step; those that are finished."""
+        """Begin a step on `batches`; return the results of the steps that have finished."""
 
     def drain(self, run: TrainingState) -> list[StepResult]:
-        """Finish all steps in flight."""
+        """Finish all steps in flight and return their results."""
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """Optimizer steps of one run, made on every rank at the same time.
+    """Makes the optimizer steps of one run; every rank makes them at the same time.
 
-    `stepper(run, batches)` makes one step over all `batches` and returns its result.
+    `stepper(run, batches)` makes one step over all `batches` and returns a list of its result.
 
     Attributes:
-        module: computes the loss.
+        module: the parallel module, which computes the loss.
         clipping: computes the norm of all gradients over all ranks; None: no norm is computed.
-        clip_norm: largest norm of all gradients together.
+        clip_norm: the largest norm of all gradients together.
         tokens: the weight of a batch among the batches of a step; None: equal weights.
-        lag: steps in flight beside the current one: none.
-        is_synchronous: whether a step is finished when the call returns.
+        lag: steps in flight beside the current one, always 0.
+        is_synchronous: whether a step is finished when the call returns, always True.
     """
 
     module: Steppable
@@ -75,11 +78,11 @@ class Stepper:
         clip_norm: float | None,
         tokens: Callable[[Batch], float] | None = None,
     ) -> Stepper:
-        """Make steps for the parameters of `module`; every rank calls it at the same time.
+        """Make a stepper for `module`; every rank calls it at the same time.
 
         Args:
             module: a module of `parallelize`, or a `ShapeVariants`.
-            clip_norm: largest norm of all gradients together; None: they are not clipped.
+            clip_norm: the largest norm of all gradients together; None: they are not clipped.
             tokens: the weight of a batch among the batches of a step; None: equal weights.
         """
         if clip_norm is None:
@@ -87,7 +90,7 @@ class Stepper:
         return cls(module, Clipping(dict(module.named_parameters())), clip_norm, tokens)
 
     def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
-        """One step on `batches`; raises `NonFiniteLossError` before the weights change."""
+        """Make one step; raise `NonFiniteLossError` or `JobError` before the weights change."""
         run.optimizer.zero_grad(set_to_none=True)
         loss = accumulate(self.module, batches, weights(batches, self.tokens), run.step + 1)
         norm = self.clipping.clip(self.clip_norm).item() if self.clipping is not None else None
@@ -103,18 +106,27 @@ class Stepper:
         return [StepResult(loss, norm, run.step)]
 
     def drain(self, run: TrainingState) -> list[StepResult]:
-        """Does nothing: steps are complete when they return."""
+        """Return no results, because no step is in flight between two calls."""
         return []
 
 
 def accumulate(
     module: Steppable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
 ) -> float:
-    """Weighted mean loss of `batches`; `grad` of the parameters is its gradient.
+    """The weighted mean loss of `batches`, whose gradients are accumulated in the parameters.
 
-    Batches of weight 0 are skipped. Gradients are rescaled in place between batches, so that no
-    copy of them is needed. Raises `NonFiniteLossError` with the number of the `step` and the first
-    operator with a result that is not finite.
+    The parameters must have no gradients before. Batches of weight 0 are skipped. Gradients are
+    rescaled in place between batches of different weights, so that no copy of them is needed.
+
+    Args:
+        module: the parallel module.
+        batches: the global batches.
+        weight: the weight of each batch; their sum is positive.
+        step: the number of the step, for the error.
+
+    Raises:
+        NonFiniteLossError: a loss is not finite; the error names the step and the first operator
+            with a result that is not finite.
     """
     total, sum_of_losses, before = sum(weight), 0.0, 0.0
     for batch, counts in zip(batches, weight, strict=True):
@@ -137,9 +149,10 @@ def accumulate(
 
 
 def weights(batches: Sequence[Batch], tokens: Callable[[Batch], float] | None) -> list[float]:
-    """The weight of each batch; equal weights without `tokens`.
+    """The weight of each batch; 1 without `tokens`, and for a single batch.
 
-    Raises `JobError` where equal weights would be wrong, or where all weights are 0.
+    Raises `JobError` without `tokens` if the batches have different numbers of labels that the loss
+    ignores, and with `tokens` if a weight is negative, all are 0, or their sum is not finite.
     """
     if len(batches) == 1:
         return [1.0]

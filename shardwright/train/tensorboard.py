@@ -1,4 +1,4 @@
-"""Writes metrics to TensorBoard, if it is installed."""
+"""Writes metrics to event files of TensorBoard, if it is installed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MetricWriter:
 
 
 def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
-    """The names and values of a record's scalars.
+    """The scalars of a record, by name; values that are not finite are left out.
 
     >>> scalars(EvaluationRecord(3, 1.5))
     {'loss/evaluation': 1.5}

@@ -14,7 +14,7 @@ from shardwright.train.checkpoint.state import TrainingState
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.step import StepResult, Steps
 
-NTH = 3  # the traced step: the first is slow, and the memory of the second is measured
+NTH = 3  # the traced step; the first one is slow, and the loop measures memory in the second
 
 
 def trace_file(folder: str, rank: int) -> Path:
@@ -24,9 +24,9 @@ def trace_file(folder: str, rank: int) -> Path:
 
 @final
 class Traced:
-    """Wraps `steps` and writes a trace of the third step of the run to `file`.
+    """Wraps `steps` and writes a Chrome trace of the third step that it begins to `file`.
 
-    Raises `JobError` for asynchronous steps, which the profiler does not support.
+    Raises `JobError` for asynchronous steps, which overlap, so that none can be traced alone.
     """
 
     def __init__(self, steps: Steps, file: Path, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Traced:
         self.begun = 0
 
     def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
-        """Begin a step; those that are finished."""
+        """Begin a step on `batches`; return the results of the steps that have finished."""
         self.begun += 1
         if self.begun != NTH:
             return self.steps(run, batches)
@@ -53,5 +53,5 @@ class Traced:
         return done
 
     def drain(self, run: TrainingState) -> list[StepResult]:
-        """Finish all steps in flight."""
+        """Finish all steps in flight and return their results."""
         return self.steps.drain(run)

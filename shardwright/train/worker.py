@@ -1,4 +1,4 @@
-"""The program of every rank of a run: join, build the parallel module, train.
+"""The program of each rank: join the process group, build the parallel module, train.
 
 `python -m shardwright.train.worker --target … --plan … --losses …`
 """
@@ -64,7 +64,7 @@ from shardwright.train.targets.target import TargetError, build_without_memory, 
 from shardwright.train.tensorboard import MetricWriter
 from shardwright.train.traced_step import Traced, trace_file
 
-_LEAVING_SECONDS = 20.0  # of a rank that has failed
+_LEAVING_SECONDS = 20.0  # the longest time that a failed rank takes to end
 Report = Callable[[StepRecord | EvaluationRecord], None]
 _MISTAKES = (
     BatchError,
@@ -79,16 +79,19 @@ _MISTAKES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one rank to the end of its steps; rank 0 reports a user's mistake in one line."""
+    """Run one rank to the end of its steps; exit with a line of text for a known error.
+
+    A mistake of the user is reported by rank 0 alone.
+    """
     options = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     try:
         _run(options)
     except _MISTAKES as e:
         sys.exit(f"shardwright: {e}" if rank == 0 else 1)
-    except StageFailed as e:  # every rank prints it, because any of them may be gone
+    except StageFailed as e:  # printed by every rank, because any may have ended
         sys.exit(f"shardwright: rank {rank} stops: {e}")
-    except RankOutOfMemoryError as e:  # of this rank alone
+    except RankOutOfMemoryError as e:  # the error of this rank alone
         sys.exit(f"shardwright: {e}")
 
 
@@ -177,7 +180,7 @@ def _train(
 def _module(
     job: Job, model: nn.Module, plan: Plan, device: torch.device, timeout: timedelta
 ) -> tuple[ShapeVariants | AsyncTrainable, AsyncLoop | None, int]:
-    """The module, its steps, and the number of steps by which ranks agree in advance."""
+    """The parallel module, its steps (None: `Stepper`), and `Consensus.ahead`, in steps."""
     others, evaluated = job.other_calls(), job.evaluation is not None
     if plan.pipeline is None or plan.pipeline.weights is None:
         many = ShapeVariants(
@@ -207,7 +210,7 @@ def _module(
 def _resumed(
     run: TrainingState, plan: Plan, steps: int, options: argparse.Namespace
 ) -> PeriodicSaver:
-    """Restore the latest checkpoint if there is one, and return how to save the run."""
+    """Restore the latest checkpoint, if there is one; return what saves the run."""
     checkpoints = Checkpoints(options.checkpoint, plan, options.keep)
     saved, wrong = checkpoints.resume(run)
     for text in wrong:

@@ -1,1 +1,1 @@
-"""Coordinates the ranks of a run: rendezvous, consensus before each step, a watchdog."""
+"""Coordinates the ranks of a run: rendezvous, consensus before each step, and a watchdog."""

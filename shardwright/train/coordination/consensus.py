@@ -1,4 +1,4 @@
-"""Consensus between ranks: on stopping, on the next batch, on versions."""
+"""Makes ranks stop at the same step, and checks that their batches and setup are equal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.deferred.sources import all_tensors, sources_of
 from shardwright.train.data.batch import Batch, JobError
 
-_SAMPLED = 2**16  # elements of a tensor in a digest, spread evenly over it
+_SAMPLED = 2**16  # about the most elements of a tensor in a digest, at equal distances
 
 
 @final
 class Consensus:
     """Small collectives before each step, so that all ranks stop at the same step.
 
-    SIGTERM on any rank stops all ranks. Batches that differ between ranks raise
-    an error before they are trained on.
+    SIGTERM on any rank stops all ranks. Batches that differ between ranks raise `JobError`, without
+    `ahead` before the step.
 
-    With `ahead`, no rank waits for another: the result of an exchange is read
-    `ahead` steps later, for as many steps together.
+    With `ahead` > 0 ranks exchange once in `ahead` steps, asynchronously, and read the result
+    `ahead` steps later, so that they rarely wait for each other. They stop, or raise the error, up
+    to twice as many steps late.
     """
 
     def __init__(self, ahead: int = 0) -> None:
@@ -38,14 +39,17 @@ class Consensus:
         self.ahead = ahead
         self._calls, self._seen = 0, 0
         self._exchange: tuple[dist.Work, torch.Tensor, int] | None = None
-        self._group = None  # the default one; on GPUs one that does not wait for them
+        self._group = None  # the default one; on GPUs one of gloo, which waits for no kernel
         if dist.is_initialized() and (ahead or dist.get_backend() != "gloo"):
             self._group = dist.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._ask)
 
     def may_go_on(self) -> bool:
-        """Whether no rank received a signal to stop."""
+        """Whether no rank received a signal to stop; every rank calls it before each step.
+
+        With `ahead` it also raises `JobError` if the batches of earlier steps differed.
+        """
         if not self.ahead or not dist.is_initialized():
             return not self._largest(int(self.asked))[0]
         self._calls += 1
@@ -58,7 +62,7 @@ class Consensus:
         return goes_on
 
     def _last_exchange(self) -> bool:
-        """The result of the last exchange: whether no rank received a signal to stop."""
+        """Whether no rank had received a signal to stop at the last exchange."""
         if self._exchange is None:
             return True
         work, exchanged, seen = self._exchange
@@ -70,7 +74,10 @@ class Consensus:
         return not asked
 
     def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
-        """Raise `JobError`, naming a rank, if ranks have different batches for `step`."""
+        """Raise `JobError`, naming a rank, if ranks have different batches for `step`.
+
+        With `ahead` only a checksum is updated, which a later `may_go_on` compares.
+        """
         seen = digest(batches)
         if self.ahead:
             self._seen = zlib.crc32(str((self._seen, seen)).encode())
@@ -105,7 +112,9 @@ class Consensus:
 
 
 def digest(value: Any) -> int:
-    """A checksum of tensors, lists and dicts of them; of large tensors, of a sample of elements.
+    """A checksum of 32 bits of tensors, and of lists, tuples and mappings of them.
+
+    Of large tensors only a sample of the elements counts.
 
     >>> digest([torch.zeros(3)]) == digest([torch.zeros(3)]) != digest([torch.ones(3)])
     True
@@ -123,7 +132,11 @@ def digest(value: Any) -> int:
 
 
 def check_same_setup(plan: Plan, model: torch.nn.Module) -> None:
-    """Raise `JobError`, naming a rank, unless all ranks have equal software, plan and weights."""
+    """Raise `JobError`, naming a rank, unless all ranks have equal software, plan and weights.
+
+    Software is the versions of Python, torch and numpy. Plans and weights are compared by checksums
+    (`digest`); the weights of a model without memory by their sources.
+    """
     if not dist.is_initialized():
         return
     import numpy

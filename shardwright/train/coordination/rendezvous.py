@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks that torchrun started."""
+"""Joins the ranks that torchrun started in a process group."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from shardwright.runtime.device import bound
 
 
 def join(device: torch.device, timeout: timedelta) -> None:
-    """Make the process group, on `device`, of the ranks that torchrun's environment describes.
+    """Initialize the process group of the ranks that torchrun's environment describes.
 
-    On one host they use the store of torchrun, which listens before they start. A store of their
-    own would listen on a port that was free when torchrun looked: if another process takes the port
-    before rank 0 does, the other ranks wait without end. Restarted ranks must not read the entries
-    of the ranks before them, so each start has keys of its own.
+    On one host the ranks use the store of torchrun, which listens before they start. A store of
+    their own would listen on a port that was free when torchrun chose it; if another process takes
+    the port before rank 0 does, the other ranks wait for it. Restarted ranks must not read entries
+    of the ranks before them, so the keys of each start have a prefix of their own.
 
-    Elastic hosts have no common count of starts: there torchrun must give each start a store of its
-    own (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+    Several hosts have no common count of restarts. There torch's default store is used, and
+    torchrun must make a new one for each start (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
+
+    Args:
+        device: the device of this rank, which selects the backend.
+        timeout: the timeout of the store and of the group's collectives.
     """
     backend = backend_on(device.type).name
     if not uses_launcher_store():
@@ -39,13 +43,13 @@ def join(device: torch.device, timeout: timedelta) -> None:
 
 
 def uses_launcher_store() -> bool:
-    """Whether the ranks share torchrun's own store, which counts restarts."""
+    """Whether all ranks are on one host and use torchrun's own store."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return shared and os.environ.get("GROUP_WORLD_SIZE") == "1"
 
 
 def launcher_store(timeout: timedelta) -> Any:
-    """A client of the store that all ranks share."""
+    """A new client of the store that all ranks share, with this `timeout`."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=False, timeout=timeout, wait_for_workers=False
@@ -53,6 +57,6 @@ def launcher_store(timeout: timedelta) -> Any:
 
 
 def _start() -> str:
-    """A unique name of this start of this run."""
+    """A prefix of keys that is unique for this start of this run."""
     known = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
     return "/".join(("shardwright", *known))

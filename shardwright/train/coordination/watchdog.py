@@ -1,10 +1,9 @@
-"""Reports which rank holds up a run, and where the others wait for it.
+"""Detects a stalled run and reports which rank stalls it and where the other ranks wait.
 
-A collective that one rank does not enter blocks the others until its timeout,
-and the error names no rank. Here a thread on every rank detects that no step has
-finished for too long, or that the start does not proceed. It writes the position
-of its rank to a store, and the first rank that answers reports all positions.
-Then the ranks end, so that torchrun can restart them.
+A collective that one rank does not enter blocks the others until its timeout, and the error names
+no rank. Here a thread on every rank detects that no step has finished for too long, or that the
+start does not proceed. It writes the position of its rank to a store. The lowest rank that answers
+reports all positions. Then the ranks end, so that torchrun can restart them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.comm.redistribute import Redistribution
 
 STALLED = 75  # exit status: "try again" in sysexits.h
-_STARTING = -1  # the number of steps of a rank that does not train yet
+_STARTING = -1  # stands for the number of steps before training starts
 _ANSWERS = 20.0  # the longest wait for the other ranks' answers, seconds
 _CONNECTING = 10.0  # the longest wait for the store, seconds
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
@@ -51,9 +50,9 @@ class Store(Protocol):
 
 
 class _Beat(NamedTuple):
-    """The last progress: number of finished steps, its time, and the deadline of the next.
+    """The last progress: the number of finished steps, its time, and seconds until the next.
 
-    It is one value, because the watchdog's thread may read it at any time.
+    It is replaced as one value, because the watchdog's thread may read it at any time.
     """
 
     step: int
@@ -63,10 +62,19 @@ class _Beat(NamedTuple):
 
 @final
 class Watchdog:
-    """Watches the thread that makes it, which has to `beat` every `seconds` once it trains.
+    """Watches the thread that makes it, which must call `beat` every `seconds` while it trains.
 
-    Before training it has to call `starting` every `start_seconds`. `say` is called with the report
-    of all ranks; then `end` is called on each rank with an exit status.
+    Before training it must call `starting` every `start_seconds`. On a stall, `say` is called with
+    the report on one rank, and `end` with the exit status `STALLED` on each rank that stalls.
+
+    Args:
+        store: connects to a store that all ranks share.
+        rank: this rank.
+        world: the number of ranks.
+        seconds: the longest time of a step.
+        start_seconds: the longest time of a part of the start.
+        say: prints the report.
+        end: ends this process.
     """
 
     def __init__(
@@ -89,11 +97,11 @@ class Watchdog:
         self._thread.start()
 
     def starting(self) -> None:
-        """Note progress during the start."""
+        """Record progress during the start."""
         self._beat = _Beat(_STARTING, time.monotonic(), self.start_seconds)
 
     def beat(self, step: int) -> None:
-        """Note progress: `step` steps are finished."""
+        """Record progress: `step` steps are finished."""
         self._beat = _Beat(step, time.monotonic(), self.seconds)
 
     def close(self) -> None:
@@ -123,10 +131,10 @@ class Watchdog:
                 asked.put(self._answers(store, beat.seconds))
             except (
                 RuntimeError
-            ) as e:  # torch's errors of stores: the process that owns the store is gone
+            ) as e:  # of torch's stores: the process that owns the store has ended
                 asked.put(str(e).splitlines()[0])
 
-        # In another thread, because torch waits for the first answer of a store without end.
+        # In another thread, because torch waits for the first answer of a store without a timeout.
         threading.Thread(target=ask, name="watchdog's question", daemon=True).start()
         try:
             found = asked.get(timeout=2 * min(_ANSWERS, beat.seconds) + _CONNECTING)
@@ -152,7 +160,13 @@ class Watchdog:
 
 
 def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
-    """The report: the ranks that do not proceed, and where each other rank waits."""
+    """The report as one line: the ranks that do not proceed, and where the others wait.
+
+    Args:
+        found: by rank, `location_of` and the number of finished steps, of the ranks that answered.
+        world: the number of ranks.
+        seconds: the time without progress.
+    """
     silent = [rank for rank in range(world) if rank not in found]
     busy = [rank for rank in found if not found[rank]["waits"]]
     step = min(one["step"] for one in found.values()) + 1
@@ -161,7 +175,7 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
     starting = step == _STARTING + 1
     if starting:
         lines = [f"the start did not go on for {seconds:.0f} s"]
-    # Parts of a start end at different times: a silent rank may not be late yet.
+    # Parts of a start end at different times: a rank without an answer may not be late yet.
     if silent and not (starting and busy):
         lines.append(f"held up by rank {_listed(silent)}, which does not answer")
     elif busy:
@@ -181,7 +195,7 @@ def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
 
 
 def location_of(frame: FrameType | None) -> dict[str, Any]:
-    """Whether a thread waits for other ranks, and its position, as text."""
+    """The position of a thread: `waits`, whether for other ranks, and `text`, where."""
     frames = list(_outwards(frame))
     call = next((f for f in frames if _collective(f)), None)
     what = next(filter(None, map(_operator, frames)), "")
@@ -213,7 +227,7 @@ def _collective(frame: FrameType) -> bool:
 
 
 def _operator(frame: FrameType) -> str:
-    """The transfer in this frame, if there is one: a redistribution or a program's line."""
+    """The redistribution or the line of generated code in this frame as text, or ""."""
     if frame.f_code.co_filename.startswith(f"{_OURS}/runtime"):
         for name in ("self", "how"):
             known = frame.f_locals.get(name)
@@ -226,7 +240,7 @@ def _operator(frame: FrameType) -> str:
 
 
 def _caller(frames: list[FrameType]) -> str:
-    """The function of this package that waits, where no operator is known."""
+    """The innermost function of this package as text, or ""."""
     ours = next((f for f in frames if f.f_code.co_filename.startswith(_OURS)), None)
     if ours is None:
         return ""
@@ -248,5 +262,5 @@ def _listed(ranks: list[int]) -> str:
 
 
 def timeout_of(seconds: float) -> timedelta:
-    """The timeout of collectives: longer than the detection and report of a stall."""
+    """A timeout of collectives that exceeds the detection after `seconds` and the report."""
     return timedelta(seconds=seconds + 2 * _ANSWERS + _CONNECTING + 60)

@@ -1,1 +1,1 @@
-"""Batches of a job: their order, their shapes, and the position in them."""
+"""Reads the batches of a job in order, fits their shapes, and saves the position in them."""

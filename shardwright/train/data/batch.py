@@ -1,4 +1,4 @@
-"""One batch of a job as the arguments of the model's call."""
+"""Defines a batch of a job: the arguments of one call of the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Batch = Mapping[str, Any] | tuple[Any, ...]  # keyword or positional arguments of the model
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 class JobError(ValueError):
@@ -14,7 +14,10 @@ class JobError(ValueError):
 
 
 def call_of(name: str, batch: Batch) -> Call:
-    """Positional and keyword arguments of a batch; errors name `name` as its source."""
+    """Positional and keyword arguments of a batch.
+
+    Raises `JobError`, with `name` as the source, for other types than mappings and tuples.
+    """
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, tuple):

@@ -1,9 +1,9 @@
 """An endless stream of batches with a position that can be saved.
 
-A position is the index of the pass over the data and the number of batches
-taken from it. To resume, the pass starts again with the random numbers that it
-started with, and the batches that were taken are skipped. Data with
-`state_dict` and `load_state_dict` of its own is positioned by them.
+A position is the number of finished passes over the data and the number of batches taken from the
+current pass. To resume, the pass starts again with the states of the random number generators that
+it started with, and the batches that were taken are skipped. Data with methods `state_dict` and
+`load_state_dict` is positioned by them instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from shardwright.train.data.randomness import random_states, set_random_states
 
 @final
 class Batches:
-    """An endless iterator over `data`, an iterable or a function that returns one."""
+    """An endless iterator over `data`, an iterable or a function that returns one.
+
+    `next` raises `JobError` if a pass over the data has no batch.
+    """
 
     def __init__(self, data: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.data = data
@@ -50,13 +53,16 @@ class Batches:
             return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for `load_state_dict`: plain values and small tensors."""
+        """The position, for `load_state_dict`: plain values, small tensors, state of the data."""
         place = {"passes": self.passes, "taken": self.taken, "start": self._start}
         own = _with_state(self._now) or _with_state(self._source)
         return {**place, "own": own.state_dict()} if own is not None else place
 
     def load_state_dict(self, place: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; raises `JobError` if the data is shorter now."""
+        """Continue at the position `place`.
+
+        Raises `JobError` if the data is shorter than it was, or has no `load_state_dict` any more.
+        """
         self.passes, self.taken = place["passes"], 0
         if place["start"] is None:
             return
@@ -70,7 +76,7 @@ class Batches:
                     " load_state_dict; give the same data or start anew"
                 )
             own.load_state_dict(place["own"])
-            if own is self._source:  # an iterator that began before the change does not see it
+            if own is self._source:  # an existing iterator ignores the loaded state
                 self._now = iter(self._source)
             self.taken = place["taken"]
             return

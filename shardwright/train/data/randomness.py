@@ -10,7 +10,7 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed all generators, so that data draws the same random numbers on every rank."""
+    """Seed the generators of Python, numpy and torch, so that data is equal on every rank."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Batches of a Dataset: every sample once per epoch, whichever rank reads it.
+"""Reads a Dataset in batches: each epoch has every sample once, on any number of ranks.
 
-This also holds for runs that were interrupted, and resumed on another number of ranks.
+That also holds for runs that are interrupted and resumed on another number of ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Collate = Callable[[list[Any]], Any]
 
 @final
 class Samples:
-    """One pass after the other over `dataset`, in batches of `size`, shuffled anew for each.
+    """Batches of `size` samples of `dataset`; each iteration is the rest of one pass over it.
 
-    The order is a function of seed and pass; the random numbers of a sample are a function of seed,
-    pass and index. `rows` maps the size of a batch to the samples of it that this rank reads; None
-    reads all of them.
+    The order of samples depends on seed and pass only, the random numbers of a sample on seed, pass
+    and index. `rows` maps the size of a global batch to the positions in it of the samples that
+    this rank reads; None: it reads all.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Samples:
         return self.length % self.size
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the pass."""
+        """The remaining batches of the current pass."""
         loader = DataLoader(
             _Seeded(self.dataset, self.seed, self.passes),
             batch_sampler=list(self._rest()),
@@ -73,7 +73,7 @@ class Samples:
                 f" {self.length}; give the same data or start anew"
             )
         self.passes, self.taken = state["passes"], state["taken"]
-        if self.taken == ceil(self.length / self.size):  # the pass was done, and not yet left
+        if self.taken == ceil(self.length / self.size):  # saved after the last batch of a pass
             self.passes, self.taken = self.passes + 1, 0
 
     def _rest(self) -> Iterator[list[int]]:
@@ -87,7 +87,7 @@ class Samples:
 
 
 class _Seeded(Dataset[Any]):
-    """`dataset` with random numbers that do not depend on the rank that reads a sample."""
+    """`dataset` with random numbers that are equal on whichever rank reads a sample."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, passes: int) -> None:
         self.dataset, self.seed = dataset, _mixed(seed, passes)
@@ -102,9 +102,11 @@ class _Seeded(Dataset[Any]):
 
 
 def rows_of(module: Any, batch: Any) -> list[int] | None:
-    """The samples of a global batch like `batch` that this rank reads; None if it needs all.
+    """Positions of the samples of a global batch that this rank needs; None: it needs all.
 
-    They are found by cutting a batch whose elements are the indices of their samples.
+    `batch` is an example of a global batch. A batch of its shapes, each element of which is the
+    position of its sample, is cut by `module.local_batch`. None also where a rank needs a part of a
+    sample, or where tensors differ in their number of samples or in the samples that are needed.
     """
     mapping = isinstance(batch, dict)
     values = batch.values() if mapping else batch
@@ -133,10 +135,10 @@ def rows_of(module: Any, batch: Any) -> list[int] | None:
 
 
 def _column(part: torch.Tensor) -> torch.Tensor:
-    """The first element of each row, in the shape of a column of rows."""
+    """The first element of each row, (n, 1, ..., 1), of a tensor (n, ...)."""
     return part.reshape(len(part), -1)[:, 0].view(-1, *[1] * (part.dim() - 1))
 
 
 def _mixed(seed: int, number: int) -> int:
-    """A distinct seed for each number."""
+    """A seed in [0, 2**63) that is different for each number below 2**63 with the same `seed`."""
     return (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0xC2B2AE3D) % 2**63

@@ -1,4 +1,4 @@
-"""Fits batches to known shapes: known ones pass, others are padded or raise an error."""
+"""Pads batches to the planned shapes, and refuses batches that fit none of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from shardwright.train.data.batch import Batch, Call, JobError, call_of
 def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) -> Batch:
     """`batch`, padded at the ends of its dimensions to the smallest known shape that contains it.
 
-    `padding` has the value with which each tensor is padded, by keyword or position. The value for
-    labels must be one that the loss ignores. Raises `JobError`, which lists all shapes, for a batch
-    that no known shape contains.
+    A batch of a known shape is returned unchanged.
+
+    Args:
+        batch: a global batch.
+        known: the planned shapes.
+        padding: the value with which each tensor is padded, by keyword or position; for labels it
+            must be one that the loss ignores.
+
+    Raises:
+        JobError: no known shape contains the batch, or `padding` lacks a tensor to be padded.
     """
     args, kwargs = call_of("Job.data", batch)
     given = shapes_of(args, kwargs)
@@ -52,7 +59,7 @@ def fitted(batch: Batch, known: Sequence[Shapes], padding: Mapping[Any, float]) 
 
 
 def require_dtypes(batch: Batch, example: Call) -> None:
-    """Raise `JobError` if a tensor of `batch` has another dtype than in the planned call."""
+    """Raise `JobError` if a tensor of `batch` has another dtype than in the planned `example`."""
     planned = flatten(*example)
     for path, value in flatten(*call_of("Job.data", batch)).items():
         wanted = getattr(planned.get(path), "dtype", None)
@@ -87,7 +94,10 @@ def _padded(tensor: torch.Tensor, shape: tuple[int, ...], value: float) -> torch
 
 
 def smaller(batch: Batch, size: int) -> Batch | None:
-    """The first `size` samples of an example batch; None if its tensors are not per sample."""
+    """The first `size` samples of an example batch.
+
+    None unless all its tensors have the same size of their first dimension.
+    """
     args, kwargs = call_of("Job.batch", batch)
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     counts = {v.shape[0] if v.dim() else 0 for v in tensors}

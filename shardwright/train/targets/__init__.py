@@ -1,1 +1,1 @@
-"""Resolves the command line's TARGET to a job."""
+"""Resolves TARGET of the command line to a job."""

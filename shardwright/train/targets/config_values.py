@@ -1,8 +1,8 @@
 """Reads a Hugging Face `config.json` and checks its values before a model is made from them.
 
-A config is untrusted data: it may name code, request downloads, or give sizes that no machine can
-hold. These checks cost neither time nor memory and load neither torch nor transformers. The schema
-of transformers checks the types of fields afterwards.
+A config is untrusted data: it may name code, request downloads, or give sizes that exceed any
+memory. These checks need little time and memory and import neither torch nor transformers. The
+schema of transformers checks the types of fields afterwards.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, NoReturn
 from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
 from shardwright.train.targets.target_error import TargetError
 
-_LARGEST_FILE = 2**23  # bytes; configs have a few KiB, with names of labels some hundred
-_DEEPEST = 16  # levels of nested fields; configs of several towers have 4
+_LARGEST_FILE = 2**23  # bytes; configs have a few KiB, or some hundred KiB with names of labels
+_DEEPEST = 16  # levels of nested fields; configs of models with several towers have 4
 
-# Attention and experts that transformers computes itself; another name is looked up on the hub.
+# Implementations within transformers; it looks up other names on the hub.
 _IMPLEMENTATIONS = {
     "attn_implementation": ("sdpa", "eager"),
     "experts_implementation": ("grouped_mm", "batched_mm", "eager"),
 }
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
-# Fields for which transformers would fetch weights, or load code or kernels.
+# Fields that make transformers download weights, or load code or kernels.
 _FETCHING = ("use_pretrained_backbone", "use_kernels", "trust_remote_code")
 # Fields that name code of the config's author; they are dropped.
 _CODE = ("auto_map", "custom_pipelines", "_auto_class")
 
-# Counts of modules (layers, experts), of names (labels), or of elements.
+# Fields that count modules (layers, experts), names (labels), or elements, and their limits.
 _LAYERS = re.compile(r"(?:^|_)(layers|depths?|blocks)$|^(n|num)_(layer|block)$")
 _LABELS = re.compile(r"^num_labels$")
 _PARTS = re.compile(r"^(n|num)_(?!.*(embd|positions|ctx|inner|tokens|embeddings))")
@@ -100,9 +100,11 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
-    """Raise `TargetError` for the first value that is impossible or names code.
+    """Raise `TargetError` for the first value that is impossible, or names code or a download.
 
-    `data` are fields of the file, or without a file those that `--set` changes.
+    Args:
+        file: the config, for the error; None: `data` are settings of `--set`.
+        data: the fields.
     """
     for key, value in _fields(data):
         name = key.rpartition(".")[2]
@@ -113,7 +115,7 @@ def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
 
 
 def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn:
-    """Raise `TargetError` with the value of the file or of `--set`, and the requirement."""
+    """Raise `TargetError` with the field's value, in the file or of `--set`, and what is needed."""
     text = json.dumps(value, default=str)
     shown = text if len(text) <= 60 else text[:57] + "..."
     where = f"--set {key}={shown}: " if file is None else f"{file}: {key} is {shown}; "
@@ -121,7 +123,7 @@ def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn
 
 
 def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
-    """Check fields that name an implementation or a type, or start a download."""
+    """Check fields that name an implementation or dtype or start a download, and real numbers."""
     known = _IMPLEMENTATIONS.get(name.removeprefix("_").removesuffix("_internal"))
     if known is not None and value is not None:
         names = value.values() if isinstance(value, dict) else (value,)
@@ -142,7 +144,7 @@ def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
 
 
 def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
-    """Check a field that is a count."""
+    """Check that a count is within its limits."""
     most = next((limit for words, limit in _LIMITS if words.search(name)), None)
     needed = name in _POSITIVE
     if most is None and not needed:
@@ -151,21 +153,21 @@ def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
     numbers = value if isinstance(value, list) else [value]
     if needed and any(isinstance(n, bool | float | str) for n in numbers):
         refused(file, key, value, "a whole number of 1 or more is needed")
-    # In other fields -1 and -2 mean none, or count from the end.
+    # In fields outside of `_POSITIVE`, -1 and -2 may mean none, or count from the end.
     for n in numbers:
         if isinstance(n, int) and ((needed and n < 1) or n > most):
             refused(file, key, value, f"a whole number from {int(needed)} to {most} is needed")
 
 
 def _check_groups(file: Path | None, part: Mapping[str, Any]) -> None:
-    """Check that heads of keys divide those of queries, where a config says both."""
+    """Check that the number of key heads divides that of query heads, if both are given."""
     heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
         refused(file, "num_key_value_heads", groups, f"a divisor of the {heads} heads is needed")
 
 
 def _fields(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field with its path, as in `text_config.hidden_size`; those of sub-configs too."""
+    """Every field with its path, such as `text_config.hidden_size`, at every level."""
     for name, value in data.items():
         yield f"{prefix}{name}", value
         if isinstance(value, dict):
@@ -181,7 +183,7 @@ def _without_code(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depth(value: object, most: int) -> int:
-    """Levels of nesting, counted up to one more than `most`."""
+    """Levels of nesting, with a plain value as one; at most `most` + 2 levels are visited."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if most < 0:
         return 1

@@ -1,7 +1,7 @@
-"""Jobs of a Hugging Face `config.json`: a model with random weights, trained on random batches.
+"""Makes the job of a Hugging Face `config.json`: random initial weights and random batches.
 
-Language models take tokens, models of image classification take pictures. Other architectures are
-refused, because their inputs are not known.
+Language models are trained on tokens, image classifiers on images. Other architectures are refused,
+because their inputs are not known.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from shardwright.train.targets.config_values import refused
 from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import ConfigTarget, is_integer
 
-_STEPS = 20  # steps on random batches, enough to measure the speed
+_STEPS = 20  # enough to measure the speed
 _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "SentencePrediction")
 
 
 def config_job(target: ConfigTarget) -> Job:
-    """A job that trains the config's architecture."""
+    """The job that trains the config's architecture with AdamW.
+
+    Raises `TargetError` if transformers refuses the config, or if its inputs are not known.
+    """
     file, batch, seq, given = target.file, target.batch, target.seq, target.given
     sizes_of_images: dict[str, Any] = {
         name: given[name] for name in ("image_size", "num_channels") if name in given
@@ -61,7 +64,7 @@ def config_job(target: ConfigTarget) -> Job:
 
 
 def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> str:
-    """The error that `owner` has no field or argument `name`, with those that it has."""
+    """The error text for a field or argument `name` that `owner` lacks, with similar ones."""
     close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
     there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
     hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
@@ -69,7 +72,7 @@ def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> s
 
 
 def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[], Batch]:
-    """Random tokens, which are their own labels."""
+    """Makes random tokens (batch, seq), which are their own labels."""
     if seq is None:
         raise TargetError(
             f"{file} has no batch: tokens per sequence are missing, as in --batch {batch} --seq"
@@ -93,7 +96,10 @@ def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[]
 
 
 def _images(file: Path, config: Any, batch: int, given: Mapping[str, Any]) -> Callable[[], Batch]:
-    """Random images of the config's size, or the `given` one, each with one random class."""
+    """Makes random images (batch, channels, height, width) with one random class each.
+
+    Channels and size are the `given` ones, else those of the config.
+    """
     parts = (given, config.to_dict(), _as_dict(getattr(config, "vision_config", None)))
 
     def field(name: str, example: str) -> Any:
@@ -159,7 +165,7 @@ def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
 
 
 def _image_types() -> frozenset[str]:
-    """The model types that have a classifier of images."""
+    """The model types for which transformers has an image classifier."""
     import transformers
 
     known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
@@ -167,13 +173,13 @@ def _image_types() -> frozenset[str]:
 
 
 def _refused_config(file: Path, given: Mapping[str, Any], error: Exception) -> str:
-    """The error for a config with these fields, with the reason."""
+    """The error text for `given` fields that transformers refuses, with its reason."""
     said = " ".join(f"--set {name}={json.dumps(value)}" for name, value in given.items())
     return f"{said}: {file} does not take it: {_reason(error)}"
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line: its first cause, which is the most specific."""
+    """The innermost cause of an error in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or "no reason is given"
@@ -181,7 +187,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _architecture(file: Path, config: Any) -> type[nn.Module]:
-    """The class of the config's architecture, else the language model or classifier of its type.
+    """The class of the config's architecture, else the causal LM or classifier of its type.
 
     Only classes that transformers lists for the model type are looked up, so that a name in a file
     cannot reach other code.
@@ -214,9 +220,9 @@ def _architecture(file: Path, config: Any) -> type[nn.Module]:
 
 
 def _listed_classes(config: Any) -> dict[str, type[nn.Module]]:
-    """Models that transformers has for the type of `config`, by name.
+    """Model classes of transformers for the type of `config`, by name.
 
-    These are the classes in transformers' tables and those in the same modules.
+    These are the classes in transformers' tables and the other models in their modules.
     """
     import transformers
     from transformers.models.auto import modeling_auto
@@ -234,7 +240,7 @@ def _listed_classes(config: Any) -> dict[str, type[nn.Module]]:
         for name, made in classes.items()
         if inspect.isclass(made)
         and issubclass(made, transformers.PreTrainedModel)
-        and issubclass(made, nn.Module)  # it is one; type checkers see no bases of the other
+        and issubclass(made, nn.Module)  # always true; type checkers do not see it
     }
 
 
@@ -242,7 +248,7 @@ def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, An
     try:
         return make(config).train()
     except Exception as e:
-        if torch.get_default_device().type == "meta":  # `build_model` tries a real one
+        if torch.get_default_device().type == "meta":  # `build_model` tries a real device next
             raise
         if given:
             raise JobError(_refused_config(file, given, e)) from e
@@ -254,7 +260,7 @@ def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, An
 
 
 def _known_cause(config: Any) -> tuple[str, Any, str] | None:
-    """The field, its value and the requirement, where one field explains the failure."""
+    """The field that explains why a model cannot be made, its value and the requirement."""
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

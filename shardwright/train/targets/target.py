@@ -1,7 +1,7 @@
-"""Resolves the command line's TARGET: a function in a file, or a Hugging Face config.
+"""Resolves TARGET of the command line: a function in a file, or a Hugging Face config.
 
-Loading `file.py:function` runs that file, as Python would; loading a
-`config.json` runs no code of its author.
+Loading `file.py:function` runs that file as Python would. Loading a `config.json` runs no code of
+its author.
 """
 
 from __future__ import annotations
@@ -47,20 +47,26 @@ def load_job(
 ) -> Job:
     """The job that TARGET names.
 
-    `batch` and `seq` are the sizes of the example batch of a `config.json`, or of
-    a folder with one; functions take neither, and images no `seq`. `settings`, such as
-    `num_layers=4`, change fields of the config, or are arguments of the function.
-    Raises `TargetError` for a TARGET that is missing or gives no job.
+    Args:
+        target: `file.py:function`, a `config.json`, or a folder with one.
+        batch: sequences or images in the example batch of a config; functions take none.
+        seq: tokens in a sequence of the example batch; functions and image models take none.
+        settings: `NAME=VALUE`, such as `num_layers=4`: fields of the config, or arguments of the
+            function.
+
+    Raises:
+        TargetError: the TARGET is missing or gives no job.
     """
     found = parse_target(target, batch, seq, settings)
     return config_job(found) if isinstance(found, ConfigTarget) else _file_job(found)
 
 
 def build_model(job: Job, *, meta: bool = False) -> nn.Module:
-    """The job's model, seeded, with its initial weights; on the meta device it takes no memory.
+    """Build the job's model from its seed, with the weights of `Job.weights` if given.
 
-    A factory that fails on the meta device, for example because it loads weights,
-    builds the real model instead.
+    With `meta` it is built on the meta device, without memory or values; if that fails, e.g.
+    because the factory loads weights, the real model is built. Raises `JobError` if `Job.model`
+    fails or returns nothing that can be trained.
     """
     if meta:
         try:
@@ -68,7 +74,7 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
                 return _checked(job.model())
         except JobError:
             raise
-        except Exception:  # the error occurs with a real device, too
+        except Exception:  # an error of the model itself occurs again below
             pass
     torch.manual_seed(job.seed)
     try:
@@ -84,16 +90,17 @@ def build_model(job: Job, *, meta: bool = False) -> nn.Module:
 
 
 def build_without_memory(job: Job) -> nn.Module:
-    """The job's model without memory; `parallelize` computes or reads its initial weights by tiles.
+    """Build the job's model without memory for its tensors.
 
-    A factory that fails in this way builds the real model.
+    `parallelize` computes or reads the tiles of the initial weights. If the factory fails without
+    memory, the real model is built. Raises `JobError` as `build_model`.
     """
     torch.manual_seed(job.seed)
     try:
         model = _checked(deferred(job.model))
     except JobError:
         raise
-    except Exception:  # the error occurs there, too, if the model cannot be built at all
+    except Exception:  # an error of the model itself occurs again there
         return build_model(job)
     if job.weights is not None:
         stored = StoredWeights(job.weights)
@@ -102,7 +109,7 @@ def build_without_memory(job: Job) -> nn.Module:
 
 
 def _checked(made: object) -> nn.Module:
-    """The result of `Job.model`; raises `JobError` unless it is a module that can be trained."""
+    """`made`, a result of `Job.model`; raises `JobError` unless it has trainable parameters."""
     if not isinstance(made, nn.Module):
         raise JobError(f"Job.model returned a {type(made).__name__}; it must return an nn.Module")
     if not any(p.requires_grad for p in made.parameters()):
@@ -114,9 +121,10 @@ def _checked(made: object) -> nn.Module:
 
 
 def optimizer_name(job: Job, model: nn.Module) -> str:
-    """The name of the optimizer of the job's `model` in plans: `adamw`, `sgd_momentum`.
+    """The name in plans of the job's optimizer, such as `adamw` or `sgd_momentum`.
 
-    Raises `JobError` where the optimizer cannot be built, and `OptimizerError` for an unknown one.
+    Raises `JobError` if the optimizer cannot be built for `model`, and `OptimizerError` if it is
+    not known.
     """
     try:
         made = job.optimizer(list(model.parameters()))
@@ -131,7 +139,7 @@ def optimizer_name(job: Job, model: nn.Module) -> str:
 
 
 def _raised(error: Exception) -> str:
-    """An error in one line, with the last line of the user's code in its traceback."""
+    """An error in one line, with the last line outside of this file in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     where = next((f for f in reversed(frames) if f.filename != __file__), None)
     at = f" at {where.filename}:{where.lineno}" if where else ""
@@ -139,9 +147,9 @@ def _raised(error: Exception) -> str:
 
 
 def half_precision(target: str) -> str | None:
-    """The 16-bit type that a `config.json` names for its weights; None without one.
+    """The 16-bit dtype that a `config.json` names for its weights, else None.
 
-    Models are built in float32 all the same.
+    Models are built in float32 in any case. Raises `TargetError` if the config cannot be read.
     """
     file = config_file(target)
     if file is None:
@@ -175,7 +183,7 @@ def _file_job(found: FunctionTarget) -> Job:
 
 
 def _run_file(file: Path) -> ModuleType:
-    """Import `file` as `python file` would find it: its folder comes first in the path."""
+    """Import `file`, with its folder at the front of `sys.path`, as for `python file`."""
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -183,7 +191,7 @@ def _run_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    sys.modules[name] = module  # dataclasses and pickle look up the module of a class by name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as e:
@@ -193,7 +201,7 @@ def _run_file(file: Path) -> ModuleType:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """The error and the last line of the user's file in its traceback."""
+    """The error, with the last line of the user's file in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if Path(f.filename).resolve() == file.resolve()]
     where = f" at line {lines[-1]}" if lines else ""

@@ -1,5 +1,5 @@
-"""The error of a TARGET that names no job."""
+"""Defines the error of a TARGET that gives no job."""
 
 
 class TargetError(ValueError):
-    """The TARGET does not name a job."""
+    """The TARGET is missing, cannot be read, or gives no job."""

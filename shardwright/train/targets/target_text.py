@@ -1,6 +1,6 @@
-"""Parses TARGET, its sizes and its settings, without running code.
+"""Parses TARGET, its sizes and its settings, without running code of the user.
 
-It needs neither torch nor transformers, so that mistakes are reported at once.
+It imports neither torch nor transformers, so that mistakes are reported quickly.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from shardwright.train.targets.config_values import check_values, read_config
 from shardwright.train.targets.target_error import TargetError
 
-_MOST_TOKENS = 2**28  # of a global batch; the largest that were published have 2**26
+_MOST_TOKENS = 2**28  # of a global batch; the largest published ones have 2**26
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """TARGET as text, with the sizes that a config.json needs, and settings."""
+    """TARGET as text, the sizes of a batch for a config.json, and `NAME=VALUE` settings."""
 
     text: str
     batch: int | None = None
@@ -38,7 +38,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTarget:
-    """A Hugging Face `config.json` with its `content`, sizes of a batch, and fields to change."""
+    """A Hugging Face `config.json` and its `content`, sizes of a batch, and `given` fields.
+
+    `batch` is a number of sequences or images, and `seq` the tokens of a sequence, None for images.
+    """
 
     file: Path
     content: dict[str, Any]
@@ -49,7 +52,7 @@ class ConfigTarget:
 
 @dataclass(frozen=True, slots=True)
 class FunctionTarget:
-    """`file.py:function`, and its arguments."""
+    """`file.py:function`, and the `given` arguments of the function."""
 
     file: Path
     function: str
@@ -59,7 +62,17 @@ class FunctionTarget:
 def parse_target(
     target: str, batch: int | None, seq: int | None, settings: Sequence[str]
 ) -> ConfigTarget | FunctionTarget:
-    """The parsed TARGET; raises `TargetError` where it is missing or cannot be read."""
+    """Parse TARGET.
+
+    Args:
+        target: `file.py:function`, a `config.json`, or a folder with one.
+        batch: sequences or images in a batch, for a config only.
+        seq: tokens in a sequence, for a config of a language model only.
+        settings: `NAME=VALUE`: fields of the config, or arguments of the function.
+
+    Raises:
+        TargetError: the TARGET cannot be read, or sizes or settings are missing or not allowed.
+    """
     given: dict[str, Any] = {}
     for name, value in map(_setting, settings):
         if name in given:
@@ -84,9 +97,9 @@ def parse_target(
 
 
 def config_file(target: str) -> Path | None:
-    """The config file of TARGET, which is the file or its folder; None if it is neither.
+    """The config file if TARGET is a `.json` file or a folder with a `config.json`, else None.
 
-    Raises `TargetError` for a folder without a config.
+    Raises `TargetError` for a folder without one.
     """
     path = Path(target)
     if target and path.is_dir():
@@ -119,7 +132,7 @@ def _sizes(file: Path, batch: Any, seq: Any) -> tuple[int, int | None]:
 
 
 def _check_form(target: str) -> None:
-    """Raise `TargetError` unless the text is file.py:function, with a suggestion."""
+    """Raise `TargetError`, with a suggestion, unless the text has the form file.py:function."""
     file, colon, function = target.rpartition(":")
     if colon and file.endswith(".py") and function:
         return
@@ -136,7 +149,7 @@ def _check_form(target: str) -> None:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Name and value of `name=value`; a value that is not JSON is text."""
+    """The name and value of `name=value`; a value that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip().isidentifier():
         raise TargetError(f"--set {text}: write it as name=value, as in --set num_layers=4")
