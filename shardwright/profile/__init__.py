@@ -1,1 +1,1 @@
-"""Measures a host's devices and links, and fits a machine to the samples."""
+"""Measures devices and links, fits a machine to the samples, times operators, checks a host."""

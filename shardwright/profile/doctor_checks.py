@@ -1,6 +1,6 @@
-"""Checks this host for parallel training and reports failures and missing parts.
+"""Checks whether this host can run parallel training, and reports failures and missing parts.
 
-The checks change and install nothing; they start ranks once, which run a collective.
+The checks install and change nothing. One of them starts ranks, which run a collective.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXTRAS = {
 }
 _OLDEST_TORCH = (2, 11)
 _MESSAGE = 2**24  # bytes of the all-reduce
-_TIMEOUT = 120.0
+_TIMEOUT = 120.0  # seconds for the ranks to run it
 
 
 class CheckState(Enum):
@@ -44,7 +44,7 @@ class CheckState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check; `remedy` is advice, or empty."""
+    """The result of one check, with a line of text; `remedy` is advice, or empty."""
 
     name: str
     state: CheckState
@@ -55,8 +55,9 @@ class CheckResult:
 def run_checks(ranks: int | None = None) -> Iterator[CheckResult]:
     """Run all checks in order, the slowest last.
 
-    `ranks` processes try a collective; None starts one for each GPU, at least
-    two, and 0 skips this check.
+    Args:
+        ranks: the number of processes that run a collective; None: one for each GPU, at least two;
+            0: that check is skipped.
     """
     yield _python()
     yield from _packages()
@@ -181,7 +182,7 @@ def _ranks(ranks: int) -> CheckResult:
 def _rank(file: str) -> None:
     """Entry point of one rank: all-reduce ones, check the sum, write the seconds to a file."""
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    enough = torch.cuda.device_count() >= ranks  # else the ranks of a check may be on the CPU
+    enough = torch.cuda.device_count() >= ranks  # else the ranks of the check run on the CPU
     device = rank_device(int(os.environ["LOCAL_RANK"]), ranks) if enough else torch.device("cpu")
     backend = backend_on(device.type).name
     dist.init_process_group(backend, device_id=bound(device))

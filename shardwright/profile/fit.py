@@ -1,7 +1,8 @@
-"""Fits the figures of a machine to samples, with the quality of the fit.
+"""Fits the figures of a machine to samples, and reports the errors of the fit.
 
-The samples are those of `probes` and `link_probes`. The formulas are those of the cost model
-(`simulate/costs/compute.py`, `simulate/costs/collectives.py`), solved for the machine.
+The samples are those of `probes`, `update_probes` and `link_probes`. The formulas are those of the
+cost model (`simulate/costs/compute.py`, `simulate/costs/collectives.py`), solved for the machine's
+figures.
 
 On a busy host some samples are zero, negative or not finite. They are dropped. A figure with too
 few usable samples is taken from a known machine, and the result names it in `assumed`.
@@ -23,10 +24,10 @@ from shardwright.machine.presets import preset as machine_preset
 from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 from shardwright.profile.update_probes import CALLS
 
-_CLOSE = 1.6
+_CLOSE = 1.6  # the largest ratio of works that become one point of a curve
 _LEAST_SECONDS = 1e-9  # seconds; no operator and no message takes less
-_LEAST_PER_BYTE = 1e-15  # seconds per byte; a link that seems faster was not measured
-# Launches of one sample, including those of the backward pass.
+_LEAST_PER_BYTE = 1e-15  # seconds per byte; less is no valid measurement of a link
+# Kernels of one sample, including those of the backward pass.
 _KERNELS = {
     "matmul": 3, "convolution": 3, "attention": 2, "memory": 1, "functions": 1, "pooling": 1,
     "update": CALLS,
@@ -37,24 +38,25 @@ _BY_BYTES = ("memory", "functions", "pooling", "update")
 
 @dataclass(frozen=True, slots=True)
 class ComputeFigures:
-    """Peaks in FLOP/s by dtype, bytes/s, seconds of a launch, and efficiencies."""
+    """Figures of a device, as in `machine.model.Device`, and the errors of their fit."""
 
-    flop_per_s: tuple[tuple[str, float], ...]
+    flop_per_s: tuple[tuple[str, float], ...]  # peak by dtype
     bytes_per_s: float
     launch_seconds: float
     dispatch_seconds: float
     parameter_seconds: float
     packing_seconds: float
     efficiency: Efficiency
-    errors: Mapping[str, tuple[float, float]]  # per class: median and largest relative error
+    errors: Mapping[str, tuple[float, float]]  # by class: median and largest relative error
     assumed: tuple[str, ...] = ()  # names of the figures taken from the known device
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """One level of `ranks` units: `launch + laps * hop + bytes / bandwidth`.
+    """Figures of one level of links between `ranks` members.
 
-    `native` says whether the library has a reduce_scatter.
+    A collective takes `launch_seconds`, `hop_seconds` for each hop, and seconds per byte
+    (`_terms`). `native` says whether the backend has a reduce-scatter of its own.
     """
 
     ranks: int
@@ -67,14 +69,14 @@ class LinkFigures:
     assumed: tuple[str, ...] = ()  # names of the figures taken from the known machine
 
     def seconds(self, kind: str, tile: float) -> float:
-        """Seconds of a collective on local tiles of `tile` bytes, without overlap."""
+        """Predicted seconds of the collective `kind` on local tiles of `tile` bytes."""
         per_byte = 1 / self.bytes_per_s, 1 / self.gather_bytes_per_s
         figures = (self.launch_seconds, self.hop_seconds, *per_byte)
         return float(np.dot(_terms(kind, tile, self.ranks, self.native), figures))
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """The usable samples: finite and positive."""
+    """The samples whose work and seconds are finite and positive."""
     return [
         s
         for s in samples
@@ -83,9 +85,12 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> ComputeFigures:
-    """Fit the figures of the device; `probes` lists the kinds of samples.
+    """Fit the figures of a device to samples of `probes` and `update_probes`.
 
-    Figures without usable samples are those of the `known` device, by default the preset `cpu`.
+    Args:
+        samples: the samples; other kinds are ignored.
+        known: the device whose figures replace those without usable samples; None: the preset
+            `1xcpu`.
     """
     known = known or machine_preset("1xcpu").device
     single, assumed = _single_figures(samples, known)
@@ -104,8 +109,8 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
     if "float32" not in peaks:
         assumed.append("compute.float32")
         peaks["float32"] = known.peak_flop_per_s("float32")
-    # The peak is that of the best class: on CPUs convolutions may be faster than matrix products.
-    # On GPUs convolutions compute in narrower types, which gives no peak of other dtypes.
+    # On CPUs convolutions may be faster than matrix products: the peak is that of the best class.
+    # On GPUs (with bfloat16) convolutions may use narrower dtypes, so they give no peak of float32.
     if "bfloat16" not in peaks:
         classes = [max(typical[name].values()) for name in _BY_FLOP if name in typical]
         best = max([peaks["float32"], *classes]) / peaks["float32"]
@@ -146,7 +151,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
 
 
 def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str, float], list[str]]:
-    """Overheads in seconds, by name, and the names of those taken from `known`."""
+    """Overheads in seconds by name, and the names of those taken from `known`."""
     found = {s.kind: s.seconds / s.work for s in usable(samples)}
     launch = known.launch_seconds
     preset = {
@@ -160,7 +165,7 @@ def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str,
 
 
 def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency, list[str]]:
-    """Efficiencies by class, from `curves` or the `known` device, and the names of the latter."""
+    """Efficiencies of all classes, and the names of those taken from the `known` device."""
     of_class = {name.partition(" ")[0]: curve for name, curve in curves.items()}
     names = [name.partition(" ")[0] for name in (*_BY_FLOP, *_BY_BYTES)]
     parts = {name: of_class.get(name) or getattr(known.efficiency, name) for name in names}
@@ -168,9 +173,9 @@ def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency,
 
 
 def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:
-    """The median work per second of one kernel, by its work.
+    """The median work per second of kernels of one class, by the work of a kernel.
 
-    Samples that consist mostly of launches are dropped: they show no rate.
+    Samples that consist mostly of launches are dropped, except for the largest one.
     """
     rates: defaultdict[float, list[float]] = defaultdict(list)
     largest = max(samples, key=lambda s: s.work)
@@ -202,11 +207,18 @@ def fit_links(
 ) -> LinkFigures:
     """Fit the figures of one level of links.
 
-    Bandwidth is the slope between the two largest messages: small messages may be faster than the
-    sustained rate, or fit into the caches. Launch and hop are weighted least squares of relative
-    errors over all-reduces and all-gathers of all sizes; negative figures become zero and the
-    others are fitted again. Figures that the samples do not determine are those of the `known`
-    machine, by default the preset `2xcpu`: all of them without all-reduces, else single ones.
+    Bandwidth is the slope between the two largest messages, because small messages may exceed the
+    sustained rate or fit into caches. Launch and hop minimize the squared relative errors of
+    all-reduces and all-gathers of all sizes; negative figures become 0 and the others are fitted
+    again.
+
+    Args:
+        samples: the samples of all levels.
+        level: the name of the level.
+        ranks: the number of members of the level.
+        native: whether the backend has a reduce-scatter of its own.
+        known: the machine whose figures replace those that the samples do not determine, which are
+            all of them without all-reduces of two sizes; None: the preset `2xcpu`.
     """
     words = [(s.kind.partition(" "), s) for s in usable(samples)]
     mine = [(parts[2], s) for parts, s in words if parts[0] == level]
@@ -223,7 +235,7 @@ def fit_links(
 
 
 def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFigures:
-    """The level of the known machine with this name, else its outermost one."""
+    """Figures of the `known` machine's level of this name, else of its outermost one."""
     same = [one for one in known.levels if one.name == level]
     one = same[0] if same else known.levels[-1]
     gathers = one.gather_bytes_per_s or one.bytes_per_s
@@ -233,7 +245,7 @@ def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFi
 
 
 def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) -> LinkFigures:
-    """The level with these `figures`; a rate that they do not determine is that of `known`."""
+    """`known` with these `figures`, except for rates that they do not determine."""
     launch, hop, per_byte, per_gathered = figures
     summed, gathered = (rate > _LEAST_PER_BYTE for rate in (per_byte, per_gathered))
     names = {f"{level} bandwidth": summed, f"{level} gather_bandwidth": gathered}
@@ -248,10 +260,11 @@ def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) ->
 
 
 def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
-    """The mean wait for the slowest rank after `SKEWED_SECONDS` of computation; 0 if unknown.
+    """The mean wait for the slowest rank, and the exponent with which it grows.
 
-    The second figure is the power of the time with which the wait grows: from 0.5 for independent
-    disturbances to 1 for a rank that is always slower.
+    The first figure is in seconds, after `SKEWED_SECONDS` of computation; 0 without samples. The
+    wait grows with a power of the time of computation, from 0.5 for independent disturbances to 1
+    for a rank that is always slower.
     """
     samples_of_skew = [s for s in usable(samples) if s.kind == ARRIVAL_SKEW]
     if not samples_of_skew:
@@ -265,11 +278,11 @@ def fit_skew(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def fit_overlap(samples: Sequence[Sample], links: LinkFigures, kind: str) -> float | None:
-    """The fraction of collectives that overlaps with computation, from 0 to 1.
+    """The fraction of a collective's time that overlaps with computation, from 0 to 1.
 
-    The increase of the compute time with collectives in flight is the exposed part. It is compared
-    with the seconds that `links` predict for the collectives alone, which plans are charged.
-    Returns None where too few samples are usable.
+    The increase of the time of computation by collectives in flight is the exposed part. It is
+    divided by the seconds that `links` predict for the collectives alone, which plans are charged.
+    Returns None if there are no usable samples.
     """
     seconds = defaultdict(list)
     for s in usable(samples):
@@ -283,9 +296,9 @@ def fit_overlap(samples: Sequence[Sample], links: LinkFigures, kind: str) -> flo
 
 
 def fit_contention(samples: Sequence[Sample]) -> float | None:
-    """The fraction of an all-reduce by which it delays one along another axis.
+    """The fraction of its time by which an all-reduce delays one along another mesh axis.
 
-    1 without samples; None where too few samples are usable.
+    From 0 to 1; 1 if it was not measured, and None if too few samples are usable.
     """
     seconds = defaultdict(list)
     for s in usable(samples):
@@ -298,7 +311,10 @@ def fit_contention(samples: Sequence[Sample]) -> float | None:
 
 
 def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
-    """Coefficients of launch, hop, and seconds per byte reduced and gathered, for a tile."""
+    """Coefficients of launch, hop, and seconds per byte reduced and per byte gathered.
+
+    `tile` are the bytes of the local tile, and `n` the ranks.
+    """
     laps = n - 1
     summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
     if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
@@ -310,7 +326,7 @@ def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
 
 
 def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Launch, hop, seconds per byte reduced and gathered, fitted to `_terms` and seconds."""
+    """Launch, hop, seconds per byte reduced and gathered, (4,), fitted to rows of `_terms`."""
     per_byte = np.array([_slope(rows[:, column], seconds) for column in (2, 3)])
     known = [column for column, slope in zip((2, 3), per_byte, strict=True) if slope > 0]
     left = seconds - rows[:, known] @ per_byte[per_byte > 0]
@@ -323,7 +339,7 @@ def _link_figures(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
-    """Seconds per unit between the two largest messages with this coefficient; 0 if unknown."""
+    """Seconds per unit between the two largest values of a coefficient; 0 with fewer."""
     sizes: list[float] = sorted({factor for factor in factors.tolist() if factor > 0})[-2:]
     if len(sizes) < 2:
         return 0.0
@@ -332,7 +348,7 @@ def _slope(factors: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def _non_negative(rows: np.ndarray, left: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Least squares of errors relative to `seconds`, with no figure below zero."""
+    """The least squares of errors relative to `seconds`, without negative figures."""
     weighted, wanted = rows / seconds[:, None], left / seconds
     free = list(range(rows.shape[1]))
     while True:
@@ -356,7 +372,7 @@ def _errors(found: Sequence[tuple[Sample, float]]) -> tuple[float, float]:
 
 
 def _rounded_points(curve: Curve) -> Curve:
-    """The points, rounded to few digits."""
+    """The curve with its points rounded to four digits."""
     return Curve(tuple((_figure(work), _figure(part)) for work, part in curve.points))
 
 

@@ -1,4 +1,4 @@
-"""CPU time that other processes take on this host during a measurement."""
+"""Measures the CPU time that other processes use on this host during a measurement."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _STAT = Path("/proc/stat")
 
 
 def cores() -> set[int]:
-    """The cores that this process may run on, where the system reports them."""
+    """The cores that this process may run on; empty if the system does not report them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 @final
 class HostLoad:
-    """Measures the load of the cores that this process may run on, from construction on.
+    """Measures the load of the cores that this process may run on, since its construction.
 
-    Where the system does not report the use of its cores, the load counts as 0.
+    The load is 0 if the system does not report the use of its cores.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,10 @@ class HostLoad:
         self._before = self._worked()
 
     def used_by_others(self, ours: float) -> float:
-        """The fraction of the cores used by others, given `ours`, CPU seconds of our processes."""
+        """The fraction of the cores' time that other processes used, from 0 to 1.
+
+        `ours` are the CPU seconds of our own processes on these cores.
+        """
         available = (time.monotonic() - self._since) * len(self._cores)
         if available <= 0:
             return 0.0
@@ -37,7 +40,7 @@ class HostLoad:
         return float(min(1.0, max(0.0, others / available)))
 
     def _worked(self) -> float:
-        """CPU seconds of these cores since the system started."""
+        """Busy seconds of these cores since the system started; 0 if unknown."""
         try:
             lines = _STAT.read_text().splitlines()
         except OSError:  # not Linux

@@ -1,8 +1,8 @@
-"""Times collectives over sizes and levels, and their overlap with computation.
+"""Probes of collectives over sizes and levels, their overlap with computation, and contention.
 
 Redistributions run as in programs (`runtime/comm/collectives.py`). Along each level of a mesh
-(hosts, devices of a host) all groups communicate at once. On CPUs ranks compute between two
-collectives, as in a step, so that some arrive later than others.
+(hosts, devices of a host) all groups communicate at the same time. On CPUs, ranks compute between
+two collectives, as in a step, so that some arrive later than others.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from shardwright.runtime.comm.collectives import collected
 Run = Callable[[], None]
 Begin = Callable[[torch.Tensor], Waited]
 
-KIB = (4, 64, 1024, 8192)  # bytes of the local tile
+KIB = (4, 64, 1024, 8192)  # KiB of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # elements of float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
-_TIMES = 4  # repeats of the difference of two times, whose mean counts
-_IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # the most all-reduces in flight beside computation
-_HIDING_SECONDS = (
-    40e-3  # seconds of computation to overlap with, unless the collectives take longer
-)
+_TIMES = 4  # repeats of probes whose times are subtracted; their mean counts
+_IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # the most collectives beside computation, and seconds
+_HIDING_SECONDS = 40e-3  # seconds of computation beside collectives, unless these take longer
 _LONGER = 4  # the longest computation, relative to the collectives
 _BETWEEN_SECONDS = 4e-3  # seconds of computation between two collectives
 
 
 def add_all(stopwatch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
-    """Add probes `LEVEL COLLECTIVE` of levels with more than one rank, and of concurrent messages.
+    """Add probes of collectives, of their overlap with computation, and of contention.
 
-    The latter are collectives beside computation, and all-reduces along two axes of the mesh.
+    Those of collectives are named `LEVEL COLLECTIVE`; their work is the bytes of the local tile.
+    Overlap is that on the last, outermost level. `levels` have more than one rank each.
     """
     sizes = KIB + KIB_ON_GPU * (stopwatch.device.type == "cuda")
     between = _computing(stopwatch) if levels and stopwatch.device.type == "cpu" else None
@@ -59,7 +58,7 @@ def add_all(stopwatch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
 
 
 def _computing(stopwatch: Stopwatch) -> Callable[[], None]:
-    """A function that computes for a few milliseconds, equally long on every rank."""
+    """A function that computes for a few milliseconds, with equal work on every rank."""
     square, long = torch.randn(256, 256), torch.randn(2**18)
 
     def once() -> None:
@@ -73,7 +72,7 @@ def _computing(stopwatch: Stopwatch) -> Callable[[], None]:
 def _repeated(
     stopwatch: Stopwatch, once: Callable[[], object], seconds: float
 ) -> Callable[[], None]:
-    """A function that repeats `once` for about `seconds` on rank 0."""
+    """A function that repeats `once`, on every rank as often as takes `seconds` on rank 0."""
     each = min(stopwatch.once(once) for _ in range(3))
     repeats = _broadcast_from_rank_0(
         max(1, min(10_000, round(seconds / max(each, 1e-7)))), stopwatch
@@ -87,16 +86,16 @@ def _repeated(
 
 
 def _broadcast_from_rank_0(number: int, stopwatch: Stopwatch) -> int:
-    """Broadcast `number` of rank 0 to every rank."""
+    """The `number` of rank 0, on every rank."""
     shared = torch.tensor([number], device=stopwatch.device)
     dist.broadcast(shared, 0)
     return int(shared.item())
 
 
 def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> Move:
-    """A redistribution step that starts with a tile of this shape on every rank."""
+    """A redistribution step of this `kind` from a `tile` (rows, columns) on every rank."""
     before, after = (placement is Shard for placement in kind.change)
-    src, dst = 0 if before else -1, int(before) if after else -1  # the dimensions that are split
+    src, dst = 0 if before else -1, int(before) if after else -1  # the sharded dimensions
     rows, columns = tile.shape
     whole = (rows * mesh.size() if src == 0 else rows, columns)
     step = -(-whole[dst] // mesh.size()) if dst >= 0 else 0
@@ -106,12 +105,12 @@ def _move(kind: Collective, axis: str, mesh: DeviceMesh, tile: torch.Tensor) -> 
 
 
 def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
-    """Probes of computing alone, and with collectives in flight, as in a step.
+    """Add probes of computation alone, and with collectives in flight, as in a step.
 
-    All-reduces of gradients are all in flight at once and waited for at the end, all-gathers of
-    parameters one after the other. On CPUs a few milliseconds of computation hide nothing: the
-    sending threads get the core only at the scheduler's ticks. A barrier follows both, so that the
-    straggler time is no part of the difference.
+    All-reduces, as of gradients, are all in flight at once; all-gathers, as of parameters, one
+    after the other. Computation takes some tens of milliseconds: on CPUs less hides nothing,
+    because the sending threads get a core only at ticks of the scheduler. A barrier follows both
+    probes, so that their difference does not include straggler time.
     """
     group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
     x = torch.randn(256, 256, device=stopwatch.device)
@@ -148,7 +147,7 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
 def _each_overlapped(
     compute: Run, barrier: Run, begin: Begin, groups: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Compute with the collectives of one group of buffers in flight at a time."""
+    """Compute once per group of buffers, with the collectives of that group in flight."""
     for buffers in groups:
         _overlapped(compute, barrier, begin, buffers)
 
@@ -162,9 +161,9 @@ def _overlapped(compute: Run, barrier: Run, begin: Begin, buffers: Sequence[torc
 
 
 def _contention(stopwatch: Stopwatch) -> None:
-    """Probes of an all-reduce along one of two axes, along the other, and along both at once.
+    """Add probes of an all-reduce along one of two mesh axes, the other, and both at once.
 
-    The inner axis joins neighbours. A prime number of ranks has no two axes and no probes.
+    The inner axis joins consecutive ranks. A prime number of ranks gets no probes.
     """
     world = dist.get_world_size()
     inner = next((size for size in range(2, world) if world % size == 0), 0)

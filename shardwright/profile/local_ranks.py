@@ -1,4 +1,4 @@
-"""Starts and ends processes of this host that measure as one group."""
+"""Starts processes on this host that measure as one process group, and ends them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shardwright.runtime.device import bound, rank_device
 from shardwright.runtime.ranks import threads_of
 
 START_SECONDS = 180.0  # seconds to start and import torch, or for one measurement
-_GRACE_SECONDS = 10.0  # seconds for the others, after a process has ended without a report
-Tell = Callable[[str, float], None]  # the current measurement, and the part that is done
+_GRACE_SECONDS = 10.0  # seconds for the other processes after one has failed
+Tell = Callable[[str, float], None]  # the current measurement, and the fraction that is done
 Rank = Callable[..., None]  # rank, number of ranks, their folder, and arguments
 
 
@@ -32,10 +32,19 @@ def silent(_what: str, _part: float) -> None:
 
 
 def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limit: float) -> str:
-    """Run `rank` on `devices` processes and return the `result` that rank 0 wrote to their folder.
+    """Run `rank` in `devices` new processes and return the text that rank 0 wrote as result.
 
-    All processes have ended on return. Slow processes may continue as long as they report progress:
-    raises `MachineError` without progress for `limit` seconds, or if a process fails.
+    All processes have ended on return.
+
+    Args:
+        devices: the number of processes.
+        rank: runs in each process, with its number, `devices`, a shared folder, and `given`.
+        given: further arguments of `rank`, which are pickled.
+        tell: called with the progress of rank 0.
+        limit: seconds that the processes may take without progress.
+
+    Raises:
+        MachineError: a process failed, or there was no progress for `limit` seconds.
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +60,7 @@ def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
             while any(process.exitcode is None for process in processes):
                 if time.monotonic() > deadline or error.exists():
                     break
-                if any(process.exitcode for process in processes):  # without progress
+                if any(process.exitcode for process in processes):  # one has failed
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 elif (now := _read(Path(folder) / "progress.txt")) != progress:
                     part, what = now.split("\n")
@@ -78,9 +87,14 @@ def run_ranks(devices: int, rank: Rank, given: tuple[Any, ...], tell: Tell, limi
 def join(
     rank: int, devices: int, folder: str, measured: Callable[[Tell], str], *, tune_host: bool
 ) -> None:
-    """Run one process: join the group, measure, and on rank 0 write the result.
+    """Join the process group, measure, and on rank 0 write the result to `folder`.
 
-    The host is tuned for the ranks if that is requested.
+    Args:
+        rank: the number of this process.
+        devices: the number of processes.
+        folder: the folder that all processes share, for the store, progress, result and errors.
+        measured: measures, given a function for progress, and returns the result as text.
+        tune_host: whether the ranks change how the host runs them (`runtime/backend/gloo.py`).
     """
     try:
         device = rank_device(rank, devices)
@@ -110,7 +124,7 @@ def join(
 
 
 def _teller(folder: str) -> Tell:
-    """A progress callback that writes to a file for the parent process."""
+    """A function that writes progress to a file for the parent process."""
 
     def tell(what: str, part: float) -> None:
         write_atomically(Path(folder) / "progress.txt", f"{part}\n{what}")

@@ -1,8 +1,8 @@
-"""Measures the host's devices and links for the cost model.
+"""Measures devices and links for the cost model.
 
-All ranks measure at the same time, so that they share memory and cores as in training, and the
-figures of the slowest rank count. `probes` and `link_probes` define the samples, `fit` fits the
-machine.
+All ranks measure at the same time, so that they share memory and cores as in training. `probes`,
+`update_probes` and `link_probes` define the samples, `timing` takes them, and `fit` fits the
+figures of the machine.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ from shardwright.runtime.backend.registry import backend_of
 
 
 def measure_here(devices: int | None = None, *, tune_host: bool = False) -> Machine:
-    """Measure the ranks of the process group, or `devices` processes that are started here.
+    """Measure the ranks of the process group if there is one, else new processes on this host.
 
-    By default there are as many processes as GPUs, or as cores. With `tune_host` the ranks tune the
-    host (`runtime/backend/gloo.py`).
+    Args:
+        devices: the number of new processes; None: one for each GPU, or for each core without GPUs.
+        tune_host: whether the ranks change how the host runs them (`runtime/backend/gloo.py`).
+
+    Raises:
+        MachineError: `devices` is not positive, or new processes fail.
     """
     if dist.is_initialized():
         return measure_ranks(tune_host=tune_host)
@@ -67,15 +71,20 @@ def measure_host(
 ) -> Machine:
     """The machine `here`: `devices` GPUs of this host, or as many processes that share its CPU.
 
-    With `tune_host` these processes tune the host for themselves (`runtime/backend/gloo.py`).
+    The result is cached. Later calls read it, unless its figures are doubtful
+    (`Measured.doubts`). The processes are spawned, so a script must call this under
+    `if __name__ == "__main__"`.
 
-    It takes about `seconds_budget` seconds beside the start of the processes. The result is cached
-    in the user's cache directory and read from there the next time, unless `anew` is given or the
-    figures are doubtful (`Measured.doubts`). The processes are spawned, so a script calls this
-    under `if __name__ == "__main__"`.
+    Args:
+        devices: the number of processes, one for each device.
+        seconds_budget: about the seconds that measuring takes, without the start of the processes.
+        cache_dir: the folder of the cached result; None: `user_cache()`.
+        tell: called with the progress.
+        anew: whether to measure even if there is a cached result.
+        tune_host: whether the processes change how the host runs them (`runtime/backend/gloo.py`).
 
     Raises:
-        MachineError: the processes fail or make no progress.
+        MachineError: `devices` is not positive, or the processes fail or make no progress.
     """
     if not isinstance(devices, int) or isinstance(devices, bool) or devices < 1:
         raise MachineError(f"{devices!r} devices to measure; ask for at least one")
@@ -95,10 +104,15 @@ def measure_host(
 def measure_ranks(
     seconds_budget: float = 15.0, tell: Tell = silent, *, tune_host: bool = False
 ) -> Machine:
-    """The machine under the running process group; equal on every rank.
+    """The machine of the ranks of the process group; equal on every rank, and all call it.
 
-    Ranks of one host (`LOCAL_WORLD_SIZE`, which torchrun sets) are its inner level, hosts the outer
-    one. With `tune_host` these ranks tune the host until they end.
+    Ranks of one host (`LOCAL_WORLD_SIZE`, which torchrun sets) form its inner level, hosts the
+    outer one.
+
+    Args:
+        seconds_budget: about the seconds that measuring takes.
+        tell: called with the progress.
+        tune_host: whether these ranks change how the host runs them, until they end.
     """
     world, backend = dist.get_world_size(), backend_of()
     kind = backend.spec.device
@@ -130,16 +144,16 @@ def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:
 
 
 def ranks_of_a_host(world: int) -> int:
-    """The number of `world` ranks on this host, from torchrun's environment; by default all.
+    """The number of ranks on a host, from torchrun's environment.
 
-    It is also all ranks where hosts have different numbers of ranks.
+    It is `world` without that, or if it does not divide `world`.
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return local if local > 0 and world % local == 0 else world
 
 
 def _measure(devices: int, seconds_budget: float, tell: Tell, tune_host: bool) -> Machine:
-    """Measure on new processes."""
+    """Measure the machine with new processes."""
     return parse_toml(run_ranks(devices, _rank, (seconds_budget, tune_host), tell, START_SECONDS))
 
 
@@ -155,9 +169,13 @@ def _rank(
 def _machine(
     samples: list[Sample], sizes: dict[str, int], memory: tuple[Bytes, Bytes, Bytes], busy: float
 ) -> Machine:
-    """The machine fitted to `samples`, with `sizes` devices at each level.
+    """The machine fitted to `samples`.
 
-    `memory` are the bytes of a device, and of them the context and the libraries' workspaces.
+    Args:
+        samples: the samples of all probes.
+        sizes: members of each level, innermost first.
+        memory: bytes of a device, and those taken by its context and by libraries' workspaces.
+        busy: the fraction of the cores that other processes used.
     """
     backend = backend_of()
     gpu, world = backend.spec.device == "cuda", dist.get_world_size()
@@ -196,7 +214,7 @@ def _machine(
             channel_block=channel_block_here(),
         ),
         levels=tuple(levels)
-        or (Level("host", 1, 1e12, Seconds(0.0)),),  # a level of one rank has no link
+        or (Level("host", 1, 1e12, Seconds(0.0)),),  # a single rank has no links
         provenance=_provenance(world, gpu, assumed, known.name),
         backend=backend.spec.name,
         collective_launch_seconds=Seconds(max(launches, default=0.0)),
@@ -217,9 +235,9 @@ def _machine(
 
 
 def _fallback_preset(kind: str, devices: int) -> Machine:
-    """The preset, of two hosts, whose figures replace those with too few usable samples.
+    """The preset whose figures replace those with too few usable samples.
 
-    It has the device that `kind` names, or an A100 where `kind` is unknown.
+    It has two hosts, and the device that `kind` names, or A100s if that is unknown.
     """
     if kind == "cpu":
         return machine_preset(f"2x{devices}xcpu")
@@ -228,13 +246,13 @@ def _fallback_preset(kind: str, devices: int) -> Machine:
 
 
 def _overlap(samples: list[Sample], links: Mapping[str, LinkFigures], kind: str) -> float | None:
-    """The overlap of collectives with computation, along the outermost level, if there is one."""
+    """The overlap of collectives with computation on the outermost level; None if unknown."""
     *_, outermost = (None, *links.values())
     return None if outermost is None else fit_overlap(samples, outermost, kind)
 
 
 def _rank_0_time() -> datetime:
-    """The time on rank 0, so that all ranks return equal machines."""
+    """The time on rank 0, on every rank, so that all ranks return equal machines."""
     found = [datetime.now(UTC).replace(microsecond=0)]
     dist.broadcast_object_list(found, 0)
     return found[0]
@@ -266,7 +284,7 @@ def _provenance(world: int, gpu: bool, assumed: Sequence[str], preset: str) -> s
 
 
 def _memory_bytes(kind: str, processes: int) -> float:
-    """Bytes of one device: a GPU's, or an equal share of the host's RAM within its limits."""
+    """Bytes of one device: of a GPU, or an equal share of the host's or container's memory."""
     if kind == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -287,29 +305,29 @@ class DeviceMemory(Protocol):
 
 
 def context_bytes(cuda: DeviceMemory) -> int:
-    """Bytes of the device's memory used by the driver and libraries: neither free nor torch's.
+    """Bytes of the device's memory that are neither free nor of torch's allocator.
 
-    Operators and collectives must have run before, because libraries allocate on first use. Other
-    programs on the same device are counted, too.
+    They are used by the driver and by libraries, and by other programs on the device. Operators and
+    collectives must have run before, because libraries allocate on first use.
     """
     free, total = cuda.mem_get_info()
     return max(0, total - free - cuda.memory_reserved())
 
 
 def workspace_bytes() -> int:
-    """Bytes of torch's allocator in use without a tensor: what libraries keep as workspaces."""
+    """Bytes in use in torch's allocator; if no tensor is alive, those of libraries' workspaces."""
     gc.collect()
     return torch.cuda.memory_allocated()
 
 
 def user_cache() -> Path:
-    """The folder of cached measurements."""
+    """The user's folder of cached measurements; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "shardwright"
 
 
 def _cache_name(devices: int, tune_host: bool) -> str:
-    """The name of the cache file: host, torch, devices and tuning, for which the figures hold."""
+    """The name of the cache file: host, version of torch, numbers of devices, and tuning."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     text = f"{socket.gethostname()}-torch{torch.__version__}-{gpus}gpu-{devices}devices"
     text += "-tuned" if tune_host else "-plain"

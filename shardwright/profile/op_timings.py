@@ -30,31 +30,39 @@ from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.ranks import threads_of
 from shardwright.tracing.export.operators import operator_of, to_torch
 
-_TOGETHER = 6  # calls whose tensors exist at once
-_CACHES = 2**26  # bytes: more than the caches of a core hold
-_SETS = 8  # copies of one call's tensors; small tensors are in the caches in a step, too
+_TOGETHER = 6  # calls that are timed in turn, whose tensors exist at once
+_CACHES = 2**26  # bytes: more than the caches of a core
+_SETS = 8  # the most copies of a call's tensors; small ones are cached in a step, too
 _ROOM = (
-    8  # memory of a call relative to its arguments: results, gradients, workspace, fragmentation
+    8  # memory of a call over that of its arguments: results, gradients, workspace, fragmentation
 )
 _MOST_ROOM = 2**30  # bytes
 
 
 def user_timing_cache(warn: Callable[[str], None]) -> TimingCache:
-    """The cache of timings in the user's cache directory."""
+    """The cache of timings in the user's cache directory; `warn` is called with errors."""
     return TimingCache(user_cache() / "operators.sqlite", warn)
 
 
 def with_cached_timings(machine: Machine, known: TimingCache) -> Machine:
-    """`machine` with all cached timings of this host."""
+    """`machine` with the cached timings of its kind of device, and no others."""
     return _with(machine, known.find(device_key(machine)))
 
 
 def with_timings(
     machine: Machine, calls: Sequence[OpCall], seconds: float, known: TimingCache, tell: Tell
 ) -> Machine:
-    """`machine` with timings of `calls`; those that are not cached are measured, for `seconds`.
+    """`machine` with the cached timings and those of `calls`, which are measured and cached.
 
-    Returns the same machine if it has all of them. Raises `MachineError` if the ranks fail.
+    Args:
+        machine: a machine of `with_cached_timings`; it is returned if all `calls` are cached.
+        calls: the calls to time.
+        seconds: the time to measure; later calls may remain without timings.
+        known: the cache.
+        tell: called with the progress.
+
+    Raises:
+        MachineError: the ranks fail.
     """
     key = device_key(machine)
     before = known.find(key)
@@ -73,9 +81,9 @@ def _with(machine: Machine, found: Mapping[str, Timing | None]) -> Machine:
 
 
 def device_key(machine: Machine) -> str:
-    """The key of timings: the kind of device, the ranks of the host, and torch's version.
+    """The key of timings in the cache: kind and number of devices, and the version of torch.
 
-    On CPUs it also has whether the ranks tuned the host.
+    On CPUs it also has the threads of a rank, and whether the ranks tuned the host.
     """
     devices = machine.devices
     if torch.cuda.is_available():
@@ -94,9 +102,10 @@ def _tuned(machine: Machine) -> bool:
 def measure_calls(
     machine: Machine, calls: Sequence[OpCall], seconds: float, tell: Tell
 ) -> dict[str, Timing | None]:
-    """Timings of `calls` by text, in the given order, as many as `seconds` allow.
+    """Timings of `calls` by their text, measured on new processes, one for each device.
 
-    The value is None for a call that cannot run by itself.
+    Calls are timed in the given order while `seconds` last. The value is None for a call that
+    cannot run alone. Raises `MachineError` if the processes fail.
     """
     given = (list(calls), seconds, _tuned(machine))
     found = json.loads(run_ranks(machine.devices, _rank, given, tell, START_SECONDS))
@@ -118,7 +127,11 @@ def _rank(
 def time_calls(
     calls: Sequence[OpCall], seconds: float, tell: Tell
 ) -> dict[str, tuple[float, float] | None]:
-    """Seconds forward and backward of each call, on the ranks of the process group."""
+    """Seconds forward and backward of calls by their text, on the ranks of the process group.
+
+    Every rank calls it. Calls after `seconds` are left out, but the first are always timed; the
+    value is None for a call that cannot run alone.
+    """
     found: dict[str, tuple[float, float] | None] = {}
     kind = backend_of().spec.device
     end = time.monotonic() + seconds
@@ -133,8 +146,8 @@ def time_calls(
             break
         runs = {str(call): _runnable(call, stopwatch.device) for call in some}
         if kind == "cpu":
-            # The first use of a page takes microseconds, and on a virtual machine
-            # ten times as long; in a step all pages have been used.
+            # The first access to a page takes microseconds, and ten times as long on a virtual
+            # machine; in a step all pages have been accessed before.
             torch.empty(min(_MOST_ROOM, _ROOM * max(map(_size, some))), dtype=torch.uint8).fill_(1)
         for text, run in runs.items():
             if run is not None:
@@ -154,7 +167,8 @@ def _runnable(
 ) -> tuple[Callable[[], object], Callable[[], object]] | None:
     """Functions that run the call forward, and forward and backward; None if it cannot run.
 
-    Each run has other tensors: in a step, other operators evict saved tensors from the caches.
+    Consecutive runs use different tensors, because in a step other operators evict a call's tensors
+    from the caches.
     """
     given = [_tensor(one, device) for one in call.given]
     count = min(_SETS, 1 + _CACHES // max(1, _size(call)))
@@ -163,7 +177,7 @@ def _runnable(
     function = operator_of(call.target)
 
     def run() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The results, and the given tensors that require gradients."""
+        """Run forward; the results, and the given tensors that require gradients."""
         args, kwargs, trained = next(turns)
         returned = function(*args, **kwargs)
         made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
@@ -181,7 +195,7 @@ def _runnable(
 
         both()
     except (RuntimeError, IndexError, TypeError, ValueError):
-        return None  # its arguments are of other sizes, or it needs a program around it
+        return None  # its arguments do not fit these sizes, or it runs only within a program
     return run, both
 
 
@@ -193,7 +207,7 @@ def _size(call: OpCall) -> int:
 def _arguments(
     call: OpCall, given: Sequence[torch.Tensor]
 ) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
-    """Arguments with copies of the tensors `given`, and the copies that require gradients."""
+    """The call's arguments with copies of the tensors `given`; the copies with gradients."""
     copies = [one.detach().clone().requires_grad_(one.requires_grad) for one in given]
     values = {str(i): copy for i, copy in enumerate(copies)}
     device = copies[0].device

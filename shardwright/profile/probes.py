@@ -1,6 +1,6 @@
-"""Timed operators of every class of the cost model, over sizes.
+"""Probes of operators of every class of the cost model, over sizes.
 
-They run as in programs: through autograd, with new results each time.
+As in programs, each run makes new results, and backward passes run through autograd.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _HEAD, _ROW, _CHAIN = 64, 256, 100
 
 
 class ProbeKernel(NamedTuple):
-    """A kernel that moves memory: its function and its number of passes over its tensor."""
+    """A kernel that is bound by memory, and its passes over a tensor; 0: it is not timed."""
 
     run: Callable[[torch.Tensor], torch.Tensor]
     forward: int
-    backward: int  # passes: gradient in, gradient out, saved tensor
+    backward: int  # e.g. 3: gradient in, gradient out, saved tensor
 
 
-KERNELS = {  # by class, and by name
+KERNELS = {  # by class and name
     "memory add": ProbeKernel(lambda x: x + x, 2, 0),
     "memory relu": ProbeKernel(F.relu, 2, 3),
     "memory layer_norm": ProbeKernel(lambda x: F.layer_norm(x, (_ROW,)), 2, 3),
@@ -41,11 +41,11 @@ KERNELS = {  # by class, and by name
     "functions tanh": ProbeKernel(torch.tanh, 2, 0),
     "functions softmax": ProbeKernel(lambda x: F.softmax(x, -1), 2, 0),
 }
-CHANNELS = 64  # of the input of pooling, by windows of two by two
+CHANNELS = 64  # of the input of 2 by 2 pooling
 
 
 def add_all(stopwatch: Stopwatch) -> None:
-    """Add one probe for each shape of each class, and one of a launch."""
+    """Add one probe for each shape of each class, and one for the time of a launch."""
     gpu = stopwatch.device.type == "cuda"
     matmul = MATMUL + MATMUL_ON_GPU * gpu
     for shape in matmul:
@@ -102,13 +102,13 @@ def _pooling(stopwatch: Stopwatch, elements: int) -> None:
 def _trained(
     function: Callable[..., torch.Tensor], *given: torch.Tensor, **settings: int
 ) -> Callable[[], object]:
-    """`function` forward and backward, with gradients of all arguments."""
+    """A function that runs `function` forward and backward, to gradients of all `given`."""
     gradient = torch.ones_like(function(*given, **settings))
     return lambda: torch.autograd.grad(function(*given, **settings), given, gradient)
 
 
 def _chain(device: torch.device) -> Callable[[], object]:
-    """A chain of tiny kernels, forward and backward."""
+    """A function that runs a chain of tiny kernels, forward and backward."""
     tiny = torch.zeros(8, device=device, requires_grad=True)
 
     def run() -> object:

@@ -1,9 +1,9 @@
-"""Times operations on all ranks together, robustly against noise.
+"""Times operations on all ranks at the same time, robustly against noise.
 
 All probes are timed in several rounds, so that a temporary disturbance affects one round of many
-probes and not all samples of one. Rounds in which other programs used much of the cores are dropped
-where enough rounds remain. Work of one CPU thread is timed by the thread's own clock, which stops
-while another program has the core; where there are more ranks than cores, ranks share a core.
+probes and not all repeats of one. Rounds in which other programs used much of the cores are dropped
+(`quietest_rounds`). Computation of one CPU thread is timed by the thread's own clock, which stops
+while another program has the core; if ranks share a core, the time is multiplied by their number.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import torch.distributed as dist
 from shardwright.profile.host_load import HostLoad, cores
 
 ROUNDS = 6
-_LEAST_ROUNDS = 3  # even after the time limit: of two rounds no outlier can be found
+_LEAST_ROUNDS = 3  # even after the time limit: two rounds do not show which is an outlier
 _MOST_REPEATS = 200  # repeats in one round
-_QUIET = 0.1  # others' part of the cores
-_LEAST_STRETCHES = 6  # stretches of a round from which the skew of ranks is computed
+_QUIET = 0.1  # the largest part of the cores that others use in a quiet round
+_LEAST_STRETCHES = 6  # runs of consecutive computations in a round for one sample of the skew
 
-# Kind of samples: after `work` seconds of computing a rank waits `seconds` for the slowest.
+# The kind of samples with a mean wait of `seconds` for the slowest rank after `work` seconds of
+# computation.
 ARRIVAL_SKEW = "apart"
 
 
 class RepeatTimes(NamedTuple):
-    """Statistics of the repeats in one round, in seconds.
+    """Statistics of a probe's repeats in one round, in seconds.
 
-    They are the median and the first decile, and, where the operation before it makes ranks late,
-    the seconds of that operation in each repeat.
+    `usual` is their mean and `low` their first decile. `before` has the time of the preceding
+    operation in each repeat, if that makes ranks late (`_Probe.drifts`).
     """
 
     usual: float
@@ -45,7 +46,10 @@ class RepeatTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`seconds` that `work` of a kind took: FLOP, bytes of memory, or bytes of the local tile."""
+    """The `seconds` that some `work` of a `kind` took.
+
+    Work is flop, bytes of memory traffic, bytes of a local tile, or a count, depending on the kind.
+    """
 
     kind: str
     work: float
@@ -57,13 +61,13 @@ class _Probe:
     kind: str
     work: float
     run: Callable[[], object]
-    alone: bool  # whether it waits for no other rank
-    times: int  # repeats of the sample's work in one run
-    after: Callable[[], object] | None  # runs before it and is not timed
+    alone: bool  # whether it computes without waiting for other ranks
+    times: int  # how often `run` does the work
+    after: Callable[[], object] | None  # runs before each run and is not part of its time
 
     @property
     def drifts(self) -> bool:
-        """Whether the operation before the probe makes ranks late."""
+        """Whether ranks arrive at the probe at different times, because of `after`."""
         return self.after is not None and not self.alone
 
 
@@ -71,13 +75,17 @@ class _Probe:
 class Stopwatch:
     """Times probes in turn, for about `seconds` in all.
 
-    All ranks of the process group add the same probes and run them equally often. `tell` is called
-    with the current probe and the part that is done.
+    All ranks of the process group add the same probes and run them equally often.
+
+    Args:
+        kind: the type of device, `"cpu"` or `"cuda"`.
+        seconds: the time for all probes.
+        tell: called with the current probe or round, and the fraction that is done.
     """
 
     def __init__(self, kind: str, seconds: float, tell: Callable[[str, float], None]) -> None:
         self.device = torch.device(kind)
-        self.busy = 0.0  # others' part of the cores, in the rounds that count
+        self.busy = 0.0  # part of the cores that others used, the median of the rounds that count
         self._seconds = seconds
         self._tell = tell
         self._probes: list[_Probe] = []
@@ -92,19 +100,26 @@ class Stopwatch:
         times: int = 1,
         after: Callable[[], object] | None = None,
     ) -> None:
-        """Add a probe that times `run`, which repeats its work `times` times; the sample is of one.
+        """Add a probe.
 
-        With `alone` the probe only computes and waits for no other rank. `after` runs before it and
-        is not timed. Where `run` waits for other ranks, `after` makes some ranks later than others:
-        then the time counts from the arrival of the last rank, as the mean over ranks, and the
-        waits for that rank become samples `ARRIVAL_SKEW`.
+        Args:
+            kind: the kind of its sample.
+            work: the work of its sample.
+            run: the function that is timed, which does the work `times` times.
+            alone: whether `run` computes without waiting for other ranks.
+            times: the time of `run` is divided by it.
+            after: runs before each `run` and is not part of its time. If `run` waits for other
+                ranks, they arrive at different times because of `after`: the time counts from the
+                arrival of the last rank, its mean over ranks is the sample, and the waits give
+                samples `ARRIVAL_SKEW`.
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after))
 
     def samples(self) -> list[Sample]:
-        """One sample per probe, of the slowest rank, then the samples `ARRIVAL_SKEW`.
+        """Time all probes; one sample for each, and the samples `ARRIVAL_SKEW`.
 
-        They are equal on every rank.
+        Every rank calls it and gets equal samples. A sample is that of the slowest rank, or the
+        mean over ranks for probes with `after` that wait for other ranks.
         """
         end = time.monotonic() + self._seconds
         repeats = self._repeats()
@@ -132,7 +147,7 @@ class Stopwatch:
         found = []
         for place, probe in enumerate(self._probes):
             self._tell(probe.kind, 0.25 * place / len(self._probes))
-            probe.run()  # the first runs do not count, while the heap still grows
+            probe.run()  # a first run may allocate memory and does not count
         for probe in self._probes:
             seconds = self.once(probe.run, alone=probe.alone)
             if probe.after is not None:
@@ -152,12 +167,12 @@ class Stopwatch:
         if probe.drifts:
             early = self._waits_for_slowest(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
-        # A step has many operations, some of which are slow at times: so the mean counts.
+        # In a step some of many operations are slow, which add to its time: so the mean counts.
         low = sorted(found)[len(found) // 10]
         return RepeatTimes(fmean(found), low, tuple(before if probe.drifts else ()))
 
     def _waits_for_slowest(self, took: Sequence[float]) -> list[float]:
-        """For each repeat, the seconds by which the slowest rank was slower than this one."""
+        """For each repeat, the seconds by which this rank was faster than the slowest one."""
         mine = torch.tensor(took, dtype=torch.float64, device=self.device)
         most = mine.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -191,7 +206,7 @@ class Stopwatch:
         return time.thread_time if thread else time.perf_counter
 
     def is_past(self, end: float) -> bool:
-        """Whether rank 0 is beyond `end`, of `time.monotonic`."""
+        """Whether it is past `end` (of `time.monotonic`) on rank 0; every rank calls it."""
         is_past = torch.tensor([float(time.monotonic() > end)], device=self.device)
         dist.broadcast(is_past, 0)
         return bool(is_past.item())
@@ -202,12 +217,12 @@ class Stopwatch:
 
 
 def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Probe) -> float:
-    """One figure from the `figures` of every rank in every round.
+    """The seconds of a probe from its `figures`, of every rank in every round.
 
-    It is the usual time of the slowest rank, or the mean wait of a rank. Noise only ever adds: on a
-    noisy host the least figure is the most accurate. Ranks that do not wait for others are slow at
-    different times: their rounds are combined rank by rank first, or the result would have the
-    noise of several ranks where a step has that of one.
+    On a quiet host it is the median over rounds of means; on a noisy host the minimum over rounds
+    of first deciles, because noise only adds time. Over ranks it is the maximum, or the mean for
+    probes that drift. Rounds are combined first for probes that run alone: ranks are slow in
+    different rounds, and the maximum of each round would have the noise of several ranks.
     """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
     values = [[one.usual if quiet else one.low for one in rounds] for rounds in figures]
@@ -218,11 +233,11 @@ def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Pro
 
 
 def _arrival_skews(drifts: Sequence[Sequence[Sequence[float]]], quiet: bool) -> list[Sample]:
-    """The mean wait for the slowest rank after one, two, four, ... units of computation.
+    """Samples of the mean wait for the slowest rank after 1, 2, 4, ... computations.
 
-    `drifts` are the seconds of each rank's computations, in order, for every round. Differences
-    between ranks accumulate until they wait for each other; they are accumulated here over
-    increasing numbers of computations.
+    `drifts` has, for every round and rank, the seconds of its computations in order. Differences
+    between ranks accumulate until ranks wait for each other. So times of consecutive computations
+    are added up before they are compared.
     """
     weigh: Callable[[Sequence[float]], float] = median if quiet else min
     took = [np.array(ranks, np.float64) for ranks in drifts]  # (ranks, repeats) of each round
@@ -254,7 +269,7 @@ def ranks_of_a_core() -> float:
 
 
 def of_these_cores(seconds: float) -> float:
-    """CPU seconds of all ranks that share cores with this one, which used `seconds`."""
+    """CPU seconds of all ranks that share cores with this rank, of which each gives `seconds`."""
     mine = (socket.gethostname(), frozenset(cores()), seconds)
     every = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)
@@ -262,7 +277,9 @@ def of_these_cores(seconds: float) -> float:
 
 
 def quietest_rounds(busy: Sequence[float]) -> list[int]:
-    """Indices of the rounds that count: all quiet ones, or the quieter half if few are quiet.
+    """Indices of the rounds that count: all quiet ones, or the quieter half if fewer are quiet.
+
+    `busy` is, for each round, the fraction of the cores that other programs used.
 
     >>> quietest_rounds([0.01, 0.5, 0.02, 0.03]), quietest_rounds([0.5, 0.9, 0.4, 0.6])
     ([0, 2, 3], [0, 2])

@@ -1,8 +1,9 @@
-"""Caches timings of single operators in a database of the user.
+"""Caches timings of single operators in an SQLite database of the user.
 
 A row is for one call (operator, local sizes, dtypes, arguments) on one kind of device, a number of
-ranks and threads, and one version of torch. A database that cannot be read is renamed and created
-again; one that cannot be written is only read. Both cases give a warning of one line.
+ranks and threads, and one version of torch (`op_timings.device_key`). A damaged database is
+renamed, and the next write creates a new one. If the database is busy or not accessible, timings
+are not read or not stored. Each case gives a warning of one line.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ CREATE TABLE IF NOT EXISTS timings (
     PRIMARY KEY (device, call)
 )
 """
-_WAIT_SECONDS = 5.0  # seconds to wait for another process that writes
+_WAIT_SECONDS = 5.0  # the longest wait for another process that writes
 
 
 @final
 class TimingCache:
-    """The database in `file`; `warn` is called with its errors."""
+    """The database in `file`; `warn` is called with a line for each error."""
 
     def __init__(self, file: Path, warn: Callable[[str], None]) -> None:
         self.file = file
         self._warn = warn
 
     def find(self, device: str) -> dict[str, Timing | None]:
-        """All calls that were timed on `device`; None for calls that cannot run by themselves."""
+        """Timings of all calls on `device`, by call; None for calls that cannot run alone."""
         if not self.file.exists():
             return {}
         try:
@@ -51,7 +52,7 @@ class TimingCache:
         return {call: _timing(call, forward, backward) for call, forward, backward in rows}
 
     def keep(self, device: str, found: Mapping[str, Timing | None]) -> None:
-        """Add or replace the timings."""
+        """Add or replace timings of calls on `device`."""
         rows = [(device, call, *_columns(timing)) for call, timing in found.items()]
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)

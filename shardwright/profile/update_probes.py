@@ -1,8 +1,8 @@
-"""Times loading, gradient reduction and update of trained parameters beyond their arithmetic.
+"""Probes of trained parameters: overheads of loading and gradients, packing, and updates.
 
 Parameters are DTensors, and the dispatch of an operator on a DTensor takes many times as long as
-the launch of a kernel. Loading and reduction run Python code, which in a step finds the caches of
-a CPU filled by operators; the probes fill them, too.
+the launch of a kernel. Loading and packing run Python code after operators that have filled the
+CPU's caches; the probes fill them before, too.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
-_ALL = 2**22  # elements of parameters that are updated in turn: more than fit into caches
+_ALL = 2**22  # elements of all parameters of an update, more than fit into caches
 ELEMENTS_ON_GPU = (2**24,)
 _ROW = 64
-_COUNT = 16  # number of tiny parameters
-HANDLED = 3  # times that a gathered parameter or its gradient is packed or unpacked
-_LEFT = 2**22  # elements that operators leave in the caches
-CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and their passes over a parameter
+_COUNT = 16  # tiny parameters
+HANDLED = 3  # times that a parameter is packed or unpacked, its gradient included
+_LEFT = 2**22  # elements of an operator that fills the caches
+CALLS, PASSES = 8, 21  # of AdamW: operators of an update, and passes over a parameter
 
 
 def add_all(stopwatch: Stopwatch) -> None:
-    """Add probes "dispatch", "parameter", "packing" of tiny parameters, "update" of larger ones."""
+    """Add probes "dispatch", "parameter" and "packing" of tiny parameters, and "update".
+
+    The work of the first three is a number of operators, parameters and packings, so that a sample
+    gives seconds for one; that of "update" is bytes of memory traffic.
+    """
     mesh = init_device_mesh(stopwatch.device.type, (dist.get_world_size(),))
     tiny = _parameters(mesh, 2 * _ROW, _COUNT)
     stopwatch.add("dispatch", CALLS * _COUNT, _updated(tiny), alone=True)
@@ -61,14 +65,14 @@ def _parameters(mesh: DeviceMesh, elements: int, count: int) -> list[nn.Paramete
 
 
 def _updated(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
-    """A function that updates all parameters by AdamW."""
+    """A function that updates all parameters with AdamW."""
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     return torch.optim.AdamW(parameters).step
 
 
 class _NoProgram:
-    """A call that computes nothing: gradients of parameters are there."""
+    """A stand-in for a call of a program, which computes nothing and returns given gradients."""
 
     def __init__(self, places: Sequence[DTensorSpec], tiles: Sequence[torch.Tensor]) -> None:
         self.places, self.tiles = places, tiles
@@ -89,7 +93,7 @@ class _NoProgram:
 
 
 def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
-    """A function that loads all parameters into a program and reduces empty gradients."""
+    """A function that loads all parameters into a program and returns their gradients."""
     stored = [nn.Parameter(parameter.detach()) for parameter in parameters]
     places = [DTensorSpec(parameter) for parameter in stored if isinstance(parameter, DTensor)]
 
@@ -106,7 +110,7 @@ def _loaded(parameters: Sequence[nn.Parameter]) -> Callable[[], object]:
 
 
 def _packed(mesh: DeviceMesh) -> Callable[[], object]:
-    """A function that packs tiny sharded parameters, unpacks copies, and packs gradients."""
+    """A function that packs tiny sharded parameters, unpacks them, and packs gradients."""
     parts = [TileSplit((mesh.size(), _ROW), 0, mesh.size()) for _ in range(_COUNT)]
     tiles = [torch.randn((1, _ROW), device=mesh.device_type) for _ in parts]
 
