@@ -1,1 +1,1 @@
-"""Cost functions of single operators, collectives and updates."""
+"""Computes seconds of single operators, collectives, copies and updates."""

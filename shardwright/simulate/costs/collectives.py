@@ -1,12 +1,14 @@
-"""Seconds of redistributions, step by step as the lowered program runs them.
+"""Seconds of redistributions, the sum of the steps that the lowered program runs.
 
-Ring algorithms, n devices, S bytes of the whole tensor, B bytes/s and a lap of
-n − 1 hops (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations", 2009):
+Ring algorithms with n devices, S bytes of the whole tensor, B bytes/s, and the latency of n − 1
+hops, a lap (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009):
 
 * all_gather, reduce_scatter: lap + (n − 1)/n · S / B
 * all_reduce, a reduce_scatter and then an all_gather: 2 · lap + 2 · (n − 1)/n · S / B
-* all_to_all of tiles of S/n: lap + (n − 1)/n · S/n / B, spread over the levels
+* all_to_all of tiles of S/n: lap + (n − 1)/n · S/n / B, with the bytes divided among the levels
+
+Each also has the seconds of a launch. All-gathers may have a bandwidth of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from shardwright.simulate.costs.tile_sizes import local_bytes
 
 
 class StepPrice(NamedTuple):
-    """Seconds of a step: fixed, and per byte of its tile before, of that after, of the larger."""
+    """Seconds of a step: fixed, and per byte of the tile before, the tile after, the larger one."""
 
     fixed: float
     per_before: float = 0.0
@@ -48,7 +50,7 @@ class StepPrice(NamedTuple):
 
 @cache
 def step_price(kind: CommKind, link: Link, machine: Machine) -> StepPrice:
-    """The price of communication of `kind` on the devices that `link` joins."""
+    """The price of a step of `kind` among the devices of `link`; 0 for a single device."""
     price = PRICES[kind]
     return StepPrice(0.0) if link.ranks == 1 else price(link, machine)
 
@@ -89,21 +91,21 @@ def _all_to_all(link: Link, machine: Machine) -> StepPrice:
 
 
 def _message(link: Link, machine: Machine) -> StepPrice:
-    """One message to a neighbour."""
+    """The price of one message to a neighbour, by its bytes."""
     return StepPrice(_hop(link, machine), per_before=1 / link.bytes_per_s)
 
 
 def _swap(link: Link, machine: Machine) -> StepPrice:
-    """Tiles sent to other devices and results sent back (zigzag); bytes of both together."""
+    """The price of tiles sent to other devices and results sent back (zigzag), by their bytes."""
     per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
     return StepPrice(2 * _hop(link, machine), per_before=per_byte)
 
 
 def _rows(link: Link, machine: Machine) -> StepPrice:
-    """Rows that are sent where the data says, and their results sent back; bytes of both.
+    """The price of rows sent to the devices of their experts and results sent back, by their bytes.
 
-    The bytes are those that the busiest device is sent. Counts are gathered first, then come two
-    all_to_alls. Every row is sorted before it leaves and after it has come.
+    The bytes are those of the busiest device. Numbers of rows are gathered first, then there are
+    two all-to-alls. Rows are put in order before and after each.
     """
     calls = 3 * (machine.collective_launch_seconds + link.lap_seconds)
     launches = _SORTING * machine.device.launch_seconds
@@ -112,11 +114,11 @@ def _rows(link: Link, machine: Machine) -> StepPrice:
 
 
 def _hop(link: Link, machine: Machine) -> float:
-    """Seconds to launch a message and of its latency."""
+    """Seconds of the launch and the latency of one message."""
     return machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
 
 
-_SORTING = 12  # kernels that put rows in order, and back, on both sides of an exchange
+_SORTING = 12  # kernels that put rows in order and back, on both sides
 PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
     "that has a price",
     {
@@ -138,12 +140,12 @@ PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
 def collective_seconds(
     kind: CommKind, link: Link, before: Bytes, after: Bytes, machine: Machine
 ) -> Seconds:
-    """Seconds of one step that turns local tiles of `before` bytes into tiles of `after` bytes."""
+    """Seconds of one step from local tiles of `before` bytes to tiles of `after` bytes."""
     return step_price(kind, link, machine).seconds(before, after)
 
 
 def _touch(machine: Machine) -> float:
-    """Seconds in which a byte of memory is read or written."""
+    """Seconds to read or write a byte of memory."""
     return 1 / _memory_bytes_per_s(machine)
 
 

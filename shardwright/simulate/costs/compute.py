@@ -1,7 +1,7 @@
-"""Seconds of one operator on a device, forward and backward: the sum of its kernels.
+"""Computes seconds of one operator on a device, forward and backward: the sum of its kernels.
 
 A contraction has 2 · Π(sizes of the factors in `rule.work`) flop forward, and as many again for
-every contracted operand that needs a gradient. `kernels.py` says how long a kernel takes.
+every contracted operand that needs a gradient. `kernels.py` prices a kernel.
 """
 
 from __future__ import annotations
@@ -31,33 +31,36 @@ from shardwright.simulate.costs.workload import (
 
 Bools = NDArray[np.bool_]
 
-# Contractions of `rule.work` in fused attention: Q·Kᵀ and P·V; backward five,
-# as the scores are computed again (Dao et al., "FlashAttention", 2022).
+# Contractions in fused attention: Q·Kᵀ and P·V forward, and five backward, because the scores are
+# computed again (Dao et al., "FlashAttention", 2022).
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
 _MOVING = (
     OperatorClass.MEMORY, OperatorClass.FUNCTION, OperatorClass.POOLING, OperatorClass.PART,
 )  # fmt: skip
 _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
-# Bytes of traffic for each score of a ring, forward; backward twice as much: written, read to be
-# exponentiated, and read to be multiplied, in single precision.
+# Bytes of traffic for each score in ring attention, in float32: it is written, read for the
+# exponential, and read for the product. Backward it is twice as much.
 _SCORE_BYTES = 12
-_EXPERTS_BACKWARD = 2  # of each product one for its rows and one for its weights
-_BY_TERMS = 2.0  # times one fused kernel: maximum, difference, exponential and sum, each by itself
+_EXPERTS_BACKWARD = 2  # products for each forward one: gradients of rows and of weights
+_BY_TERMS = 2.0  # over one fused kernel: maximum, difference, exponential and sum are separate
 
 
 def operator_seconds(
     work: Workload, sizes: Ints, device: Device, forward: Floats | None = None
 ) -> Floats:
-    """Seconds forward and backward with factors of local `sizes` (factors, K): (K,).
+    """Seconds forward and backward at local `sizes` of the factors, (factors, K): (K,).
 
-    Those of the `forward` kernel are worked out where they are not known.
+    `forward` are the seconds of the forward pass, (K,), if they are known.
     """
     seconds = forward_seconds(work, sizes, device) if forward is None else forward
     return seconds + backward_seconds(work, sizes, device) if work.has_backward else seconds
 
 
 def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
-    """Seconds of the forward kernel with factors of local `sizes` (factors, K): (K,)."""
+    """Seconds of the forward pass at local `sizes` of the factors, (factors, K): (K,).
+
+    From timings of the device if the operator has any, else from the formula.
+    """
     if work.form is None:
         return _forward(work, sizes, device) * _by_terms(work, sizes)
     found = timed(
@@ -68,7 +71,7 @@ def forward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 
 def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
-    """The kernels of the forward pass, with factors of local `sizes` (factors, K)."""
+    """The kernels of the forward pass at local `sizes` of the factors, (factors, K)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
         return ()
     written = _bytes(work.written, sizes)
@@ -89,9 +92,10 @@ def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
 
 
 def backward_seconds(work: Workload, sizes: Ints, device: Device) -> Floats:
-    """Seconds of the backward kernels, of those operands only that need a gradient: (K,).
+    """Seconds of the backward pass at local `sizes` of the factors, (factors, K): (K,).
 
-    With those that add up the gradients of a result that several operators read.
+    Only operands that need a gradient count. Included are kernels that add up the gradients of a
+    result that several operators read.
     """
     if work.form is None:
         found = _backward(work, sizes, device)
@@ -121,7 +125,7 @@ def _sum(kernels: Iterable[KernelWork], sizes: Ints, device: Device) -> Floats:
 
 
 def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
-    """The kernels of the backward pass, without sums of a value's several gradients."""
+    """The kernels of the backward pass, without those that add up gradients of a result."""
     needed = [i for i, port in enumerate(work.operands) if port.requires_grad]
     given = _bytes((port for port in work.written if port.requires_grad), sizes)
     made = _bytes((work.operands[i] for i in needed), sizes)
@@ -155,7 +159,11 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
 
 
 def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> ProductShape | None:
-    """The sizes of the product of two matrices, or of the gradient of one of its operands."""
+    """The sizes of a matrix product, or of the product for the gradient of an operand.
+
+    `gradient_of` is the index of the operand, or -1. None unless the operator is a product of two
+    contracted operands.
+    """
     if work.kind is not OperatorClass.MATMUL or len(work.contracted) != 2:
         return None
     left, right = (set(work.operands[i].factors) for i in work.contracted)
@@ -174,7 +182,7 @@ def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> Produc
 
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
-    """The factor on an operator's seconds where devices reduce terms inside of it."""
+    """The factor of the operator's seconds: more than 1 where devices reduce terms within it."""
     if not work.internal_reductions:
         return 1.0
     whole = np.array(work.sizes)[list(work.internal_reductions)]
@@ -184,7 +192,10 @@ def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
 
 
 def _as_one(work: Workload, sizes: Ints) -> Bools:
-    """Whether one device would make the same call at these sizes: no tile depends on its offset."""
+    """Whether a tile is computed by the operator's plain call, at each of the sizes: (K,).
+
+    That is not so if queries of causal attention, or keys of a ring, are split.
+    """
     axis_placements = [*work.causal, *([work.passed] if work.passed >= 0 else [])]
     whole = np.array(work.sizes)[axis_placements]
     found: Bools = (sizes[axis_placements] == whole[:, None]).all(axis=0)
@@ -192,7 +203,7 @@ def _as_one(work: Workload, sizes: Ints) -> Bools:
 
 
 def contraction_flop(work: Workload, sizes: Ints) -> Ints:
-    """Operations of one pass over a contraction's factors of local `sizes` (factors, K): (K,)."""
+    """Floating point operations of one contraction at local `sizes` of the factors: (K,)."""
     if not work.work:
         return np.zeros(sizes.shape[1], np.int64)
     flop = 2 * work.repeats * product_of(sizes, work.work)
@@ -202,16 +213,16 @@ def contraction_flop(work: Workload, sizes: Ints) -> Ints:
         # The last device is the slowest: its queries see all keys but, on average, half of its own.
         queries = product_of(np.array(work.sizes)[:, None], work.causal)
         share = product_of(sizes, work.causal) / queries
-        if work.halves >= 0:  # evenly between those that share it
+        if work.halves >= 0:  # early and late queries are divided evenly (zigzag)
             share = np.minimum(1.0, share * work.sizes[work.halves] / sizes[work.halves])
         flop = flop - (flop * (share / 2)).astype(np.int64)
-    if work.passed >= 0:  # all keys come by
+    if work.passed >= 0:  # a ring computes with all keys
         flop = (flop * (work.sizes[work.passed] / sizes[work.passed])).astype(np.int64)
     return flop
 
 
 def _scores(work: Workload, sizes: Ints) -> Ints:
-    """Bytes of scores that a ring writes and reads: it adds up blocks without a fused kernel."""
+    """Bytes of scores that ring attention writes and reads, as it has no fused kernel: (K,)."""
     if work.passed < 0:
         return np.zeros(sizes.shape[1], np.int64)
     scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))

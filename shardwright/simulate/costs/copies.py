@@ -1,4 +1,4 @@
-"""Seconds of copies in a device's memory: of parameters, and into and out of buckets."""
+"""Computes seconds of copies in a device's memory: of parameters, and into and out of buckets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 
 def copy_seconds(moved: Amount, times: int, device: Device) -> Amount:
-    """Seconds of `times` kernels, each of which reads and writes `moved` bytes together."""
+    """Seconds of `times` kernels, each of which reads and writes `moved` bytes in all."""
     streamed = device.bytes_per_s * device.efficiency.streaming
     return times * (device.launch_seconds + moved / streamed)
 
 
 def packing_seconds(moved: Amount, handled: int, device: Device) -> Amount:
-    """Seconds to put a tile into a bucket and take its copy out, `handled` of the two.
+    """Seconds to put a tile into a bucket, and with `handled` 2 also to take its copy out.
 
-    Together they move so many bytes. It is one kernel, or where it was measured what runs them.
+    It is priced as one kernel that reads and writes `moved` bytes in all, or with the measured
+    seconds of each (`Device.packing_seconds`) instead of its launch if these are more.
     """
     each = device.packing_seconds
     if each is None:

@@ -1,9 +1,9 @@
-"""Kernels that `torch.compile` fuses inside of a layer.
+"""Predicts which operators `torch.compile` fuses into one kernel, and the traffic that it saves.
 
-Consecutive elementwise operators and reductions without a matrix product, a collective or an opaque
-module between them become one kernel: values between them are neither written to memory nor read,
-and there is one launch, forward and backward. Layers are compiled one by one, as in torchtitan, so
-nothing is fused across or outside of layers.
+Consecutive elementwise operators and row-wise reductions, without a matrix product or another
+operator that is not fused between them, become one kernel. Values between them are neither written
+to memory nor read, and there is one launch, forward and backward. Layers are compiled one by one,
+as in torchtitan, so nothing is fused across or outside of layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.ir.graph import Graph, Op
 from shardwright.rules.rule import FactorKind, Rule
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.|$)")
-# Operators over whole rows that the compiler writes itself.
+# Operators over whole rows for which the compiler generates code.
 _ROWS = frozenset(
     {"softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm",
      "rms_norm", "group_norm"}
@@ -31,8 +31,9 @@ class Fusion:
     Attributes:
         operands: for each operand, whether it is not read from memory.
         results: for each result, whether it is not written to memory.
-        joins: whether the launch of the kernel is counted for another operator.
-        added: for each result, the number of gradients from other kernels beyond the first.
+        joins: whether the kernel's launch is counted for another operator.
+        added: for each result, the number of its gradients that are added to the first: there is
+            one from each reader outside of the kernel, and one from all readers in it.
     """
 
     operands: tuple[bool, ...]
@@ -42,7 +43,7 @@ class Fusion:
 
 
 def fusions(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, Fusion]:
-    """The operators that are a part of a kernel of several, with what is saved."""
+    """The operators of `graph` that share a kernel with others, by name, and their savings."""
     kernels = _kernels(graph, rules)
     readers = _readers(graph)
     ends = {*graph.outputs, *(value for _, value in graph.updates)}
@@ -70,13 +71,13 @@ def fusions(graph: Graph, rules: Mapping[str, Rule]) -> dict[str, Fusion]:
 
 
 def _kernels(graph: Graph, rules: Mapping[str, Rule]) -> Iterator[Sequence[Op]]:
-    """The operators of each kernel of several, in order.
+    """The operators of each kernel of more than one, in order.
 
-    The level of a value is the number of other operators on the longest way to it: between
-    operators of one level there are none.
+    The level of a value is the largest number of operators that are not fused on a path to it; so
+    there are none on a path between operators of one level.
     """
     level: dict[str, int] = {}
-    source: dict[str, Op] = {}  # the fused operator that made a value, or what it is a view of
+    source: dict[str, Op] = {}  # the fused operator that made a value or its base
     level_of: dict[str, int] = {}
     kernel: dict[str, str] = {}  # operator -> another of its kernel, or itself
 
@@ -116,7 +117,7 @@ def is_view(op: Op, graph: Graph) -> bool:
 
 
 def _is_fused(op: Op, rule: Rule) -> bool:
-    """Whether the compiler writes an operator's code, and its layer is compiled."""
+    """Whether the compiler generates an operator's code, within a layer."""
     if rule.work or not op.target.startswith("aten.") or not _layer(op):
         return False
     whole = any(factor.kind is FactorKind.WHOLE for factor in rule.factors)
@@ -124,13 +125,13 @@ def _is_fused(op: Op, rule: Rule) -> bool:
 
 
 def _layer(op: Op) -> str:
-    """The layer of an operator; "" outside."""
+    """The module path of an operator's layer, up to its first number; "" outside of layers."""
     match = _LAYER.match(op.source.module)
     return "" if match is None else match[0]
 
 
 def _readers(graph: Graph) -> Mapping[str, Sequence[Op]]:
-    """The operators that read a value, or a view of it."""
+    """For each value, the operators other than views that read it or a view of it."""
     found: defaultdict[str, list[Op]] = defaultdict(list)
     for op in reversed(graph.ops):
         for name in op.operands:
@@ -142,7 +143,7 @@ def _readers(graph: Graph) -> Mapping[str, Sequence[Op]]:
 
 
 def _views(name: str, graph: Graph) -> Iterator[str]:
-    """A value and all views of it."""
+    """The value `name` and all views of it."""
     yield name
     for op in graph.consumers[name]:
         if is_view(op, graph):

@@ -1,9 +1,10 @@
-"""Kernels that an operator starts, as plain numbers, and their seconds on a device.
+"""Seconds of a kernel on a device, from plain numbers (roofline).
 
-A kernel takes `max(flop / (peak · efficiency), bytes / bandwidth) + launch` (Williams, Waterman and
-Patterson, "Roofline", 2009), and at least the time that the host needs to issue it. On a device
-with `units`, a matrix product is cut into tiles that the units compute in waves: the last wave is
-half full on average, and the start and end of a tile take as long as a few steps of its depth.
+A kernel takes `max(flop / (peak · efficiency), bytes / (bandwidth · efficiency)) + launch`
+(Williams, Waterman and Patterson, "Roofline", 2009), and at least the time that the host needs to
+issue it. On a device with `units`, a matrix product is cut into tiles that the units compute in
+waves. The last wave is half full on average, and the start and end of a tile take as long as
+`Device.product_depth` steps along its depth.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from shardwright.machine.model import Device
 from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
 
 _TILE = 128  # rows and columns of a matrix product that one unit computes at once
-_LAST_WAVE = 0.5  # of a wave, that units wait for the last tiles
-_DEEPEST_SPLIT = 4  # parts of the depth of few tiles, which units share
-_SPLIT_DEPTH = 1024  # of one part at least
+_LAST_WAVE = 0.5  # of a wave, the mean idle time of a unit in the last one
+_DEEPEST_SPLIT = 4  # the most parts of the depth, which units share if tiles are few
+_SPLIT_DEPTH = 1024  # the least depth of one part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductShape:
-    """Sizes of matrix products, (K,) each: `count` of (rows, depth) by (depth, columns)."""
+    """Sizes of `count` matrix products of (rows, depth) and (depth, columns): (K,) each."""
 
     rows: Ints
     columns: Ints
@@ -37,12 +38,12 @@ class KernelWork:
     """One kernel under K tilings.
 
     Attributes:
-        kind: what limits it.
-        dtype: of its arithmetic.
-        flop: (K,).
+        kind: the class of the operator, which decides the efficiency.
+        dtype: the dtype of its arithmetic.
+        flop: floating point operations, (K,).
         moved: bytes that it reads and writes, (K,).
-        shape: of a matrix product; None of others.
-        launches: whether it is launched, and no part of a kernel before it.
+        shape: the sizes of a matrix product; None for other kernels.
+        launches: whether it is launched; False if it is fused into a preceding kernel.
     """
 
     kind: OperatorClass
@@ -54,7 +55,7 @@ class KernelWork:
 
 
 def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
-    """Seconds from the end of the kernel before: (K,)."""
+    """Seconds of `kernel` on `device`, from the end of the preceding kernel: (K,)."""
     efficiency = device.efficiency
     reached = {
         OperatorClass.MATMUL: efficiency.matmul,
@@ -78,7 +79,7 @@ def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
 
 
 def reached_at(part: float | Curve, work: Ints) -> Floats | float:
-    """The part that is reached with so much work: (K,) -> (K,); `Curve.at` for many."""
+    """The efficiency `part` at each amount of `work`, (K,), as `Curve.at`; a number is constant."""
     if not isinstance(part, Curve):
         return part
     works, parts = np.log(part.points).T
@@ -87,12 +88,12 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
 
 
 def filled(shape: ProductShape, device: Device) -> Floats:
-    """The part of a large product's rate that products of this shape reach, by tiles: (K,)."""
+    """The rate of products of this shape as a fraction of a large product's, by tiles: (K,)."""
     return fill_of(shape, device.units, device.product_depth)
 
 
 def fill_of(shape: ProductShape, units: Ints | int, product_depth: float) -> Floats:
-    """The same on so many units, where a tile starts and ends within `product_depth`: (K,)."""
+    """`filled` for a device of `units` and of this `product_depth`: (K,)."""
     tiles = np.maximum(1, -(-shape.rows // _TILE) * -(-shape.columns // _TILE) * shape.count)
     used = shape.rows * shape.columns * shape.count / (tiles * _TILE * _TILE)
     parts = np.clip(shape.depth // _SPLIT_DEPTH, 1, _DEEPEST_SPLIT)

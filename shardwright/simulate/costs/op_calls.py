@@ -1,8 +1,8 @@
-"""Operators as calls at local sizes, and estimates of unmeasured calls from measured ones.
+"""Estimates the seconds of an operator's calls from measured timings.
 
-A timing is used at the sizes that were measured. At other sizes of the same operator the formula is
-corrected by the ratio of timing and formula at the most similar measured sizes; otherwise
-unmeasured calls would look better or worse than measured ones only because of the formula's error.
+At measured sizes the timing is used. At other sizes of the same operator, the formula is multiplied
+by the ratio of timing and formula at the most similar measured sizes. Otherwise unmeasured calls
+would look better or worse than measured ones only because of the formula's error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _EQUAL_WORK = 0.01  # the largest log-ratio of the formula between calls of equal work
-_NOISE = 0.04  # of one call's timing from process to process, on CPUs
-_DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime has its own
+_NOISE = 0.04  # standard deviation of a log-timing between processes, on CPUs
+_DRAWING = ("dropout", "rand", "bernoulli", "uniform", "normal_")  # the runtime replaces them
 
 
 @dataclass(frozen=True, slots=True)
 class UnsizedCall:
-    """A call without its sizes: of each tensor the factors of every dim, dtype, and gradient."""
+    """A call without sizes.
+
+    `tensors` has, for each tensor, the factors of every dimension by their index in the rule, the
+    dtype, and whether it requires a gradient.
+    """
 
     target: str
     args: tuple[Arg, ...]
@@ -36,7 +40,7 @@ class UnsizedCall:
     tensors: tuple[tuple[tuple[tuple[int, ...], ...], str, bool], ...]
 
     def at(self, sizes: Sequence[int]) -> OpCall:
-        """The call with factors of these local sizes."""
+        """The call at local `sizes` of the rule's factors."""
         given = tuple(
             OperandSpec(tuple(_product(sizes, factors) for factors in dims), dtype, grad)
             for dims, dtype, grad in self.tensors
@@ -44,9 +48,9 @@ class UnsizedCall:
         return OpCall(self.target, self.args, self.kwargs, given)
 
     def sizes_of(self, given: Sequence[OperandSpec], default: Sequence[int]) -> list[int] | None:
-        """Sizes of the factors at which these are given; None of other tensors than such.
+        """The sizes of the factors at which the call has the tensors `given`; None if at none.
 
-        Those of factors that no tensor has are the `default`.
+        Factors that no tensor has are of the `default` sizes.
         """
         known: dict[int, int] = {}
         if len(given) != len(self.tensors):
@@ -66,7 +70,7 @@ class UnsizedCall:
 
 
 def form_of(op: Op, rule: Rule, graph: Graph) -> UnsizedCall | None:
-    """The form of `op`; None of one that cannot be called by itself, or draws random numbers."""
+    """The call of `op` without sizes; None without operands, or if it draws random numbers."""
     if not op.operands or any(word in op.kind for word in _DRAWING):
         return None
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
@@ -93,11 +97,19 @@ def timed(
     *,
     backward: bool = False,
 ) -> Floats:
-    """Seconds by timings of the same calls, else by the `formula` corrected by similar timings.
+    """Seconds of a call at K sizes, (K,), from timings of equal or similar calls.
 
-    `sizes` are of the factors, (factors, K). `same` says at which of them the operator is this
-    call, and not one that depends on the tile's offset. Timings of calls of equal work are
-    distinguished only where they differ by more than noise.
+    Timings of calls of equal work differ in the result only as far as they differ by more than
+    noise (`_Others.steadied`).
+
+    Args:
+        formula: predicts seconds, (factors, K) -> (K,).
+        form: the call without sizes.
+        sizes: local sizes of the factors, (factors, K).
+        timings: timings of any calls.
+        same: at which sizes a tile is computed by this call, and not by one that depends on the
+            tile's offset, (factors, K) -> (K,).
+        backward: whether the seconds are those of the backward pass.
     """
     by_formula, known = formula(sizes), by_call(timings)
     found = [known.get(str(form.at(column))) for column in sizes.T.tolist()]
@@ -111,9 +123,10 @@ def timed(
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """Timings of a form: sizes, (factors, M), what the formula says, and what is measured over it.
+    """M timings of a call at any sizes.
 
-    The last as logarithms, (M,).
+    `sizes` are those of the factors, (factors, M), `said` the formula's seconds, (M,), and `off`
+    the logarithms of measured seconds over these, (M,).
     """
 
     sizes: Ints
@@ -121,11 +134,11 @@ class _Others:
     off: Floats
 
     def steadied(self, measured: float, said: float) -> float:
-        """The log-ratio of a timing and the formula, with noise taken out (shrinkage).
+        """The log-ratio of a timing and the formula, with less noise (shrinkage).
 
-        Of calls for which the formula says the same, as tilings of one product, timings differ
-        mostly by noise; each moves towards their mean by the part of their variance that noise
-        explains (James and Stein 1961, with the noise known).
+        Timings of calls for which the formula predicts the same, such as tilings of one product,
+        differ mostly by noise. Each is moved towards their mean by the part of their variance that
+        noise explains (James and Stein, 1961, with known noise).
         """
         off = float(np.log(measured / said))
         near = self.off[np.abs(np.log(self.said / said)) < _EQUAL_WORK]
@@ -136,7 +149,10 @@ class _Others:
         return mean + kept * (off - mean)
 
     def nearest(self, sizes: Ints) -> Floats | float:
-        """The log-ratio of the timings at the most similar sizes and the formula, (K,)."""
+        """The mean log-ratio of timings and formula at the most similar sizes, (K,).
+
+        0 without timings. Distance is the sum of absolute log-ratios of the factors' sizes.
+        """
         if not len(self.off):
             return 0.0
         gaps = np.abs(_logarithms(sizes)[:, :, None] - _logarithms(self.sizes)[:, None])
@@ -158,7 +174,7 @@ def _others(
     same: Callable[[Ints], Bools],
     backward: bool,
 ) -> _Others:
-    """All timings of the form, at any sizes, with the formula's seconds for each."""
+    """All timings of the call `form`, at any sizes, with the formula's seconds for each."""
     near: list[list[int]] = []
     measured: list[float] = []
     default = sizes[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Sizes of the largest local tile: of an operator's factors and of a tensor."""
+"""Computes sizes of the largest local tile, of an operator's factors and of a tensor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from shardwright.rules.rule import SPREAD, Route, Rule, Tiling
 
 
 def local_sizes(rule: Rule, tiling: Tiling, mesh: Mesh) -> tuple[int, ...]:
-    """Size of every factor on the device with the largest tiles: `ceil` at every cut.
+    """The size of every factor of `rule` on the device with the largest tiles.
 
-    Outer axes cut first.
+    Mesh axes split in their order, and each split rounds up.
     """
     sizes = {factor.name: factor.size for factor in rule.factors}
     for choice, parts in zip(tiling, mesh.shape, strict=True):

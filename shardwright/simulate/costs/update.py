@@ -1,4 +1,4 @@
-"""Seconds and memory of an optimizer's update."""
+"""Computes seconds and memory of an optimizer's update."""
 
 from __future__ import annotations
 
@@ -17,26 +17,34 @@ from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
 
 
 class UpdatedTile(NamedTuple):
-    """A rank's tile of a parameter of `shape`, when it is updated."""
+    """A rank's tile, of `bytes` bytes, of a parameter of `shape`."""
 
     shape: tuple[int, ...]
     bytes: int
     item_bytes: int
 
     def state_bytes(self, spec: OptimizerSpec) -> int:
-        """Bytes of the state that an optimizer keeps for it."""
+        """Bytes of the optimizer's state for the tile."""
         return spec.tensors_of(self.shape) * self.bytes + spec.kept_of(self.shape) * self.item_bytes
 
 
 def update_seconds(
     local_bytes: Ints, optimizer: str, device: Device, ranks: int, whole: Tensor | None = None
 ) -> Floats:
-    """Seconds to update parameter tiles of `local_bytes` bytes, with their transfers, as (K,).
+    """Seconds to update a parameter with tiles of `local_bytes` bytes: (K,) -> (K,).
 
-    What is computed with the `whole` matrix, once it is gathered, every rank computes. Where the
-    cost of an operator on a stored parameter is not measured (`Device.dispatch_seconds`), the
+    If the dispatch of an operator on a DTensor was not measured (`Device.dispatch_seconds`), the
     update is priced as one kernel that reads weight, gradient and state once, and writes weight and
-    state. Parameters of a single rank are plain tensors, whose operators cost a launch each.
+    state.
+
+    Args:
+        local_bytes: bytes of a rank's tile, (K,).
+        optimizer: the name of the optimizer.
+        device: the device.
+        ranks: the number of ranks; with one, parameters are plain tensors, whose operators take a
+            launch each.
+        whole: the parameter, for optimizers that compute with whole matrices: every rank does so,
+            and the time to gather them is not included.
     """
     spec = optimizer_spec(optimizer)
     matrix = None if whole is None else spec.matrix_of(whole.shape)
@@ -49,7 +57,7 @@ def update_seconds(
 
 
 def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
-    """The cost of the update of a matrix on its tiles, beside that on the whole."""
+    """`spec` with the operators on tiles in the update of a matrix, without those on the whole."""
     passes = max(1, matrix.passes)
     return replace(
         spec, state_tensors=matrix.state_tensors, calls=-(-passes // 3), passes=passes, matrix=None
@@ -57,7 +65,7 @@ def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
 
 
 def _whole_seconds(matrix: MatrixUpdate, whole: Tensor, device: Device) -> Floats:
-    """Seconds of the operators on a whole matrix."""
+    """Seconds of the operators on a whole matrix: (1,)."""
     rows, columns = whole.shape
     dtype = matrix.dtype or whole.dtype
     flop = np.array([matrix.flop(rows, columns)], np.int64)
@@ -67,7 +75,7 @@ def _whole_seconds(matrix: MatrixUpdate, whole: Tensor, device: Device) -> Float
 
 
 def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks: int) -> Floats:
-    """Seconds of the operators on tiles."""
+    """Seconds of the operators on tiles: (K,)."""
     if device.dispatch_seconds is None:
         moved = (3 + 2 * spec.state_tensors) * local_bytes
         return device.launch_seconds + moved / (device.bytes_per_s * device.efficiency.streaming)
@@ -82,9 +90,9 @@ def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks
 def update_bytes(
     spec: OptimizerSpec, tiles: Sequence[UpdatedTile], *, together: bool = False
 ) -> int:
-    """Bytes beside parameters, gradients and state, to update these tiles.
+    """The most bytes of temporaries during the update of `tiles`.
 
-    `together` if the optimizer updates all of them at once (foreach).
+    `together`: whether the optimizer updates all tiles at once (foreach).
 
     >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
     >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)

@@ -1,7 +1,7 @@
-"""Floating point operations of a training step, for model FLOPs utilisation (MFU).
+"""Counts floating point operations of a training step, for model FLOPs utilization (MFU).
 
-Counted are matrix products, convolutions and attention, forward and backward, as one device does
-them: causal attention counts half, recomputation nothing (Chowdhery et al., "PaLM", 2022).
+Matrix products, convolutions, experts and attention count, forward and backward, as on one device:
+causal attention counts half, recomputation nothing (Chowdhery et al., "PaLM", 2022).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import contraction_flop
 from shardwright.simulate.costs.workload import OperatorClass, Workload, workload
 
-_ATTENTION = 2  # products of its forward pass, queries by keys and scores by values
+_ATTENTION = 2  # products of the forward pass: queries and keys, scores and values
 
 
 def useful_flop(graph: Graph, analysis: Analysis) -> int:
-    """Operations of a step on the whole global batch."""
+    """Floating point operations of a step of `graph` on the global batch."""
     work = (workload(op, analysis.rules[op.name], graph) for op in graph.ops)
     return sum(_flop_of(one) for one in work)
 
 
 def _flop_of(work: Workload) -> int:
-    """Each product has a backward product for every operand that needs a gradient."""
+    """Operations of one operator; a product has one more for each operand with a gradient."""
     once = int(contraction_flop(work, np.array(work.sizes, np.int64)[:, None])[0])
     if work.kind is OperatorClass.ATTENTION:
         return _ATTENTION * once * (3 if work.has_backward else 1)
     if not work.has_backward:
         return once
-    if work.kind is OperatorClass.EXPERTS:  # each of its products: one for rows, one for weights
+    if work.kind is OperatorClass.EXPERTS:  # two more per product, for rows and weights
         return 3 * once
     return once * (1 + sum(work.operands[i].requires_grad for i in work.contracted))

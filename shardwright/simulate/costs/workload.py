@@ -1,4 +1,4 @@
-"""Cost inputs of an operator as plain numbers."""
+"""Describes the work of an operator in plain numbers, the input of its cost functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-# These read as much of their operands as they return, not all of it.
+# These read only as much of their operands as they return.
 _LOOKUPS = frozenset(
     {"embedding", "embedding_bags", "index_select", "gather", "index", "take_along_dim"}
 )
 
 
-# Elementwise operators that compute exponentials and the like, and whether their backward
-# passes do so again.
+# Operators that compute exponentials or similar functions, and whether their backward passes do so
+# again.
 _FUNCTIONS = {
     "gelu": True, "silu": True, "mish": True, "softplus": True, "elu": True, "celu": True,
     "log_softmax": True, "_log_softmax": True, "cross_entropy_loss": True, "log_sigmoid": True,
@@ -35,22 +35,26 @@ _FUNCTIONS = {
 
 
 class OperatorClass(Enum):
-    """The limiting resource of an operator, which decides its efficiency."""
+    """The class of an operator, which decides its efficiency and its formula."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
     EXPERTS = "experts"
     MEMORY = "memory"
-    FUNCTION = "function"  # elementwise, and more than moving memory: exponentials and the like
+    FUNCTION = "function"  # more than memory traffic: exponentials and similar functions
     POOLING = "pooling"
-    VIEW = "view"  # the same elements under another shape: no kernel runs
-    PART = "part"  # a view of some elements, or of some repeatedly: only its backward runs
+    VIEW = "view"  # the same elements in another shape: no kernel runs
+    PART = "part"  # a view of some elements, or of repeated ones: only backward has a kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One operand or result as the formulas see it; factors by their index in the rule."""
+    """One operand or result in the formulas.
+
+    `factors` are indices of its factors in the rule, `item_bytes` the bytes of an element.
+    `requires_grad` and `saved` say whether it needs a gradient, and is saved for the backward pass.
+    """
 
     factors: tuple[int, ...]
     item_bytes: int
@@ -58,7 +62,7 @@ class Port:
     saved: bool
 
     def local_bytes(self, sizes: Ints) -> Ints:
-        """Bytes of the local part, of factors with local sizes (factors, K): (K,)."""
+        """Bytes of the local tile at local `sizes` of the factors, (factors, K): (K,)."""
         return product_of(sizes, self.factors) * self.item_bytes
 
 
@@ -66,9 +70,10 @@ class Port:
 class Workload:
     """All properties of an operator that determine its cost, without names.
 
-    `sizes` are the global sizes of the factors, `contracted` the operands that
-    a contraction multiplies, `work` its factors. `added` says of each result how many gradients
-    come back for it beyond the first, which are added to that.
+    Factors, operands and results are given by their indices. `sizes` are the global sizes of the
+    factors, `contracted` the operands that a contraction multiplies, and `work` its factors.
+    `lookup` says whether only as much of the operands is read as is written. `added` is, for each
+    result, the number of its gradients that are added to the first.
     """
 
     kind: OperatorClass
@@ -79,23 +84,23 @@ class Workload:
     contracted: tuple[int, ...]
     work: tuple[int, ...]
     lookup: bool
-    extra: Port  # what autograd keeps besides is as much less as this is
-    causal: tuple[int, ...] = ()  # factors of queries that see the keys up to their own position
-    halves: int = -1  # the factor that is cut where early and late queries are shared evenly
-    passed: int = -1  # the factor of keys that are passed around, where it is cut
-    width: tuple[int, ...] = ()  # factors of a key's elements
-    repeats: int = 1  # of the contraction
-    experts: tuple[int, ...] = ()  # factors of experts, which share the work of `work`
-    rows: tuple[int, ...] = ()  # factors of what experts are given, a row for each that was chosen
-    skew: float = 1.0  # of experts: rows of the busiest device over those of the mean
+    extra: Port  # further memory that autograd keeps is proportional to its local size
+    causal: tuple[int, ...] = ()  # factors of queries in causal attention
+    halves: int = -1  # the factor whose split shares early and late queries evenly (zigzag)
+    passed: int = -1  # the factor of keys; if it is split, they are passed around a ring
+    width: tuple[int, ...] = ()  # factors of the elements of a key
+    repeats: int = 1  # contractions of `work`
+    experts: tuple[int, ...] = ()  # factors of experts, among which the contraction is divided
+    rows: tuple[int, ...] = ()  # factors of the second operand of experts
+    skew: float = 1.0  # of experts: rows of the busiest device over the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
-    form: UnsizedCall | None = None  # of operators that the device has timings of
+    form: UnsizedCall | None = None  # the call, if the device has timings of it
     added: tuple[int, ...] = ()
-    again: bool = False  # what makes the operator slow is computed in its backward pass, too
+    again: bool = False  # whether the backward pass computes its function again
     internal_reductions: tuple[
         int, ...
-    ] = ()  # factors that devices which share them agree on, term by term
-    fusion: Fusion | None = None  # with others into one kernel
+    ] = ()  # factors that, if split, are reduced within the operator
+    fusion: Fusion | None = None  # None: a kernel of its own
 
     @property
     def read(self) -> Sequence[Port]:
@@ -115,7 +120,7 @@ class Workload:
 
     @property
     def launches(self) -> bool:
-        """Whether a kernel is launched for it."""
+        """Whether a kernel is launched for it alone or as the first of a fused kernel."""
         return self.fusion is None or not self.fusion.joins
 
     @property
@@ -132,10 +137,15 @@ def workload(
     skew: float = 1.0,
     fusion: Fusion | None = None,
 ) -> Workload:
-    """The workload of `op`; `known` are the operators that the device has timings of.
+    """The workload of an operator.
 
-    `skew` is how many more rows than the mean the busiest of devices has that hold different
-    experts. Timings are of single operators, so they do not hold where there is a `fusion`.
+    Args:
+        op: the operator.
+        rule: its rule.
+        graph: its graph.
+        known: targets of operators that the device has timings of.
+        skew: rows of the busiest device over the mean, where devices have different experts.
+        fusion: the savings of a fused kernel. Timings of single operators are not used with it.
     """
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 
@@ -148,7 +158,7 @@ def workload(
     operands = tuple(port(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True))
     results = tuple(port(n, dims) for n, dims in zip(op.outputs, rule.results, strict=True))
     work = tuple(index[name] for name in rule.work)
-    # Operands without a factor of the contraction (a bias, a scale) are not multiplied by it.
+    # Operands without a factor of the contraction (a bias, a scale) are not multiplied.
     contracted = tuple(
         i
         for i, operand in enumerate(operands)
@@ -188,7 +198,7 @@ def workload(
 
 
 def product_of(sizes: Ints, factors: Sequence[int]) -> Ints:
-    """Product of some rows of `sizes` (factors, K): (K,). Of one row it is that row, not a copy."""
+    """The product of rows `factors` of `sizes` (factors, K): (K,). A single row is not copied."""
     if not factors:
         return np.ones(sizes.shape[1], np.int64)
     total: Ints = sizes[factors[0]]
@@ -198,14 +208,14 @@ def product_of(sizes: Ints, factors: Sequence[int]) -> Ints:
 
 
 def expert_share(work: Workload, sizes: Ints) -> Floats:
-    """The share of the rows there are that goes to the experts of the busiest device: (K,)."""
+    """The share of all rows that goes to the experts of the busiest device: (K,)."""
     every = product_of(np.array(work.sizes)[:, None], work.experts)
     share: Floats = product_of(sizes, work.experts) / every
     return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
 
 
 def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
-    """Bytes that the busiest device is sent of rows of the first operand, and of results: (K,)."""
+    """Bytes of the rows that the busiest device receives, and of their results: (K,) each."""
     rows = product_of(sizes, work.routed) * expert_share(work, sizes)
     sent, made = work.operands[0], work.results[0]
     widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
@@ -217,14 +227,14 @@ def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
 
 
 def _routed(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
-    """Of a mixture of experts: each token is a row for each expert that it chose."""
+    """Factors of the rows of a mixture of experts, one for each token and chosen expert."""
     if not rule.routes:
         return ()
     return (*(index[name] for dims in rule.operands[1] for name in dims), index[SPREAD])
 
 
 def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...]:
-    """Of a cross entropy the classes: what its devices bring together has none of them."""
+    """Factors over which devices reduce within the operator: of cross entropy, the classes."""
     if not rule.internal_reductions:
         return ()
     reduced = {name for dims in rule.internal_reductions for names in dims for name in names}
@@ -233,7 +243,7 @@ def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...
 
 
 def _added(name: str, graph: Graph) -> int:
-    """Gradients that come back for a value beyond the first."""
+    """The number of gradients of a value that are added to the first."""
     if not graph.tensor[name].requires_grad:
         return 0
     readers = (
@@ -245,7 +255,7 @@ def _added(name: str, graph: Graph) -> int:
 
 
 def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple[int, ...]:
-    """The queries' factors of a causal attention over as many keys."""
+    """Factors of the queries of causal attention with equally many queries and keys, else ()."""
     if op.kind != "scaled_dot_product_attention":
         return ()
     flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
@@ -254,7 +264,10 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
 
 
 def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:
-    """The tensor whose local size scales what autograd keeps besides; of experts all tokens."""
+    """The tensor to whose local size further memory of autograd is proportional.
+
+    For experts it is a tensor of the factors of their work.
+    """
     if op.kind == "experts":
         return Port(work, 1, False, False)
     name = extra_scales_with(op, graph.tensor)
