@@ -1,1 +1,1 @@
-"""Simulates the time of one step on streams and links."""
+"""Simulates the time of one training step on streams and links."""

@@ -1,9 +1,9 @@
-"""The steps of an asynchronous pipeline as tasks on two streams of each group.
+"""Simulates the steps of an asynchronous pipeline as tasks on two streams of each group.
 
 There is no step program: a group runs the passes of its stage in the order of the schedule, each as
 soon as its input has arrived, which is a value from the previous stage or a gradient from the next
-one. The pipeline is never flushed between updates, so the timeline shows several mini-batches, each
-followed by an update after its backward pass.
+one. The pipeline is not flushed between updates, so the timeline has several mini-batches. A stage
+updates its weights after each backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shardwright.ir.timeline import Stream, Task, Timeline, Track
 from shardwright.simulate.time.stages import group_names
 from shardwright.simulate.time.timeline import schedule
 
-_MINI_BATCHES = 3  # for each of the stages
+_MINI_BATCHES = 3  # of a timeline, for each stage
 
 
 class StageWork(NamedTuple):
-    """Seconds of one stage: of the passes of a mini-batch, and of its update."""
+    """Seconds of one stage for a mini-batch: its two passes, and its update."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -33,17 +33,17 @@ class StageWork(NamedTuple):
         return StageWork(self.forward + forward, self.backward + backward, self.update + update)
 
     def of(self, kind: Kind) -> Seconds:
-        """Seconds of one pass."""
+        """Seconds of one pass of this kind."""
         return Seconds(self.forward if kind is Kind.FORWARD else self.backward)
 
 
 def async_timeline(plan: Plan) -> Timeline:
-    """The timeline of all stages of `plan`."""
+    """The timeline of all groups of an asynchronous `plan`."""
     return schedule(_Passes(plan).tasks())
 
 
 def mini_batches(plan: Plan) -> int:
-    """The number of mini-batches in the timeline of an asynchronous `plan`; 1 of any other."""
+    """The number of mini-batches in the timeline of `plan`; 1 unless it is asynchronous."""
     return _MINI_BATCHES * plan.stages if plan.is_asynchronous else 1
 
 
@@ -72,7 +72,7 @@ def works_of(plan: Plan) -> list[StageWork]:
 
 @final
 class _Passes:
-    """All passes with the times at which they end, so that tracks get them in their order."""
+    """Turns the passes of a plan's schedule into tasks."""
 
     def __init__(self, plan: Plan) -> None:
         assert plan.pipeline is not None, "this plan has no pipeline"
@@ -82,7 +82,7 @@ class _Passes:
         self.names = group_names(plan.pipeline.homes, plan.layout_mesh.size)
 
     def tasks(self) -> list[Task]:
-        """In the order in which they start, so that on no track one waits for a later one."""
+        """All tasks, each after those that it depends on."""
         every = orders(self.plan.schedule, self.groups, self.plan.stages, mini_batches(self.plan))
         positions, made = [0] * self.groups, list[Task]()
         ends: dict[Pass, int] = {}  # the task that a pass is
@@ -100,9 +100,9 @@ class _Passes:
     def _next(
         self, every: tuple[tuple[Pass, ...], ...], positions: list[int], ends: dict[Pass, int]
     ) -> tuple[int, Pass | None]:
-        """The group whose next pass has all that it needs, and the pass that gives it that.
+        """A group whose next pass has its input, and the pass that makes it, if any.
 
-        Groups that are furthest behind go first.
+        Groups that have run the fewest passes come first. Raises `PipelineError` if there is none.
         """
         for group in sorted(range(self.groups), key=lambda g: positions[g]):
             if positions[group] == len(every[group]):
@@ -117,7 +117,7 @@ class _Passes:
         return one._replace(stage=other) if 0 <= other < self.plan.stages else None
 
     def _received(self, made: list[Task], one: Pass, needed: Pass, before: int) -> int:
-        """The task that brings a pass what it needs, on the receiving group's link."""
+        """Add the task that transfers a pass its input, on the receiving group's link."""
         cut = min(one.stage, needed.stage)
         forward = one.kind is Kind.FORWARD
         name = f"receive {'values' if forward else 'gradients'} {one.number + 1}"

@@ -1,4 +1,4 @@
-"""Pipeline schedules as they are simulated: what waits in each group, and passes in waves."""
+"""Derives from a pipeline schedule the activations that are kept, and its passes in waves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from shardwright.ir.schedules.schedule import Kind
 def waiting(
     schedule: str, groups: int, stages: int, micro_batches: int
 ) -> tuple[NDArray[np.int64], ...]:
-    """Micro-batches of which each group keeps activations, at the moments at which it keeps most.
+    """Micro-batches of which each group keeps activations, whenever it may keep the most.
 
-    Of each group, (moments, stages): for every stage how many wait there, none elsewhere.
-    Activations of a backward pass in two halves are kept until the second.
+    For each group an array (moments, stages): the number of micro-batches that are kept for each
+    stage, 0 for stages of other groups. A moment is the end of consecutive forward passes. If a
+    backward pass has two parts, activations are kept until the second.
     """
     found = []
     for mine in orders(schedule, groups, stages, micro_batches):
@@ -38,9 +39,10 @@ def waiting(
 def waves(
     schedule: str, groups: int, stages: int, micro_batches: int
 ) -> tuple[tuple[NDArray[np.int64], ...], ...]:
-    """All passes in waves, each of passes that depend on earlier waves only.
+    """All passes in waves; a pass depends on passes of earlier waves only.
 
-    Of every pass of a wave its group, kind, stage and micro-batch: four arrays.
+    A wave is four arrays with one element for each pass: group, kind, stage and micro-batch. Raises
+    `ValueError` if passes of the schedule wait for each other.
     """
     every = orders(schedule, groups, stages, micro_batches)
     wave: dict[tuple[int, int, bool], int] = {}  # stage, micro-batch, whether forward

@@ -1,12 +1,13 @@
-"""Seconds of a step through pipeline stages.
+"""Computes seconds of a step through pipeline stages.
 
-Every group of devices makes its passes in the order of the schedule (`ir/schedules`, with the
-papers), each as soon as what it needs has arrived. A forward pass is a third of a micro-batch's
-time; where a backward pass is made in halves, each of them is one too.
-Oracles: with equal stages, M micro-batches and P groups of which each takes t for all its stages
-and both passes, a step takes M t + (P - 1) t of GPipe and 1F1B, a vth of that waiting where groups
-have v stages (Megatron-LM, arXiv 2104.04473), a third in ZB1P and a sixth in ZB-V (arXiv
-2401.10241); and the timeline, which knows tasks.
+Every group of devices runs its passes in the order of the schedule (`ir/schedules`, with the
+papers), each as soon as its input has arrived. A forward pass takes a third of a micro-batch's
+time. If a backward pass has two parts, each of them takes a third, too.
+
+Oracles: with equal stages, M micro-batches, and P groups that take t each for all their stages and
+both passes, a step takes M t + (P - 1) t with GPipe and 1F1B. The second term, the bubble, is
+divided by v if groups have v stages (Megatron-LM, arXiv 2104.04473), by 3 with ZB1P and by 6 with
+ZB-V (arXiv 2401.10241). Another oracle is the simulated timeline.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ _FORWARD = 1 / 3  # of the time of both passes: a backward pass computes twice a
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage: both passes of one micro-batch, and the work that is done once a step.
+    """Seconds of one stage.
 
-    `receives` are the seconds to transfer one micro-batch's values from the previous stage, and
-    again to transfer their gradients back. A stage that `splits` computes gradients of weights
-    separately from those of received values, if the schedule has passes for both.
+    `micro_batch` are those of both passes of one micro-batch, and `once` those of work that is done
+    once a step. `receives` are the seconds to transfer one micro-batch's values from the previous
+    stage, and again to transfer their gradients back. A stage that `splits` computes gradients of
+    weights separately from those of received values, if the schedule has passes for both.
     """
 
     micro_batch: float
@@ -45,8 +47,13 @@ def step_seconds(
 ) -> Seconds:
     """Seconds from the first forward pass until all stages have run their update.
 
-    For an asynchronous pipeline, the seconds between two updates of the slowest stage. Stages are
-    assigned to `groups` of devices, by default one group per stage.
+    With an asynchronous schedule, the seconds between two updates of the slowest stage.
+
+    Args:
+        schedule: the name of the schedule.
+        stages: the seconds of each stage.
+        micro_batches: micro-batches in a step.
+        groups: groups of devices, among which stages are divided; None: one for each stage.
 
     >>> round(step_seconds("1F1B", [StageTime(1.0)] * 4, 8), 6)
     11.0
@@ -63,7 +70,7 @@ def steps_seconds(
     micro_batches: int,
     groups: int | None = None,
 ) -> list[Seconds]:
-    """`step_seconds` of several pipelines of equally many stages under one schedule."""
+    """`step_seconds` of several `pipelines` with equally many stages and the same schedule."""
     if not pipelines:
         return []
     spec = schedule_named(schedule)
@@ -73,7 +80,7 @@ def steps_seconds(
             for stages in pipelines
         ]
     count, groups = len(pipelines[0]), groups or len(pipelines[0])
-    # Stage by stage, a column for each pipeline.
+    # (stages, pipelines) each.
     halves, micro_batch, receives, once = (
         np.array([[getattr(stage, part) for stage in stages] for stages in pipelines]).T
         for part in ("splits", "micro_batch", "receives", "once")
@@ -84,9 +91,9 @@ def steps_seconds(
     takes[Kind.INPUTS] = np.where(halves, (1 - _FORWARD) / 2, 1 - _FORWARD)
     takes[Kind.WEIGHTS] = np.where(halves, (1 - _FORWARD) / 2, 0.0)
     takes *= micro_batch
-    ways = np.zeros((2, *halves.shape))  # of what a pass needs from the stage before or behind
+    ways = np.zeros((2, *halves.shape))  # of inputs from the previous and the next stage
     ways[0, 1:] = ways[1, :-1] = receives[1:]
-    # When each pass is done, of stages and of what is there from the start at either end.
+    # The end of each pass (forward or not, stage + 1, micro-batch, pipeline); 0 at either end.
     done = np.zeros((2, count + 2, micro_batches, len(pipelines)))
     clocks = np.zeros((groups, len(pipelines)))
     for group, kind, at, number in waves(schedule, groups, count, micro_batches):
@@ -106,20 +113,23 @@ def least_step_seconds(
 ) -> Seconds:
     """A lower bound on the step of a pipeline whose whole work takes one group `alone` seconds.
 
-    At most `once` of them are spent once a step, the others on micro-batches. `stages` are the
-    groups, each of which may have several in schedules that are made for that.
+    At most `once` of these are spent once a step, the others on micro-batches. `stages` is the
+    number of groups, P below; some schedules give a group several stages.
 
-    Let S be what all stages take for one micro-batch, f and b of one stage the forward and backward
-    pass. In 1F1B a stage makes its first backward pass when the micro-batch has gone forward
-    through all stages and come back. After that it makes M - 1 backward passes and the forward
-    passes that are left, which are all but the w before; then the last goes back through the stages
-    before it. So a step takes T >= S + (M - 1) b + (M - w) f = S + c (f + b), with c known for each
-    stage. Together the stages make S, which is thus at most (T - S) times the sum of all 1 / c.
-    In GPipe they first wait for the slowest forward, then for the slowest backward pass, which
-    are at least the mean: T >= S + (M - 1) S / P.
-    Where groups have several stages, or backward passes come in halves, waiting may all but
-    vanish: a micro-batch goes through all stages and back, for which gradients of weights need not
-    be there.
+    Let S be the seconds of one micro-batch in all stages, and f and b those of its forward and
+    backward pass in one stage. In 1F1B a stage starts its first backward pass when a micro-batch
+    has gone forward through all stages and back to it. Before that it made w forward passes. After
+    it come M - 1 backward passes and the M - w other forward passes, and the last backward pass
+    goes through the stages before it. So a step takes at least
+    T = S + (M - 1) b + (M - w) f = S + c (f + b) with a known c for each stage. The sum of f + b
+    over the stages is S, so S is at most T - S times the sum of all 1 / c.
+
+    In GPipe, micro-batches wait first for the slowest forward pass and then for the slowest
+    backward pass, which take at least the mean: T >= S + (M - 1) S / P.
+
+    If groups have several stages, or backward passes have two parts, the bubble may almost vanish.
+    Then the bound is one micro-batch that goes through all stages and back, without gradients of
+    weights if these are computed separately.
 
     >>> round(least_step_seconds("1F1B", 8.0, 0.0, 2, 4), 6)  # even stages take 5.0
     4.823529
@@ -127,19 +137,19 @@ def least_step_seconds(
     spec, mean = schedule_named(schedule), alone / stages
     if spec.asynchronous or math.isinf(alone):
         return Seconds(mean)
-    each = (alone - once) / micro_batches  # of which one passes all stages, and others wait
+    each = (alone - once) / micro_batches  # S
     if spec.waits is None:
         return Seconds(max(mean, each * ((1 + _FORWARD) / 2 if spec.splits_backward else 1.0)))
     return Seconds(max(mean, each * (1 + spec.waits(stages, micro_batches, _FORWARD))))
 
 
 def least_of_slowest(stages: int, micro_batches: int, work: float, longest: float) -> Seconds:
-    """A lower bound on the step of 1F1B, of which one stage takes at least `longest` seconds.
+    """A lower bound on a 1F1B step, one stage of which takes at least `longest` seconds.
 
-    `work` are the seconds of the passes of all stages, and `longest` those of the passes of one of
-    them, for all micro-batches. As in `least_step_seconds`: the stage makes its first backward pass
-    when a micro-batch has gone through all stages and come back, and then M - 1 backward passes and
-    all forward passes but at most one for each stage.
+    `work` are the seconds of all passes of all stages, and `longest` those of all passes of one
+    stage. As in `least_step_seconds`, the stage starts its first backward pass when a micro-batch
+    has gone through all stages and back. Then it makes M - 1 backward passes, and all forward
+    passes except for at most `stages` of them.
 
     >>> round(least_of_slowest(4, 8, 32.0, 8.0), 6), step_seconds("1F1B", [StageTime(1.0)] * 4, 8)
     (10.0, 11.0)

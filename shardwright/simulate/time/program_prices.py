@@ -1,8 +1,8 @@
-"""Prices of a step program, from the plan that it was lowered from and the machine.
+"""Prices the instructions of a step program, from its plan and the machine.
 
-Operators and updates cost what the plan says. A transfer costs one launch and what its bytes take
-on the links of its mesh axis (`simulate/costs/collectives.py`), and what it takes to fill and empty
-its buffer.
+Seconds of operators and updates are those of the plan. A transfer takes one launch, its bytes on
+the links of its mesh axis (`simulate/costs/collectives.py`), and the copies into and out of its
+buffer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOCAL = frozenset(kind.value for kind in LOCAL)
 
 
 def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
-    """The prices of the step programs of `plan`, which is of `graph` and on `machine`."""
+    """The prices of the step programs of `plan`, a plan of `graph` on `machine`."""
     mesh = plan.layout_mesh
     if plan.pipeline is not None:
         return _staged_prices(plan, graph, machine)
@@ -50,7 +50,7 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
 
 
 def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
-    """The prices of a plan with stages."""
+    """The prices of the step programs of a plan with pipeline stages."""
     mesh = plan.mesh
     link = links(machine, mesh)[mesh.names.index(AXIS)]
 
@@ -78,10 +78,10 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
 
 
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
-    """Seconds of every operator of `graph`, which may be a part of the plan's, in one micro-batch.
+    """Seconds of every operator of `graph`, by name, in one micro-batch.
 
-    Cuts of tiles that need no communication belong to the operator that reads them, and so do casts
-    of parameters that are never updated.
+    `graph` may be a part of the plan's graph. Redistributions without communication are added to
+    the operator that reads the result, and so are casts of parameters that are not trained.
     """
     inner, local = seconds_of_transfers(plan, graph)
     each = plan.micro_batches
@@ -102,19 +102,19 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
     }
 
 
-_ByPass = tuple[str, bool]  # an operator, and whether it is its backward pass
+_ByPass = tuple[str, bool]  # an operator, and whether the backward pass
 
 
 def seconds_of_transfers(
     plan: Plan, graph: Graph
 ) -> tuple[dict[_ByPass, list[tuple[str, float]]], dict[_ByPass, float]]:
-    """Collectives inside of operators, as `OpSeconds.inner`, and seconds of local moves."""
+    """Collectives within operators, as `OpSeconds.inner`, and seconds of local moves."""
     inner: defaultdict[_ByPass, list[tuple[str, float]]] = defaultdict(list)
     local: defaultdict[_ByPass, float] = defaultdict(float)
     for t in plan.transfers:
         key = t.consumer, t.phase is Phase.BACKWARD
         if _is_inner(t, graph):
-            if t.phase is not Phase.RECOMPUTE:  # the run is repeated, and this with it
+            if t.phase is not Phase.RECOMPUTE:  # a repeated run repeats it
                 axis = t.collectives[0].split(" ")[1]
                 inner[key].append((axis, t.seconds / t.times))
         elif all(one.split(" ")[0] in _LOCAL for one in t.collectives):
@@ -123,13 +123,13 @@ def seconds_of_transfers(
 
 
 def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
-    """Whether it is communicated inside of the operator, and not before it."""
+    """Whether the transfer is within its operator, and not before it."""
     maker = graph.producer.get(t.value)
     return maker is not None and maker.name == t.consumer
 
 
 def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSeconds:
-    """Seconds of one transfer: a launch for all of its parts."""
+    """Seconds of one transfer, whose parts share a launch and, if several, a buffer."""
     link = links(machine, mesh)[mesh.names.index(one.channel)]
     before = sum(_bytes(part.sent, part) for part in one.parts)
     after = sum(_bytes(part.arrived, part) for part in one.parts)
@@ -137,25 +137,25 @@ def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSec
     fill = sum(_local_seconds(part, mesh, machine) for part in one.parts)
     if len(one.parts) == 1:
         return TransferSeconds(seconds, fill)
-    if one.collective.tiled == "src":  # tiles are joined, and copies cut out
+    if one.collective.tiled == "src":  # tiles are packed, and gathered copies unpacked
         empty = sum(_packing(part, 2, machine) for part in one.parts)
         return TransferSeconds(seconds, fill, empty)
-    if not one.collective.tiled:  # one kernel joins all of them
+    if not one.collective.tiled:  # one kernel packs all parts
         return TransferSeconds(seconds, fill + copy_seconds(float(2 * before), 1, machine.device))
     return TransferSeconds(seconds, fill + sum(_packing(part, 1, machine) for part in one.parts))
 
 
 def _packing(part: Part, handled: int, machine: Machine) -> float:
-    """Seconds to put a tensor into a buffer, and of those `handled` twice to take it out."""
+    """Seconds to put a tensor into a buffer, and with `handled` 2 also to take it out."""
     sent, arrived = _bytes(part.sent, part), _bytes(part.arrived, part)
     moved = 2 * (sent + arrived) if handled == 2 else 2 * sent
     return packing_seconds(float(moved), handled, machine.device)
 
 
 def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
-    """Seconds of the moves without communication that come before a transfer.
+    """Seconds of the moves without communication before a transfer.
 
-    They take the same time along every axis; micro-batches, which are cut so too, are none of mesh.
+    A move along no mesh axis cuts out a micro-batch.
     """
     total, shape = 0.0, part.atoms
     for move in part.local:
@@ -165,7 +165,7 @@ def _local_seconds(part: Part, mesh: Mesh, machine: Machine) -> float:
             total += collective_seconds(
                 move.collective, axis, _bytes(shape, part), _bytes(after, part), machine
             )
-        else:  # a micro-batch is cut out
+        else:
             total += copy_seconds(float(2 * _bytes(after, part)), 1, machine.device)
         shape = after
     return total
@@ -176,9 +176,9 @@ def _bytes(shape: Shape, part: Part) -> Bytes:
 
 
 def hidden_part(one: Transfer, purpose: Purpose, machine: Machine) -> float:
-    """The part of a transfer's time that the machine hides behind operators.
+    """The fraction of a transfer's time that the machine hides behind operators.
 
-    Results are single numbers, which take no part of the device.
+    It is 1 for results, which are scalars.
     """
     if purpose is Purpose.RESULT:
         return 1.0
@@ -187,7 +187,10 @@ def hidden_part(one: Transfer, purpose: Purpose, machine: Machine) -> float:
 
 
 def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
-    """The link of every mesh axis: axes are one link if each of them takes all of the others'."""
+    """The link of every mesh axis, by name.
+
+    Axes with a contention of 1 are one link, which is named by all of them.
+    """
     found: dict[str, str] = {}
     for name in mesh.names:
         shared = [other for other in found if contention_of(machine, mesh, other, name) >= 1]
@@ -197,9 +200,10 @@ def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:
 
 
 def _contention(one: str, other: str, *, machine: Machine, mesh: Mesh) -> float:
-    """The part of its time by which a transfer on a link, of one axis or several, delays another's.
+    """The fraction of its time by which a transfer on link `one` delays those on link `other`.
 
-    The links have different axes, or are channels along them, which they are named by.
+    A link is named by its mesh axes or channels, separated by spaces; the largest contention of
+    two axes counts.
     """
     pairs = product(map(axis_of, one.split(" ")), map(axis_of, other.split(" ")))
     return max(contention_of(machine, mesh, a, b) for a, b in pairs)

@@ -1,7 +1,7 @@
-"""Plays the step programs of all groups of a pipeline: compute, collectives and messages.
+"""Simulates the step programs of all groups of a pipeline: compute, collectives and messages.
 
 Each group has its own streams (`step_program.py`). A message starts when one group has started to
-send and the other to receive it. Each channel transfers one message at a time and delays channels
+send it and the other to receive it. A channel transfers one message at a time and delays channels
 with which it shares links. Groups advance in the order of simulated time, so that the operation
 that starts first gets a link first.
 """
@@ -37,13 +37,13 @@ from shardwright.simulate.time.step_program import END, Player, StepPrices
 from shardwright.simulate.time.timeline import TaskSchedule
 
 _TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update
-_HALF = 0.5  # gradients of inputs and of weights compute about as much
+_HALF = 0.5  # gradients of inputs and of weights take about as long
 
-Lost = Mapping[int, float]
+Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
 
 
 class _Part(NamedTuple):
-    """One group's part in a message or collective of several groups, and its dependencies."""
+    """One group's part of a message or collective of several groups, after its tasks `after`."""
 
     group: int
     one: StepInstruction
@@ -63,7 +63,7 @@ class Links:
     def join(
         self, channel: str, size: int, part: _Part
     ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
-        """Add a group's part; return the operation's key, and all parts if it is complete."""
+        """Add a group's part; return the operation's key, and all its parts if it is complete."""
         count = self._counts[channel, part.group]
         self._counts[channel, part.group] += 1
         key = channel, count
@@ -74,10 +74,15 @@ class Links:
 def simulated_stages(
     programs: Sequence[StepProgram], prices: Sequence[StepPrices], names: Sequence[str]
 ) -> Timeline:
-    """The timeline of a step, on each group of a pipeline.
+    """The timeline of a step on all groups of a pipeline.
 
-    `programs` are those of a rank of each group, with prices and names of the groups. Raises
-    `PipelineError` where groups wait for each other.
+    Args:
+        programs: the step program of one rank of each group.
+        prices: the prices of each group.
+        names: the name of each group.
+
+    Raises:
+        PipelineError: the groups wait for each other.
     """
     first = _Pipeline(programs, prices, names, [{}] * len(programs))
     lost = [
@@ -89,7 +94,7 @@ def simulated_stages(
 
 
 class _Pipeline:
-    """All groups while their programs are played."""
+    """Plays the programs of all groups in the order of simulated time."""
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class _Pipeline:
         lost: Sequence[Lost],
     ) -> None:
         self.made = TaskSchedule()
-        self.done: dict[tuple[str, int], int] = {}  # what groups do together -> its task
+        self.done: dict[tuple[str, int], int] = {}  # operation of several groups -> its task
         self.links = Links()
         self.players = [
             _Group(self, group, *one)
@@ -116,7 +121,7 @@ class _Pipeline:
 
 
 class _Group(Player):
-    """One group of the pipeline."""
+    """Plays the program of one group of the pipeline."""
 
     def __init__(
         self,
@@ -129,7 +134,7 @@ class _Group(Player):
     ) -> None:
         super().__init__(purposes(program), prices, ranks, pipeline.made, lost)
         self._pipeline, self._group, self._program = pipeline, group, program
-        self._keys: dict[str, tuple[str, int]] = {}  # by handle, what is done with other groups
+        self._keys: dict[str, tuple[str, int]] = {}  # handle -> operation of several groups
         self._needs: tuple[str, int] | None = None  # what the next instruction waits for
         for one in program.messages():
             if isinstance(one, Recv):
@@ -139,7 +144,7 @@ class _Group(Player):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether what the next instruction waits for was not started by all."""
+        """Whether the next instruction waits for an operation that not all groups have started."""
         return self._needs is not None and self._needs not in self._pipeline.done
 
     @property
@@ -148,7 +153,7 @@ class _Group(Player):
         return max((self.made.ends[task] for task in self._behind), default=0.0)
 
     def steps(self) -> Iterator[bool]:
-        """Play the program, one instruction a step; before each one is `is_blocked`."""
+        """Play the program, one instruction at a time; also yields while `is_blocked`."""
         for now, following in pairwise([*_timed(self._program), END]):
             if isinstance(now.instruction, Wait):
                 self._needs = self._keys.get(now.instruction.handle)
@@ -174,7 +179,7 @@ class _Group(Player):
                 super()._play(now, following)
 
     def _backward_part(self, one: Backward) -> None:
-        """One of the two parts of a backward pass."""
+        """Play one of the two parts of a backward pass."""
         self._phase = "backward"
         run, known = self._runs[one.call], self._to_inputs[one.call]
         to_inputs = one.part is Gradients.INPUTS
@@ -189,7 +194,7 @@ class _Group(Player):
         self._compute(f"{run.title}, {one.part.value}", seconds, run.module)
 
     def _join(self, one: Send | Recv | Transfer, handle: str, channel: str, size: int) -> None:
-        """Add this group's part of an operation; the last group to do so starts it."""
+        """Add this group's part of an operation; schedule it if this part is the last."""
         part = _Part(self._group, one, self._behind)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[handle] = key
@@ -217,7 +222,7 @@ class _Group(Player):
 
 
 def _timed(program: StepProgram) -> Iterator[Played]:
-    """The instructions that take time, collectives and waits for them with their numbers."""
+    """The instructions that take time; transfers and waits for them have numbers."""
     numbers: dict[str, int] = {}
     for one in program.instructions:
         if isinstance(one, Transfer):
@@ -229,14 +234,18 @@ def _timed(program: StepProgram) -> Iterator[Played]:
 
 
 def _name(one: Recv) -> str:
-    """The name of a message: what it brings, and of which micro-batch."""
+    """The name of a message: values or gradients, and the number of the micro-batch from 1."""
     number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
     what = "gradients" if one.backward else "values"
     return f"receive {what} {int(number) + 1 if number.isdigit() else 1}"
 
 
 def _parts_to_inputs(program: StepProgram) -> dict[str, list[tuple[str, float]]]:
-    """Of calls whose backward pass comes in two parts: of each operator the part to inputs."""
+    """For calls with two parts of the backward pass, the operators and their shares of the first.
+
+    The first part computes gradients of inputs; a share is a fraction of the operator's backward
+    seconds.
+    """
     weights = {
         one.call: {*(i for i, name in enumerate(one.made) if name), *(i for i, _ in one.totals)}
         for one in program.instructions
@@ -252,7 +261,7 @@ def _parts_to_inputs(program: StepProgram) -> dict[str, list[tuple[str, float]]]
 
 
 def _of_instructions(region: Region, weights: set[int]) -> list[float]:
-    """For each instruction of a region the part of its backward pass that leads to inputs."""
+    """For each instruction of a region, the fraction of its backward pass that leads to inputs."""
     of_weights = {region.inputs[i] for i in weights}
     fed = {name for i, name in enumerate(region.inputs) if region.trained[i] and i not in weights}
     found = []

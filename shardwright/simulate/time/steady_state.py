@@ -1,9 +1,9 @@
 """Repeats instructions of a step program of few micro-batches to simulate a step of many.
 
-All micro-batches except the first and the last run the same instructions. A program of three is
-simulated with its second micro-batch repeated: the instructions from the first region run of the
-second to the first region run of the third. A transfer that one micro-batch starts and the next
-waits for is then matched with the transfer that the preceding repetition started.
+All micro-batches except the first and the last run the same instructions. In a program of three,
+the second micro-batch is repeated: the instructions from the first region of the second to the
+first region of the third. If a micro-batch waits for a transfer that the previous one started, a
+repetition waits for the transfer that the preceding repetition started.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shardwright.program.step.unrolled import Played
 
 
 class SteadyStateError(ValueError):
-    """A program whose second micro-batch cannot come several times."""
+    """The second micro-batch of a program cannot be repeated."""
 
 
 def played(order: Sequence[Played], lowered: int, micro_batches: int) -> list[Played]:
-    """The instructions `order`, of `lowered` micro-batches, for so many `micro_batches`.
+    """The instructions `order`, of `lowered` micro-batches, repeated for `micro_batches`.
 
-    Transfers have numbers in the order in which they are started. Raises `SteadyStateError` where
-    what the second micro-batch leaves in flight is not what it finds in flight.
+    Transfers are numbered in the order in which they are started. Raises `SteadyStateError` if the
+    transfers in flight at the end of the second micro-batch differ from those at its start.
     """
     numbers = _Numbers()
     if micro_batches <= lowered:
@@ -43,7 +43,7 @@ def played(order: Sequence[Played], lowered: int, micro_batches: int) -> list[Pl
 
 
 class _Numbers:
-    """Numbers of transfers while instructions are played; `known` has the latest by name."""
+    """Numbers transfers in the order of their start; `known` has the latest number by name."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, int] = {}
@@ -61,7 +61,7 @@ class _Numbers:
 
 
 def _first_run(order: Sequence[Played], batch: str) -> int:
-    """The index of the first run of a region in the micro-batch with this number."""
+    """The index of the first `Forward` of the micro-batch with the number `batch`."""
     for position, (one, _) in enumerate(order):
         if isinstance(one, Forward) and one.call.partition("@")[2] == batch:
             return position
@@ -69,7 +69,7 @@ def _first_run(order: Sequence[Played], batch: str) -> int:
 
 
 def _in_flight(order: Sequence[Played]) -> list[Played]:
-    """The transfers that are started and not waited for, in the order of their start."""
+    """The transfers in `order` that are not waited for, in the order of their start."""
     waited = _waited(order)
     return [
         one for one in order if isinstance(one.instruction, Transfer) and one.transfer not in waited

@@ -3,12 +3,12 @@
 A rank has one compute stream, and each channel has a communicator that runs its transfers in the
 order in which they are started. Channels whose transfers fully share their links are one link;
 others delay each other by a fraction of their time (`StepPrices.contention`). A transfer starts
-when all earlier computation has ended. Operators run until it is waited for, slowed down by the
-fraction of its time that the machine does not hide (`StepPrices.hidden`); the region run after its
+when all earlier computation has ended. Operators run until it is waited for; they are delayed by
+the fraction of its time that the machine does not hide (`StepPrices.hidden`). The region after its
 `Wait` starts when the transfer has ended.
 
 Ranks wait for the slowest rank (`StepPrices.late`): a transfer takes longer by the straggler time
-at its wait, less the computation since it was started.
+at its wait, which is reduced by computation since its start. For that the program is played twice.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from shardwright.program.step.unrolled import Played, in_order, unrolled
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule
 
-# Seconds of computing since ranks were together, and of these since what is waited for was started
-# -> how long ranks wait, and after how many seconds of computing they are as far apart as then.
+# Seconds of computation since ranks last waited for each other, and of these those since the start
+# of the collective -> mean wait for the slowest rank, and seconds of computation after which ranks
+# would have the remaining skew.
 Late = Callable[[float, float], tuple[float, float]]
 
-_TIMED = Forward, Backward, Transfer, Wait, Update  # all others cost nothing
-END = Played(Free(()))  # behind the last instruction
+_TIMED = Forward, Backward, Transfer, Wait, Update  # the others take no time
+END = Played(Free(()))  # follows the last instruction
 
 _NAMES = {
     Purpose.COPY: "gather {} parameters",
@@ -54,7 +55,8 @@ _NAMES = {
 class OpSeconds:
     """Seconds of an operator of the graph, of one run in one micro-batch.
 
-    `inner` are collectives that it runs inside of itself, by the direction: (channel, seconds).
+    `inner` and `inner_backward` are collectives within its forward and backward pass, as (channel,
+    seconds); `module` is its module path.
     """
 
     forward: float
@@ -66,7 +68,7 @@ class OpSeconds:
 
 @dataclass(frozen=True)
 class TransferSeconds:
-    """Seconds of a transfer on its link, and of the device to fill its buffer and to empty it."""
+    """Seconds of a transfer on its link, and of the device to fill and to empty its buffer."""
 
     link: float
     fill: float = 0.0
@@ -77,16 +79,16 @@ class TransferSeconds:
 class StepPrices:
     """Seconds of everything that a step program does.
 
-    * `ops`: by the name of the operator; what it does not have costs nothing by itself, as casts of
+    * `ops`: by the name of the operator; others take no time by themselves, such as casts of
       parameters, which are a part of their `update`;
-    * `transfer`: of one transfer;
-    * `hidden`: the part of a transfer's time, by what it moves, that runs beside operators without
-      slowing them down;
-    * `links`: by channel; channels of one link never run at once;
-    * `contention`: the part of a transfer's time by which it delays transfers of another link;
-    * `message`: seconds of a message between pipeline groups, from when both have started it;
-    * `late`: how long ranks wait for the slowest (`stragglers.at_a_wait`), None if never;
-    * `update`: of the optimizer, by parameter.
+    * `transfer`: seconds of one transfer;
+    * `hidden`: the fraction of a transfer's time, by its purpose, that does not delay operators
+      beside it;
+    * `links`: the name of the link of each channel; channels of one link never run at once;
+    * `contention`: the fraction of a transfer's time by which it delays transfers of another link;
+    * `message`: seconds of a message between pipeline groups, after both have started it;
+    * `late`: the straggler time at a wait (`stragglers.at_a_wait`); None: 0;
+    * `update`: seconds of the optimizer, by parameter.
     """
 
     ops: Mapping[str, OpSeconds]
@@ -100,7 +102,10 @@ class StepPrices:
 
 
 class Run(NamedTuple):
-    """A run of a region: seconds of its operators, and (name, channel, seconds) of collectives."""
+    """A run of a region: seconds of its operators, and of collectives within them.
+
+    A collective is (name, channel, seconds).
+    """
 
     title: str
     module: str
@@ -111,7 +116,7 @@ class Run(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A collective that was started: its number and task, and seconds to empty its buffer."""
+    """A collective in flight: its number, its task, and the seconds to empty its buffer."""
 
     number: int
     task: int
@@ -122,10 +127,17 @@ class Sent(NamedTuple):
 def simulated(
     program: StepProgram | Sections, prices: StepPrices, ranks: int, micro_batches: int = 1
 ) -> Timeline:
-    """The timeline of a step of `program`, on each of `ranks`.
+    """The timeline of a step of `program`, which is equal on each of `ranks`.
 
-    A program of few micro-batches stands for one of `micro_batches` (`steady_state.played`), and
-    one in sections for that of the whole graph.
+    Args:
+        program: a step program; one in sections stands for that of the whole graph.
+        prices: seconds of its instructions.
+        ranks: the number of ranks, for the name of the tracks.
+        micro_batches: micro-batches of the step; those of the program are repeated if they are
+            fewer (`steady_state.played`).
+
+    Raises:
+        SteadyStateError: the program's micro-batches cannot be repeated.
     """
     if isinstance(program, Sections):
         order, program = unrolled(program), program.program
@@ -145,10 +157,11 @@ def simulated(
 
 
 class Player:
-    """The streams of a group of ranks while their instructions are played.
+    """Plays the instructions of a group of ranks and schedules tasks on their streams.
 
-    `kinds` are the purposes of transfers by handle. Tasks are added to `made`. Collectives have
-    numbers in the order in which they are started; `lost` is how much longer they take, by number.
+    `kinds` are the purposes of transfers by handle. Tasks are added to `made`. Collectives are
+    numbered in the order in which they are started; `lost` are seconds by which a collective takes
+    longer because ranks wait for the slowest, by number.
     """
 
     def __init__(
@@ -164,17 +177,17 @@ class Player:
         self._here = Track(ranks, Stream.COMPUTE)
         names = dict.fromkeys(prices.links.values())
         self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
-        self._runs: dict[str, Run] = {}  # by the name of the call
+        self._runs: dict[str, Run] = {}  # by call
         self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
         self._sent: dict[Hashable, Sent] = {}  # by the number of the transfer
-        self._waits: list[int] = []  # tasks that the next run waits for
-        self._last = -1  # the last task that computes
+        self._waits: list[int] = []  # tasks that the next computation waits for
+        self._last = -1  # the last task on the compute stream
         self._phase = "forward"
         self._count = 0  # collectives so far
-        self._computed = 0.0  # seconds so far
+        self._computed = 0.0  # seconds of computation so far
         self._before: list[float] = []  # by collective, seconds computed before it
-        self._awaited: list[int] = []  # collectives that the next run waits for
-        self._orderings: list[tuple[float, int]] = []  # seconds computed so far, the collective
+        self._awaited: list[int] = []  # collectives that the next computation waits for
+        self._orderings: list[tuple[float, int]] = []  # seconds computed before a wait, collective
         self._updated = 0.0  # seconds of the update
 
     def play(self, order: Sequence[Played]) -> None:
@@ -185,9 +198,12 @@ class Player:
         self._order()
 
     def lost(self, late: Late) -> dict[int, float]:
-        """Seconds that ranks wait for each other in each collective, by its number."""
+        """Seconds that ranks wait for the slowest one in each collective, by its number.
+
+        `play` comes before.
+        """
         found: dict[int, float] = {}
-        since, last = self._updated, 0.0  # since the step before met last
+        since, last = self._updated, 0.0  # of the previous step, after its last wait
         for computed, number in self._orderings:
             lost, since = late(since + computed - last, computed - self._before[number])
             last = computed
@@ -222,14 +238,14 @@ class Player:
                 self._update(one)
 
     def _update(self, one: Update) -> None:
-        """The optimizer's kernels, behind all gradients."""
+        """Schedule the optimizer's kernels, after all gradients."""
         self._order()
         self._phase = "update"
         self._updated += sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
         self._compute("update of parameters", self._updated)
 
     def _run_of(self, one: Forward) -> Run:
-        """The seconds of a region's operators."""
+        """The run of a region, priced by its operators."""
         known = [(name, op) for name in one.ops if (op := self.prices.ops.get(name)) is not None]
         module = _common_module([op.module for _, op in known])
         count = f"{len(known)} operators"
@@ -243,7 +259,7 @@ class Player:
         )
 
     def _start(self, one: Transfer, number: Hashable, *, awaited: bool) -> None:
-        """Start a transfer; operators run beside it unless it is `awaited` at once."""
+        """Start a transfer; operators beside it are delayed unless it is `awaited` at once."""
         seconds = self._priced.get(id(one))
         if seconds is None:
             seconds = self._priced[id(one)] = self.prices.transfer(one)
@@ -257,7 +273,7 @@ class Player:
             self._compute(f"slowed down: {sent.name}", slowed, idle=True)
 
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
-        """Schedule a collective after all earlier computation and waits; return its handle."""
+        """Schedule a collective after all earlier computation and waits."""
         seconds += self._lost.get(self._count, 0.0)
         after, own = self._behind, self.prices.links[channel]
         task = self._add(name, self._tracks[own], seconds, after)
@@ -275,7 +291,7 @@ class Player:
         self._awaited.append(sent.number)
 
     def _order(self) -> None:
-        """Orders the next computation behind the collectives that are waited for."""
+        """Record that the next computation waits for the latest of the awaited collectives."""
         if self._awaited:
             self._orderings.append((self._computed, max(self._awaited)))
             self._awaited = []
@@ -304,12 +320,12 @@ class Player:
         *,
         idle: bool = False,
     ) -> int:
-        """Schedule a task; its number."""
+        """Schedule a task and return its number."""
         return self.made.add(Task(name, track, Seconds(seconds), after, self._phase, module, idle))
 
 
 def _common_module(modules: Sequence[str]) -> str:
-    """The innermost module that all of these are in, empty for the model itself."""
+    """The path of the innermost module that contains all `modules`; "" for the model itself."""
     if not modules:
         return ""
     paths = [module.split(".") for module in dict.fromkeys(modules)]

@@ -2,12 +2,13 @@
 
 Ranks with equal work arrive at collectives at different times, and all wait for the last (Faraj,
 Patarasu and Yuan, "A study of process arrival patterns for MPI collective operations", 2008). The
-delay grows with the time since the last synchronisation: with its square root if disturbances are
-short and independent, almost linearly if one rank is slower for a longer time (`Machine`).
+wait grows with the time since the last synchronization: with its square root if disturbances are
+short and independent, almost linearly if one rank is slower for a longer time
+(`Machine.arrival_skew_power`).
 
-Additive tables do not know the time between the waits of a plan. They charge each wait the marginal
-cost of one more wait at the interval that is usual for the model. The simulation of a step program
-uses the actual times (`step_program.py`).
+Additive cost tables do not know the time between the waits of a plan. They charge each wait the
+marginal cost of one more wait, at an interval that is typical of the model. The simulation of a
+step program uses the actual times (`step_program.py`).
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ _CONTRACTIONS = frozenset(
 
 
 def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
-    """The mean seconds on one device between passes of contractions.
+    """The mean seconds of a contraction's pass on one device, with other operators in between.
 
-    A plan that splits operators waits about this often. Forward and backward count as one pass
-    each.
+    Forward and backward are one pass each. A plan that splits operators waits about once in a pass.
     """
     known = by_target(machine.device.timings)
     seconds, passes = 0.0, 0
@@ -58,11 +58,17 @@ def stretch(graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
 def skewed(
     machine: Machine, between: Callable[[], Seconds], parts: int, *, whole: bool = False
 ) -> Machine:
-    """`machine`, with a part of the straggler time added to every launch.
+    """`machine`, with straggler time added to the launch of every collective.
 
-    That is a part of `between`, which is asked for only where ranks are apart at all. n waits in
-    time t cost n (t / n)^power, so that one more costs 1 - power of what each does; or the `whole`
-    of it, where additive seconds are compared: in pipelines, and on machines that settle nothing.
+    n waits in time t cost n (t / n)^power, so the marginal cost of one more is 1 - power times that
+    of each. The whole cost is added instead where plans are compared by additive seconds: with
+    `whole`, as for pipelines, and on machines whose plans are not simulated (`Machine.settles`).
+
+    Args:
+        machine: returned unchanged if it has no straggler time, or already has it added.
+        between: the seconds between waits on one device (`stretch`); called only if needed.
+        parts: the number by which `between` is divided, for devices and micro-batches.
+        whole: whether the whole cost is added.
     """
     if not machine.arrival_skew_seconds or machine.charged_skew_seconds:
         return machine
@@ -73,18 +79,20 @@ def skewed(
 
 
 def late(machine: Machine, seconds: float) -> float:
-    """The mean wait for the last rank when all have computed for `seconds`, in seconds."""
+    """The mean wait, in seconds, for the last rank after all have computed for `seconds`."""
     grown = (seconds / SKEWED_SECONDS) ** machine.arrival_skew_power
     return machine.arrival_skew_seconds * float(grown)
 
 
 def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, float]:
-    """The straggler time at a wait, and the seconds of computing after which ranks are that late.
+    """The straggler time at a wait, and the skew of the ranks after it, both in seconds.
+
+    The skew is given as the seconds of computation that would cause it.
 
     Args:
-        machine: its figures say how late ranks are.
-        since: seconds of computing since ranks were together.
-        slack: of these, seconds since what is waited for was started.
+        machine: has the figures of arrival skew.
+        since: seconds of computation since ranks were synchronized.
+        slack: of these, seconds since the collective was started; they hide a part of the wait.
     """
     spread = late(machine, max(0.0, since - slack))
     if not spread:
@@ -94,6 +102,6 @@ def at_a_wait(machine: Machine, since: float, slack: float) -> tuple[float, floa
 
 
 def _after(machine: Machine, spread: float) -> float:
-    """Seconds after which ranks are so far `spread`, the inverse of `late`."""
+    """Seconds of computation after which the mean wait is `spread`, the inverse of `late`."""
     grown = spread / machine.arrival_skew_seconds
     return SKEWED_SECONDS * float(grown ** (1 / machine.arrival_skew_power))

@@ -1,9 +1,9 @@
-"""List scheduling of a step's tasks on streams.
+"""Schedules a step's tasks on streams (list scheduling).
 
-As on a GPU, tasks of one track run in the given order; a task starts when its predecessor on the
+As on a GPU, tasks of one track run in the given order. A task starts when its predecessor on the
 track and all tasks that it depends on have ended (Graham, "Bounds on multiprocessing timing
-anomalies", 1969; with a fixed order on every track there are no anomalies: less work never takes
-longer). This file depends on neither plans nor machines.
+anomalies", 1969). With a fixed order on every track there are no anomalies: less work never takes
+longer. This module depends on neither plans nor machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.ir.timeline import Task, Timeline, Track
 
 @final
 class TaskSchedule:
-    """Tasks that are scheduled one after the other, each as early as it may start."""
+    """Schedules tasks one after the other, each as early as possible."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
@@ -27,9 +27,10 @@ class TaskSchedule:
         self._free: defaultdict[Track, float] = defaultdict(float)
 
     def add(self, task: Task) -> int:
-        """Schedule a task; its number. Raises `ValueError` if it comes after one that is unknown.
+        """Schedule a task and return its number.
 
-        O(1): it starts when its track is free and all tasks that it comes after have ended.
+        It starts when its track is free and all tasks that it depends on have ended. Raises
+        `ValueError` if one of these has not been added.
         """
         number = len(self.tasks)
         start = self._free[task.track]
@@ -47,15 +48,15 @@ class TaskSchedule:
 
     @property
     def timeline(self) -> Timeline:
-        """All tasks with their starts."""
+        """All tasks, and the seconds at which they start."""
         return Timeline(tuple(self.tasks), tuple(self.starts))
 
 
 def schedule(tasks: Iterable[Task]) -> Timeline:
-    """Start every task as early as it may; on each track they run in the given order.
+    """Schedule all tasks as early as possible; on each track they run in the given order.
 
-    A task comes after tasks given before it only, so one sweep will do: O(tasks).
-    Raises `ValueError` for one that does not.
+    Takes O(tasks + dependencies). Raises `ValueError` for a task that depends on one that is given
+    after it.
 
     >>> from shardwright.ir.timeline import Stream
     >>> here, net = Track("rank 0", Stream.COMPUTE), Track("rank 0", Stream.COMMUNICATION)
