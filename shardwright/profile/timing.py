@@ -167,7 +167,7 @@ class Stopwatch:
         if probe.drifts:
             early = self._waits_for_slowest(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
-        # In a step some of many operations are slow, which add to its time: so the mean counts.
+        # Some operations of a step are slow and add to its time, so the mean counts.
         low = sorted(found)[len(found) // 10]
         return RepeatTimes(fmean(found), low, tuple(before if probe.drifts else ()))
 
