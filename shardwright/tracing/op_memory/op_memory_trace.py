@@ -37,7 +37,7 @@ class _Source(torch.autograd.Function):
 
 
 class _Sink(torch.autograd.Function):
-    """Reads results; its backward pass returns gradients with the requested strides, no values."""
+    """Reads results; its backward pass returns uninitialised gradients with given strides."""
 
     @staticmethod
     def forward(ctx: Any, strides: tuple[Strides | None, ...], *results: torch.Tensor) -> Any:
