@@ -133,8 +133,10 @@ def _place(dims: Names, name: str) -> int | None:
 
 def _results_differ(tiles: TrialTiles, positions: Sequence[int | None]) -> bool:
     for whole, a, b, position in zip(tiles.whole, *tiles.results, positions, strict=True):
-        if position is None and (a.shape != b.shape or a.dtype == torch.bool):
-            return a.shape != b.shape
+        if position is None and a.shape != b.shape:
+            return True
+        if position is None and a.dtype == torch.bool:
+            continue  # no sum of parts is defined
         try:
             made = a + b if position is None else torch.cat([a, b], position)
         except RuntimeError:  # their shapes do not fit
