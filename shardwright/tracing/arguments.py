@@ -29,7 +29,7 @@ _EVERY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class BatchError(ValueError):
-    """A batch that differs from the one that the module was captured with."""
+    """Raised for a call whose arguments differ from those that the module was captured with."""
 
 
 def signature_of(model: nn.Module) -> inspect.Signature:
@@ -55,9 +55,10 @@ class _Planned:
 
 @dataclass
 class CallForm:
-    """The arguments that `graph` was captured with; without a `signature` constants may be missing.
+    """The arguments that `graph` was captured with, to which those of later calls are compared.
 
-    `shapes` are those of the tensor arguments, by their paths in the captured call.
+    Without a `signature`, later calls may leave out arguments other than tensors. `shapes` are
+    those of the tensor arguments, by their paths in the captured call.
     """
 
     graph: Graph

@@ -105,8 +105,9 @@ def as_planned(
 def select_outputs(returned: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
     """Names and tensors of the outputs that a training step needs.
 
-    A scalar loss if there is one: `returned.loss`, or the first of a tuple; else
-    all tensors, so that the loss can be computed outside.
+    The loss if there is one: the tensor `loss` of a mapping or dataclass, or a scalar that is the
+    first item of a tuple or list. Otherwise all tensors, so that the loss can be computed outside.
+    Raises `CaptureError` for a result without tensors, and for any other type.
     """
     if isinstance(returned, torch.Tensor):
         return ("",), [returned]

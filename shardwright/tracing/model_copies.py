@@ -1,4 +1,4 @@
-"""Copies a model, for calls outside of the trace."""
+"""Makes copies of a model that can be called outside of the trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.tracing.state_check import ModelTrial
 
 
 def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
-    """Return a copy of the call's model without values, for a call that computes nothing."""
+    """Return a function that copies the model to the meta device, for a call without values."""
 
     def make() -> ModelTrial:
         memo: dict[int, Any] = {}
@@ -35,7 +35,7 @@ def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], 
 
 
 def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
-    """Return a copy of the call's model with values, for a call on random numbers."""
+    """Return a function that copies the model with its values, for a call on random numbers."""
 
     def make() -> ModelTrial:
         generator = torch.Generator(device="cpu").manual_seed(0)
@@ -52,7 +52,7 @@ def _trial(
 ) -> ModelTrial:
     for module in model.modules():
         if getattr(vars(module).get("forward"), "__module__", "").startswith("shardwright."):
-            del vars(module)["forward"]  # parameters of a module that is kept whole
+            del vars(module)["forward"]  # the replaced forward of an opaque module
     data = [cast_input(t, call.numerics) for t in given.values()]
     args, kwargs = unflatten({**call.constants, **dict(zip(given, data, strict=True))})
     known = dict(model.named_parameters())

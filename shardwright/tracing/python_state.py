@@ -1,8 +1,10 @@
-"""Python state of a model: attributes of its modules that are neither parameters nor buffers.
+"""Records the Python state of a model, i.e. the state that is not in parameters and buffers.
 
-A graph contains the values of such attributes, and numbers drawn from Python's or NumPy's
-generators, as constants; the states of these generators are therefore part of the Python state. A
-`Snapshot` records the state before a call, finds what a call changed, and restores it.
+It consists of other attributes of modules and their classes, of globals and closure values that
+`forward` reads, of the identities of parameters and sub-modules, and of the states of Python's and
+NumPy's random generators. A graph contains such values, and numbers drawn from these generators, as
+constants. A `Snapshot` records the state before a call, finds what a call changed, and restores it
+with the exceptions that `Snapshot.restore` names.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _MODULES_OWN = frozenset(("_parameters", "_buffers", "_modules", "forward"))
-_MOST_ITEMS = 20_000  # items of one container; of longer ones the length and both ends are compared
+_MOST_ITEMS = 20_000  # items of one container; of longer ones only the length is compared
 _MOST_DEPTH = 6
 
 _FOREIGN = ("torch", "logging", "threading", "_thread", "weakref", "concurrent", "asyncio")
 
-Leaf = tuple[Any, ...]  # equal where nothing changed
+Leaf = tuple[Any, ...]  # equal for an unchanged value
 
 
 class StateLocation(NamedTuple):
@@ -67,12 +69,12 @@ class Snapshot:
         return cls(model, location).leaves
 
     def changes(self, later: Snapshot) -> list[StateLocation]:
-        """Locations whose values differ."""
+        """Locations whose values differ in `later`."""
         every = dict.fromkeys((*self.leaves, *later.leaves))
         return [p for p in every if self.leaves.get(p) != later.leaves.get(p)]
 
     def plain_changes(self, later: Snapshot) -> list[StateLocation]:
-        """Locations where anything but a tensor differs."""
+        """Locations with a difference in `later` that is not only one tensor instead of another."""
         return [
             p
             for p in self.changes(later)
@@ -80,7 +82,7 @@ class Snapshot:
         ]
 
     def became_text(self, later: Snapshot) -> frozenset[StateLocation]:
-        """Locations where only None changed to a text, as for a mode that is chosen once."""
+        """Locations whose only changes are from None to a text, e.g. a mode that is chosen once."""
         found = []
         for location in self.changes(later):
             mine, theirs = self.leaves.get(location, {}), later.leaves.get(location, {})
@@ -90,7 +92,11 @@ class Snapshot:
         return frozenset(found)
 
     def restore(self) -> None:
-        """Restore every attribute and the content of every container."""
+        """Restore the attributes of modules, and the items of containers and objects.
+
+        Not restored are containers of more than `_MOST_ITEMS` items, the elements of arrays, random
+        generators, and class attributes, globals and closure values that refer to other objects.
+        """
         for attributes, own in self._attributes:
             for name in [k for k in attributes if k not in own and k not in _MODULES_OWN]:
                 del attributes[name]
@@ -166,7 +172,7 @@ class Snapshot:
 
 
 def state_locations(model: nn.Module) -> Iterator[tuple[StateLocation, Any]]:
-    """Every location at which a call may keep plain values, with its present value."""
+    """The locations at which a call may keep Python state, with their present values."""
     yield StateLocation("", "the generator of Python's random"), repr(random.getstate())
     yield (
         StateLocation("", "the generator of numpy.random"),
@@ -241,5 +247,5 @@ def _is_users(module: str) -> bool:
 
 
 def _plain(leaves: Mapping[str, Leaf]) -> dict[str, Any]:
-    """Leaves without tensors' identities."""
+    """Leaves without the identities and versions of tensors."""
     return {path: leaf[:1] if leaf[0] is Tensor else leaf for path, leaf in leaves.items()}

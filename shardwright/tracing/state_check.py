@@ -78,7 +78,7 @@ def check_state(
 
 
 def _differs(trial: ModelTrial, changed: Sequence[StateLocation]) -> StateLocation | None:
-    """The location whose value changes the second call; None if both calls are equal."""
+    """A location whose value changes the second call; None if both calls are equal."""
     first = Snapshot(trial.model)
     one = _call(trial, ())
     second = Snapshot(trial.model)
@@ -112,7 +112,8 @@ def _call(trial: ModelTrial, more: Sequence[Tensor]) -> _Calls:
 class _Calls(TorchFunctionMode):
     """Records functions of torch that read data, or values computed from data.
 
-    `tainted` are those tensors and `read` all arguments of the functions, by identity.
+    `tainted` has the identities of those values. `read` has those of all tensors whose values any
+    function reads. `steps` has the calls that read tainted values or draw random numbers.
     """
 
     def __init__(self, data: Sequence[Tensor]) -> None:
@@ -149,7 +150,7 @@ class _Calls(TorchFunctionMode):
         return result
 
     def _comparable(self, value: Any) -> Any:
-        """A form of a value that is equal where two calls do the same."""
+        """A description of a value, equal for equal arguments of two calls."""
         if isinstance(value, Tensor):
             return tuple(value.shape), str(value.dtype), id(value) in self.tainted
         if isinstance(value, tuple | list):
@@ -207,7 +208,7 @@ def _line(trial: ModelTrial, location: StateLocation) -> str:
 
 @contextlib.contextmanager
 def _side_effects_hidden() -> Iterator[None]:
-    """A context that restores random generators and suppresses what a model prints."""
+    """A context that restores torch's CPU generator and suppresses what a model prints."""
     with (
         torch.random.fork_rng(devices=[]),
         contextlib.redirect_stdout(io.StringIO()),

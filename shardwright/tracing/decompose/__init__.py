@@ -1,1 +1,1 @@
-"""Rewrites operators of an exported program so that splitting them is exact."""
+"""Rewrites operators of an exported program or a graph so that splitting them is exact."""

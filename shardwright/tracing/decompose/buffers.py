@@ -1,4 +1,4 @@
-"""Turns buffer mutations of a traced call into graph updates, or raises with the line.
+"""Turns assignments to buffers in a traced call into updates, or raises with the user's line.
 
 A graph has the buffers that the model has before the call, each of a fixed shape and dtype. Any
 other change of buffers could not be repeated in the next step, or on tiles.
@@ -25,13 +25,13 @@ DtypeShape = tuple[torch.dtype, tuple[int, ...]]
 
 
 def users_frame(stack: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost frame of code outside of torch and of this package."""
+    """The innermost frame of code outside of torch and of this package; None if there is none."""
     frames = [f for f in stack if is_users(f.filename)]
     return frames[-1] if frames else None
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file belongs neither to torch nor to this package."""
+    """Whether `filename` is a file, and belongs neither to torch nor to `shardwright.tracing`."""
     return not filename.startswith((_TORCH, _OURS, "<"))
 
 
@@ -74,7 +74,11 @@ def dtypes_and_shapes(buffers: Mapping[str, torch.Tensor]) -> dict[str, DtypeSha
 def update_in_place(
     model: nn.Module, before: Mapping[str, torch.Tensor], kinds: Mapping[str, DtypeShape]
 ) -> None:
-    """Turn assignments to buffers into in-place updates, which export records."""
+    """Turn assignments to buffers of `model` into in-place updates, which export records.
+
+    `before` has the buffers before the call, by path, and `kinds` their dtypes and shapes then.
+    Raises `CaptureError` if the call removed a buffer or changed its dtype or shape.
+    """
     after = dict(model.named_buffers())
     for name, old in before.items():
         path, _, last = name.rpartition(".")

@@ -1,8 +1,8 @@
 """Decomposes each distinct operator call once, so that the time hardly grows with depth.
 
-`ExportedProgram.run_decompositions` traces the whole program twice more. If no operator writes to
-its operands, each can be decomposed on its own, so one small program of all distinct calls is
-decomposed instead.
+`ExportedProgram.run_decompositions` traces the whole program again. If no operator writes to its
+operands, each call can be decomposed separately. So a small program, which makes every distinct
+call once, is decomposed, and its parts are copied for the calls of the whole program.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shardwright.tracing.export.operators import OVERLOAD
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
-_WORTH = 8.0  # the small program is used from this many operators per distinct call
+_WORTH = 8.0  # the small program is used from this many nodes per distinct call
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # metadata taken from the original call
 
 
 @dataclass(frozen=True)
 class Functional:
-    """A functional graph with its signature and constants."""
+    """A functional graph of ATen operators with its signature, and its constants by name."""
 
     graph: fx.Graph
     graph_signature: ExportGraphSignature
@@ -64,7 +64,7 @@ class _OperandIndex:
 
 @dataclass(frozen=True)
 class _Expansion:
-    """The decomposition of a call: nodes of the small program between inputs and results."""
+    """The decomposition of a call: its inputs, nodes and results in the small program."""
 
     inputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
@@ -90,8 +90,8 @@ class _Calls(nn.Module):
 def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
     """`program` decomposed by `table`, call by call; None if it must be decomposed at once.
 
-    The latter is the case if an operator writes to an operand, if a node is not an operator on
-    tensors of fixed sizes, or if too few calls repeat.
+    The latter is the case if an operator writes to an operand, if a node calls no ATen operator or
+    has a result that is not a tensor of fixed sizes, or if too few calls are equal.
     """
     if not all(_is_cacheable(node) for node in program.graph.nodes):
         return None
@@ -126,7 +126,7 @@ def _is_cacheable(node: fx.Node) -> bool:
         return node.op in ("placeholder", "output")
     if _is_selection(node):
         return True
-    name = getattr(node.target, "__name__", "").split(".")[0]  # such as add_, or __and__
+    name = getattr(node.target, "__name__", "").split(".")[0]  # e.g. add_ or __and__
     values = node.meta.get("val")
     values = values if isinstance(values, tuple | list) else (values,)
     return (
@@ -137,15 +137,15 @@ def _is_cacheable(node: fx.Node) -> bool:
 
 
 def _is_core_op(target: Any, table: Table) -> bool:
-    """Whether decomposition does not change an operator: it is of Core ATen, or not in `table`."""
+    """Whether decomposition leaves an operator unchanged: it is of Core ATen and not in `table`."""
     return torch.Tag.core in target.tags and target not in table
 
 
 def _is_selection(node: fx.Node) -> bool:
-    """Whether a node only selects a result of another node, and computes nothing."""
+    """Whether a node computes nothing: it selects a result, or detaches a tensor without grad."""
     if node.target is not aten.detach_.default:
         return node.target is operator.getitem
-    made = node.args[0]  # export detaches constants of the code, which have no gradient anyway
+    made = node.args[0]  # export detaches constants in the code, which require no gradient
     return isinstance(made, fx.Node) and not made.meta["val"].requires_grad
 
 
@@ -156,7 +156,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _numbered(node: fx.Node, distinct: dict[Any, _Call]) -> tuple[Any, tuple[fx.Node, ...]]:
-    """The key of equal calls, and the operands; the first such call is added to `distinct`."""
+    """The key of a call, and its operands; the first call of each key is added to `distinct`."""
     numbers: dict[fx.Node, int] = {}
 
     def numbered(arg: Any) -> Any:
@@ -193,7 +193,7 @@ def _tensor_key(value: torch.Tensor) -> Any:
 
 
 def _expansions(calls: tuple[_Call, ...], table: Table) -> list[_Expansion] | None:
-    """The decomposition of each call; None if one of them writes to an operand after all."""
+    """The decomposition of each call; None if one has constants or writes to an operand."""
     inputs = tuple(_fresh_like(operand) for call in calls for operand in call.operands)
     small = torch.export.export(_Calls(calls), inputs, strict=False)
     small = small.run_decompositions(dict(table))
@@ -256,7 +256,7 @@ def _spliced(
 def _insert_copy(
     made: fx.Graph, node: fx.Node, expansion: _Expansion, operands: list[Any]
 ) -> list[Any]:
-    """Insert a copy of `expansion` on `operands` for `node`; returns its results."""
+    """Insert a copy of `expansion`, applied to `operands`, for `node`; returns its results."""
     own = dict(zip(expansion.inputs, operands, strict=True))
     for inner in expansion.nodes:
         copy = own[inner] = made.node_copy(inner, own.__getitem__)

@@ -1,4 +1,4 @@
-"""Removes differences between traces of one model on different device types.
+"""Removes differences between graphs of one model that was traced on different device types.
 
 A fused attention kernel chooses the strides of its result so that merging the heads needs no copy;
 on devices without such a kernel, e.g. the meta device, the trace contains a copy. Traces also
@@ -18,7 +18,7 @@ _VIEWS = (*_RESHAPES, "transpose", "permute", "t", "squeeze", "unsqueeze")
 
 
 def canonical(graph: Graph) -> Graph:
-    """`graph` with explicit sizes and without copies of attention's results."""
+    """`graph` with explicit sizes in reshapes, and without copies of results of attention."""
     names: dict[str, str] = {}  # removed copy -> its source
     ops: list[Op] = []
     producer: dict[str, Op] = {}
@@ -44,7 +44,7 @@ def canonical(graph: Graph) -> Graph:
 
 
 def _from_attention(name: str, producer: dict[str, Op]) -> bool:
-    """Whether a value is attention's result, or a view of it."""
+    """Whether a value is a result of attention, or a view of one."""
     while name in producer and producer[name].kind in _VIEWS:
         name = producer[name].operands[0]
     return name in producer and producer[name].kind == _ATTENTION

@@ -3,12 +3,13 @@
 While a model is traced, Hugging Face builds the causal mask as a tensor instead of passing
 `is_causal`; without a cache it also compares the documents of packed positions, for every sequence
 of the batch. A mask takes memory, excludes the fastest kernels and doubles the work. A mask that
-depends on no input is a constant: it is computed once here, and replaced by the flag if it is the
-lower triangle.
+depends on no leaf of the graph is a constant: it is computed here, and replaced by the flag if it
+is the lower triangle.
 
-The mask of a long sequence is too large to compute. It is made from positions by elementwise
-operators, so blocks of it can be computed separately: some rows, some columns, and a band along the
-diagonal, in which almost causal masks (windows, packed documents) differ from causal ones.
+The mask of a long sequence is too large to compute. If elementwise operators make it from
+positions, blocks of it can be computed separately: evenly spaced rows, evenly spaced columns, and a
+band along the diagonal. Sliding windows differ from a causal mask in rows longer than the window,
+packed documents next to the diagonal. Differences in other elements are not found.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ import torch
 from shardwright.ir.graph import Graph, Op, argument
 from shardwright.tracing.export.operators import call_op, operator_of
 
-_GIVEN = ("attn_mask", "dropout_p", "is_causal")  # what the rewrite gives by position
-_LARGEST_MASK = 2**27  # elements of a mask that is computed as a whole
+_GIVEN = ("attn_mask", "dropout_p", "is_causal")  # arguments that the rewrite passes by position
+_LARGEST_MASK = 2**27  # elements; larger masks are computed in blocks
 _SAME_PLACES = ("expand", "clone", "contiguous")
 _SAME_MATRIX = (*_SAME_PLACES, "unsqueeze", "view")
-_LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, though torch does not say so
-_LARGEST_PART = 2**26  # of a larger mask
+_LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, without torch's tag `pointwise`
+_LARGEST_PART = 2**26  # elements of a block of a larger mask
 
 
 def without_causal_masks(graph: Graph) -> Graph:
-    """`graph` with `is_causal` instead of masks that are exactly causal."""
+    """`graph` with `is_causal` instead of causal masks of attention.
+
+    Masks of up to 2**27 elements are compared with the lower triangle as a whole, larger ones in
+    blocks.
+    """
     verdicts: dict[str, bool] = {}
 
     def rewrite(op: Op) -> Op:
@@ -51,7 +56,7 @@ def without_causal_masks(graph: Graph) -> Graph:
 
 
 def _is_causal(graph: Graph, mask: str) -> bool:
-    """Whether the value `mask` is a constant: True up to the diagonal and False beyond it."""
+    """Whether `mask` is a constant that is True up to the diagonal and False beyond it."""
     described = graph.tensor[mask]
     if described.dtype != "bool" or len(described.shape) < 2:
         return False
@@ -73,7 +78,7 @@ def _is_causal(graph: Graph, mask: str) -> bool:
 
 
 def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The matrices of a tensor; of an expanded dimension only the first."""
+    """The matrices in the last two dimensions; of an expanded dimension only the first."""
     if x.dim() == 2:
         yield x
         return
@@ -82,7 +87,10 @@ def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
-    """`_is_causal` of a mask that is too large to compute, from blocks of it."""
+    """Whether blocks of a mask that is too large to compute are those of a causal mask.
+
+    `needed` are the operators that compute the mask. False if a large one is not elementwise.
+    """
     *leading, rows, columns = graph.tensor[mask].shape
     small: dict[str, torch.Tensor] = {}
     large: list[Op] = []
@@ -107,13 +115,13 @@ def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
 
 
 def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
-    """Whether a large result consists of matrices made elementwise or by broadcasting."""
+    """Whether an element of the result depends only on elements at its row and its column."""
     shape = graph.tensor[op.outputs[0]].shape
     if shape[-2:] != (rows, columns) or len(op.outputs) > 1:
         return False
     if op.kind in _SAME_MATRIX:
         source = graph.tensor[op.operands[0]].shape
-        # Parts of several matrices would be broadcast along other dimensions than these.
+        # A block keeps the leading dimensions of `source`, which would broadcast differently.
         placed = op.kind in _SAME_PLACES or prod(source[:-2]) == 1
         return placed and source[-2:] == shape[-2:]
     tags = getattr(operator_of(op.target), "tags", ())
@@ -123,7 +131,11 @@ def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
 def _sampled_blocks(
     rows: int, columns: int, most: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and columns of the blocks to check, of about `most` elements each."""
+    """Indices of the rows and of the columns of each block to check.
+
+    First some rows with all columns, then all rows with some columns, each of about `most`
+    elements, and then smaller blocks along the diagonal.
+    """
     every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
     count = max(16, most // max(rows, columns))
     some = [torch.linspace(0, n - 1, min(count, n), device="cpu").long() for n in (rows, columns)]
@@ -142,7 +154,11 @@ def _compute_block(
     whole: tuple[int, int],
     part: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Compute the rows and columns `part` of the result of `op` into `values`."""
+    """Compute the block `part` of the result of `op`, and add it to `values`.
+
+    `values` has the small operands and blocks of the large ones, `small` has the small ones;
+    `whole` is the size of the matrix, `part` has the indices of the block's rows and columns.
+    """
 
     def cut(x: torch.Tensor) -> torch.Tensor:
         for dim, size, positions in zip((-2, -1), whole, part, strict=True):
@@ -158,7 +174,7 @@ def _compute_block(
 
 
 def _ancestors(graph: Graph, value: str) -> list[Op] | None:
-    """The operators that compute `value`, in order; None if it depends on a leaf."""
+    """The operators that compute `value`, in order; None if it depends on a leaf of the graph."""
     found: dict[str, Op] = {}
     stack = [value]
     while stack:

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
-_LARGEST_MASK = 2**24  # elements: that of 512 queries over 32k keys
+_LARGEST_MASK = 2**24  # elements, e.g. of 512 queries and 32k keys
 
 
 def causal_rows(
@@ -27,15 +27,18 @@ def causal_rows(
     scale: float | None,
     grouped: bool,
 ) -> Tensor:
-    """Attention of a `tile` of the queries, [..., heads, length, width], over all keys and values.
+    """Causal attention of a `tile` of the queries: (..., heads, length, width).
 
-    `tile` has start, length and size of each atom of the queries' length, major
-    first. With `grouped`, several heads of queries share one of keys.
+    `query` has the queries of the tile, (..., heads, length, width); `key` and `value` those of the
+    whole sequence. `tile` has start, length and size of each atom of the dimension of the
+    positions, major first; it says which global positions the queries have. `scale` is that of
+    `scaled_dot_product_attention`. With `grouped`, several heads of queries share a head of keys.
+    Except on the fused path, a second derivative raises `RuntimeError`.
     """
     start, length = tile[:2]
     seen = start + length
     if query.is_cuda and len(tile) == 3 and seen <= key.shape[-2]:
-        # The last rows of a triangle, which kernels support through `is_causal`.
+        # The last rows of a lower triangle, for which fused kernels exist.
         return scaled_dot_product_attention(
             query,
             key[..., :seen, :],
@@ -49,9 +52,9 @@ def causal_rows(
 
 
 class _Rows(torch.autograd.Function):
-    """Attention of a few queries at a time, so that no mask has queries times keys elements.
+    """Attention of a group of queries at a time, which bounds the size of the mask.
 
-    Saves the operands only: the backward pass recomputes each group.
+    Saves the operands only: the backward pass recomputes the attention of each group.
     """
 
     @staticmethod
@@ -101,7 +104,10 @@ def _attend(given: tuple[Tensor, ...], rows: Tensor, scale: float | None, groupe
 def _query_groups(
     query: Tensor, key: Tensor, tile: Sequence[int]
 ) -> Iterator[tuple[slice, int, Tensor]]:
-    """Groups of queries: their slice of the tile, the number of keys they see, their positions."""
+    """Groups of queries: their slice of the tile, a number of keys, their global positions.
+
+    The number of leading keys is enough for all queries of the group.
+    """
     rows, length = _rows(tile, query.device), query.shape[-2]
     step = max(16, _LARGEST_MASK // key.shape[-2])
     for start in range(0, length, step):
@@ -111,7 +117,7 @@ def _query_groups(
 
 
 def _rows(tile: Sequence[int], device: torch.device) -> Tensor:
-    """The global positions of the queries of a tile, which may have gaps."""
+    """The global positions of the queries of a tile, which need not be contiguous."""
     rows = torch.zeros(1, dtype=torch.int64, device=device)
     for i in range(0, len(tile), 3):
         start, length, size = tile[i : i + 3]

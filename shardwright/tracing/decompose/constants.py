@@ -1,4 +1,4 @@
-"""Duplicates constant tensors of an exported program, one for each operator that reads them."""
+"""Duplicates the placeholders of constant tensors in an exported program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 @final
 class Constants:
-    """The constants of `program`, which is changed in place."""
+    """The constant tensors of `program`, which is changed in place.
+
+    Call `sort` after the last `duplicate`.
+    """
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
@@ -26,11 +29,11 @@ class Constants:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of their placeholders."""
+        """The names of the placeholders of all constants, duplicates among them."""
         return frozenset(self._specs)
 
     def duplicate(self, node: fx.Node) -> fx.Node:
-        """A new placeholder for a constant with the value of `node`."""
+        """A new placeholder for the constant of the placeholder `node`."""
         self._made += 1
         spec = self._specs[node.name]
         with node.graph.inserting_after(node):
@@ -42,7 +45,7 @@ class Constants:
         return made
 
     def sort(self) -> None:
-        """Sort them by their first reader, as a full export does."""
+        """Sort the placeholders by first reader, as a full export does, if there are duplicates."""
         if not self._made:
             return
         specs = self._program.graph_signature.input_specs

@@ -1,11 +1,11 @@
 """Rewrites operators before planning so that splitting the remaining ones is exact.
 
-A mean over a split batch is not the mean of means when tiles differ in size or
-in the number of masked labels. Means become sums divided by a count that is
-summed too; attention with dropout becomes its formula, because a fused kernel
-would draw its own random numbers.
+The mean over a batch is not the mean of the means of tiles that differ in size or in the number of
+ignored labels. Means become sums, divided by the number of elements, which is a constant, or by the
+number of labels that are not ignored, which is a sum too. With `rng="exact"`, attention with
+dropout becomes its formula, because a fused kernel would draw its own random numbers.
 
-Functions return Any: a tensor, or NotImplemented to leave the call unchanged.
+Functions return Any: the results, or NotImplemented to leave the call unchanged.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention with dropout by its formula (`export/attention.py`); others are unchanged."""
+    """Attention with dropout as its formula (`export/attention.py`); other calls are unchanged."""
     if dropout_p == 0.0:
         return NotImplemented
 
@@ -138,14 +138,14 @@ def _chalf(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Te
 
 
 def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """The functional form of `x[...] = y`; the operator itself has no derivative."""
+    """The functional `x[...] = y` as a cast and an expansion; the operator has no derivative."""
     return source.to(into.dtype).expand(into.shape)
 
 
 def _repeat_interleave(
     x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Any:
-    """Repeats of a single element, as an expansion, whose copies can be split."""
+    """Repeats along a dimension of length one as an expansion, whose result can be split."""
     if dim is None or x.shape[dim] != 1:
         return NotImplemented
     sizes = list(x.shape)
@@ -154,7 +154,10 @@ def _repeat_interleave(
 
 
 def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
-    """Decompositions by operator, for `ExportedProgram.run_decompositions`."""
+    """Decompositions by operator, for `ExportedProgram.run_decompositions`.
+
+    Those of attention and of batch norm depend on `numerics.rng` and `numerics.batch_norm`.
+    """
     losses = {
         aten.mse_loss.default: 2,
         aten.l1_loss.default: 2,

@@ -1,8 +1,8 @@
 """A mixture of experts as one operator of tokens, routing and expert weights.
 
-The routing of rows to experts depends on the data. In rows sorted by expert neither tokens nor
-experts can be split; as one operator, tokens are parallel and experts are terms of a sum. It
-computes grouped products of rows sorted by expert, for any subset of tokens and experts.
+The routing of rows to experts depends on the data. Rows that are sorted by expert can be split
+neither by tokens nor by experts; as one operator, tokens are parallel and experts are terms of a
+sum. The operator computes grouped matrix products of rows sorted by expert.
 
 Importing this file registers `torch.ops.shardwright.experts`.
 """
@@ -29,13 +29,14 @@ def experts(
     product: str,
     between: str,
 ) -> Tensor:
-    """Σ over a token's experts of score · down(between(up(x))).
+    """Σ over a token's experts of score · down(between(up(x))): (tokens, width).
 
-    x (tokens, width), `chosen` experts and their `scores` (tokens, k), `up`
-    (experts, inner, width) and `down` (experts, width, inner), with the last two dimensions
-    transposed where `turned` is False. `product` names the grouped product, `between` lists the
-    steps between the two (see `mixtures.py`). For all experts on one device;
-    `runtime/sharded_ops/experts.py` is for a subset.
+    x is (tokens, width); `chosen`, indices of experts, and `scores` are (tokens, k); `up` is
+    (experts, inner, width) and `down` (experts, width, inner), each with the last two dimensions
+    transposed where its `turned` is False. `inner` may differ between the two, if `between`
+    changes it. `product` names the operator of the grouped product, and `between` is JSON with
+    the steps between the products (see `mixtures.py`). All experts must be on this device;
+    `runtime/sharded_ops/experts.py` computes a subset.
     """
     expert, order = chosen.reshape(-1).sort()
     rows = through(x[order // chosen.shape[1]], expert, (up, down), turned, product, between)
@@ -50,7 +51,11 @@ def through(
     product: str,
     between: str,
 ) -> Tensor:
-    """The output of each row's expert; `rows` are sorted by `expert`, an index into `weights`."""
+    """The output of each row's expert: (rows, width) -> (rows, width).
+
+    `rows` are sorted by `expert` (rows), the index of their expert in `weights`, which are `up` and
+    `down` of `experts`.
+    """
     positions = torch.arange(weights[0].shape[0], device=rows.device)
     offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
     multiply = _operator(product)
@@ -62,7 +67,7 @@ def through(
 def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
     """Rows times their scores, summed by token: (rows, width) -> (tokens, width).
 
-    `order` has the index of each row in the flattened `scores`, (tokens, k).
+    `order` (rows) has the index of each row in the flattened `scores` (tokens, k).
     """
     scored = rows * scores.reshape(-1)[order].unsqueeze(-1)
     spread = scored.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)

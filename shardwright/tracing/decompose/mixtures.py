@@ -1,8 +1,10 @@
 """Finds mixtures of experts in a graph and replaces each by one operator.
 
-Hugging Face writes them as rows sorted by expert between two grouped products. Only
-this form is recognised, with every operator checked and without other readers. Any
-other form is left unchanged: it is correct, but its tokens and experts are not split.
+The form is that of Hugging Face: tokens are copied for each chosen expert, sorted by expert,
+multiplied by two grouped matrix products with elementwise operators between, scaled by their scores
+and summed by token. Every operator is checked, and from the first product on no value may have
+other readers. Any other form is left unchanged: it is correct, but its tokens and experts are not
+split.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ _GATHERING = "index"
 
 
 class _NotAMixtureError(Exception):
-    """A candidate that is not a mixture of experts of the known form."""
+    """Raised for a candidate that is not a mixture of experts of the known form."""
 
 
 def with_mixtures(graph: Graph) -> Graph:
-    """`graph` with one operator for each mixture of experts."""
+    """`graph` with one operator, `experts.EXPERTS`, for each mixture of experts.
+
+    It takes the place of the mixture's last operator; the other operators stay in the graph.
+    """
     products: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.target in _PRODUCTS and len(op.operands) == 3:
@@ -46,13 +51,16 @@ def with_mixtures(graph: Graph) -> Graph:
 
 
 class _Mixture:
-    """Matches one mixture, from its two products outwards."""
+    """Matches one mixture of experts, starting from its two grouped products `up` and `down`."""
 
     def __init__(self, graph: Graph, up: Op, down: Op) -> None:
         self.graph, self.up, self.down = graph, up, down
 
     def found(self) -> tuple[Op, Op]:
-        """The last operator of the mixture, and the operator that replaces all of it."""
+        """The last operator of the mixture, and the operator that replaces all of it.
+
+        Raises `_NotAMixtureError` if any operator is not as expected.
+        """
         graph = self.graph
         sort = self._sort()
         order = sort.outputs[1]
@@ -87,7 +95,7 @@ class _Mixture:
         return last, self._with_facts(op)
 
     def _sort(self) -> Op:
-        """The sort by expert, found from the offsets: cumulative counts of sorted experts."""
+        """The sort by expert, found from the products' offsets: cumulative counts of its result."""
         name = self.up.operands[2]
         for _ in range(6):
             op = self._producer(name)
@@ -99,7 +107,10 @@ class _Mixture:
         raise _NotAMixtureError
 
     def _between(self) -> list[Any]:
-        """The steps from the first product to the second."""
+        """The steps from the first product to the second, as JSON values for `experts.experts`.
+
+        A step is [operator, args, kwargs]. {"value": i} refers to the product (0) or to step i.
+        """
         number = {self.up.outputs[0]: 0}
         steps: list[Any] = []
         goal = self.down.operands[0]
@@ -131,7 +142,7 @@ class _Mixture:
         return steps
 
     def _descendants(self, start: str, goal: str) -> list[Op]:
-        """The operators between two values, in order."""
+        """The operators that compute `goal` from `start`, in the order of the graph."""
         wanted: dict[str, Op] = {}
         stack = [goal]
         while stack:
@@ -146,7 +157,7 @@ class _Mixture:
         return [op for op in self.graph.ops if op.name in wanted]
 
     def _weight(self, product: Op) -> tuple[str, bool]:
-        """The experts' weights, and whether the product reads them transposed."""
+        """The name of the experts' weights, and whether the product reads them transposed."""
         name = product.operands[1]
         op = self.graph.producer.get(name)
         if op is None or op.kind != "transpose":
@@ -155,7 +166,7 @@ class _Mixture:
         return op.operands[0], True
 
     def _scored(self, order: str, shape: tuple[int, int]) -> tuple[str, Op]:
-        """The scores, and the final sum: rows times scores, in token order, summed."""
+        """The name of the scores, and the operator that sums the scaled rows of each token."""
         scaled = self._only_reader(self.down.outputs[0], "mul")
         column = next(name for name in scaled.operands if name != self.down.outputs[0])
         sorted_scores = self._made(self._made(column, "unsqueeze").operands[0], _GATHERING)
@@ -174,7 +185,10 @@ class _Mixture:
         return scores, total
 
     def _with_facts(self, op: Op) -> Op:
-        """`op` with what autograd saves; a run at twice the inner width shows what scales."""
+        """`op` with the facts of what autograd saves.
+
+        A second observation at twice the inner width separates the bytes that scale with it.
+        """
         whole = self._observed(op, 1)
         saves = tuple(dict.fromkeys(op.operands))
         saves = tuple(saves[i] for i in whole.saved_operands)
@@ -183,7 +197,7 @@ class _Mixture:
         return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
 
     def _observed(self, op: Op, times: int) -> AutogradFacts:
-        """The autograd facts of the mixture with `times` its inner width."""
+        """The autograd facts of the mixture with its inner width multiplied by `times`."""
         operands = list(dict.fromkeys(op.operands))
         up, down = op.operands[3:5]
         turned = op.args[5]
@@ -241,7 +255,7 @@ def _require(fact: bool) -> None:
 
 
 def _packed(arg: Arg, number: dict[str, int]) -> Any:
-    """An argument as JSON: values by index, dtypes by name."""
+    """An argument as a JSON value: tensors by `number`, dtypes and memory formats by name."""
     if isinstance(arg, Ref):
         return {"value": number[arg.name]}
     if isinstance(arg, Symbol):

@@ -1,7 +1,8 @@
-"""Inlines `torch.no_grad` regions of an exported program, with their inputs detached.
+"""Inlines `torch.no_grad` and `torch.enable_grad` regions of an exported program.
 
-Export keeps such a region as a sub-graph under a higher-order operator. Decomposing
-the program would inline its operators and lose that they were not recorded.
+Export keeps such a region as a sub-graph under a higher-order operator. Decomposing the program
+would inline its operators, but lose the fact that autograd did not record them. Here the inputs of
+operators that were not recorded are detached.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-_REGION = "wrap_with_set_grad_enabled"  # its arguments: whether to record, a graph, its inputs
+_REGION = "wrap_with_set_grad_enabled"  # arguments: whether to record, sub-graph, its inputs
 _DETACH = torch.ops.aten.detach.default
 
 
 def inline_regions(program: ExportedProgram) -> None:
-    """Replace each region in `program`, in place, by its operators."""
+    """Replace each region in `program`, in place, by its operators, also nested regions."""
     found = _Regions(program.graph_module)
     for node in list(program.graph.nodes):
         if _is_region(node):
@@ -38,7 +39,7 @@ class _Regions:
         self.graph = owner.graph
         self.owner = owner
         self.changed = False
-        self.unrecorded: set[fx.Node] = set()  # made where gradients are off
+        self.unrecorded: set[fx.Node] = set()  # results of operators that autograd does not record
         self.detached: dict[fx.Node, fx.Node] = {}
 
     def inline(self, node: fx.Node) -> None:

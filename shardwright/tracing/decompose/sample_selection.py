@@ -1,8 +1,8 @@
 """Rewrites the selection of elements of samples, `x[torch.arange(batch), positions]`, as a gather.
 
-An index into the first dimension may name any sample, so such an operator cannot be split along the
-batch. If it enumerates all samples in order, each sample reads only itself; a gather along the
-second dimension expresses this.
+An index into the first dimension may refer to any sample, so an operator with one cannot be split
+along the batch. If the index enumerates all samples in order, each row of the result reads its own
+sample only; a gather along the second dimension expresses this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RESHAPES = (aten.unsqueeze.default, aten.view.default, aten.reshape.default)
 
 
 def gather_selected(graph: fx.Graph) -> None:
-    """Replace in place each `index` that selects an element of every sample, in order."""
+    """Replace, in place, each `index` operator that selects elements of every sample in order."""
     for node in list(graph.nodes):
         if (
             node.target is aten.index.Tensor
@@ -45,7 +45,7 @@ def _selected_positions(value: fx.Node, indices: Any) -> fx.Node | None:
 
 
 def _counts(node: fx.Node, batch: int) -> bool:
-    """Whether `node` holds 0 to `batch - 1` in order."""
+    """Whether `node` has the integers 0 to `batch - 1` in order."""
     while node.target in _RESHAPES:
         (node, *_) = node.args  # type: ignore[assignment]
     if node.target not in _COUNTS or node.meta["val"].dtype != torch.int64:
@@ -55,16 +55,19 @@ def _counts(node: fx.Node, batch: int) -> bool:
 
 
 class _Inserted:
-    """Inserts calls into a graph in place of `node`, with its source."""
+    """Inserts calls into a graph with the metadata of `node`, which they replace."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self.graph = graph
         self.place = node
 
     def gathered(self, value: fx.Node, positions: fx.Node) -> fx.Node:
-        """Elements `positions` of the second dimension of each sample of `value`."""
+        """Elements of `value` at `positions` of the second dimension, for each sample.
+
+        `value` is (batch, length, ...), `positions` (batch) or (batch, n).
+        """
         batch, length, *rest = value.meta["val"].shape
-        # A gather takes no negative positions; those out of range stay so and are an error there.
+        # A gather takes no negative positions; both operators raise if they are out of range.
         negative = self.call(aten.lt.Scalar, positions, 0)
         shifted = self.call(aten.add.Tensor, positions, length)
         positions = self.call(aten.where.self, negative, shifted, positions)

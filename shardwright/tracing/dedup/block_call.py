@@ -1,4 +1,4 @@
-"""Records one call of a repeated block: its arguments, its operators, its results."""
+"""Records one call of a repeated block: its arguments, its calls of torch and its results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ class BlockCall:
         self.number = number
         self.given = given
         self.steps = steps
-        self.results: list[Tensor] = []  # the returned tensors that it made
+        self.results: list[Tensor] = []  # returned tensors that recorded functions made
         self._returned: Any = None
         self._kinds: list[TensorMeta] = []  # of all its tensors
 
     def end(self, returned: Any) -> None:
-        """Record its results and the metadata of all its tensors."""
+        """Record the results of the call, and the metadata of all its tensors at its end.
+
+        Sets `steps.refused` if the results cannot be compared, or if there are none.
+        """
         try:
             self._returned = self._described(returned)
             self._kinds = [tensor_meta(t) for t in self.steps.tensors]
@@ -38,7 +41,7 @@ class BlockCall:
             self.steps.refused = self.steps.refused or "it returns nothing of its own"
 
     def kind(self, tensor: Tensor) -> TensorMeta:
-        """The metadata of one of its tensors."""
+        """The metadata, at the end of the call, of one of its tensors."""
         number = self.steps.number(tensor)
         assert number is not None
         return self._kinds[number]
@@ -66,11 +69,14 @@ class BlockCall:
         try:
             return self.steps.comparable(value)
         except NotComparableError:
-            return type(value)  # tensors inside do not get into the trace
+            return type(value)  # tensors inside are not replaced; `TraceGuard` refuses their reads
 
 
 def shallow_form(value: Any) -> Any:
-    """The arguments of a call without the values of numbers, which are often just counters."""
+    """A description of arguments: metadata of tensors, booleans, texts, and types of the rest.
+
+    Numbers are described by their type alone, because they are often just counters.
+    """
     if isinstance(value, Tensor):
         return tensor_meta(value)
     if isinstance(value, tuple | list):
@@ -81,7 +87,7 @@ def shallow_form(value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments, also inside of plain containers."""
+    """The tensors in arguments, also inside of tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -93,7 +99,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(value: Any, new: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with its tensors replaced; mutable containers are changed in place."""
+    """`value` with its tensors replaced; lists and dictionaries are changed in place."""
     if isinstance(value, Tensor):
         return new(value)
     if isinstance(value, list):

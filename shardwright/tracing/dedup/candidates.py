@@ -14,9 +14,10 @@ _LEAST = 4  # modules in a block; smaller ones are traced as fast as they are co
 
 @dataclass(frozen=True)
 class Blocks:
-    """The outermost modules that may repeat: `paths` maps each to a key of equal-looking ones.
+    """The outermost modules of a model that may repeat.
 
-    `names` maps the identity of each module inside to its path in the block.
+    `paths` maps the path of each to a key, which is equal for modules with equal attributes.
+    `names` maps the identity of each module inside of a block to its path within the block.
     """
 
     paths: Mapping[str, Any]
@@ -24,17 +25,21 @@ class Blocks:
 
     @classmethod
     def of(cls, model: nn.Module) -> Blocks:
-        """The blocks of a model; none where a module has two paths, of which tracing uses one."""
+        """The blocks of a model.
+
+        There are none if a module has two paths, of which tracing uses only one, if a parameter
+        or buffer is not on the meta device, or if a module's `forward` is replaced on the instance.
+        """
         every = list(model.named_modules(remove_duplicate=False))
         tensors = [*model.parameters(), *model.buffers()]
         if (
             len({id(module) for _, module in every}) < len(every)
-            or not all(t.is_meta for t in tensors)  # only then meta tensors are the same as these
-            or any("forward" in vars(module) for _, module in every)  # such as those kept whole
+            or not all(t.is_meta for t in tensors)  # a rehearsal replaces them by meta tensors
+            or any("forward" in vars(module) for _, module in every)  # e.g. opaque modules
         ):
             return cls({}, {})
-        looks: dict[str, int] = {}  # numbers, which are equal where modules look alike
-        sizes: dict[str, int] = {}  # in modules
+        looks: dict[str, int] = {}  # path -> number, equal for equal attributes
+        sizes: dict[str, int] = {}  # path -> number of modules
         seen: dict[Any, int] = {}
         for path, module in reversed(every):
             inside = [f"{path}.{name}".lstrip(".") for name, _ in module.named_children()]
@@ -59,7 +64,11 @@ def _above(path: str) -> list[str]:
 
 
 def _look(module: nn.Module) -> Any:
-    """The visible attributes of a module, without numbers, which are often just counters."""
+    """The attributes of a module by which modules are compared.
+
+    Class, names of children, parameters, buffers, and attributes that are None, booleans, texts or
+    floats. Integers are left out, because they are often just counters.
+    """
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     settings = [
         (name, value)

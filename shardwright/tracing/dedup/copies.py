@@ -1,4 +1,4 @@
-"""Inserts copies of a block's trace for the other calls of the same block."""
+"""Inserts copies of the trace of a block's call for all equal calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DETACH = torch.ops.aten.detach.default
 
 
 class NotInlinableError(Exception):
-    """A program whose calls cannot be inlined."""
+    """Raised for a program whose calls of repeated blocks cannot be replaced by copies."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,18 @@ class _BlockTrace:
 
     operands: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
-    left: tuple[fx.Node, ...]  # the operands after the call: x.to(x.dtype) renames x in a trace
+    left: tuple[fx.Node, ...]  # nodes of the operands after it: x.to(x.dtype) makes a new node
     results: tuple[fx.Node, ...]
     constants: tuple[fx.Node, ...]
-    stack: Mapping[str, Any]  # the modules around it, the block among them
+    stack: Mapping[str, Any]  # the modules around its nodes; the block is last
 
 
 def inline_calls(program: ExportedProgram, traced_calls: Mapping[int, TracedCall]) -> None:
-    """Replace each placeholder operator by a copy of its call's trace, in place.
+    """Remove the marker operators of all calls from `program`, in place.
 
-    Raises `NotInlinableError` where that is impossible.
+    The end markers of a traced call are replaced by the results of its trace, those of any other
+    call by a copy of the trace of the equal call. Raises `NotInlinableError` where that is
+    impossible; the program must then be discarded.
     """
     graph = program.graph
     marks = {node.args[2]: node for node in graph.nodes if node.target is REPEATED}
@@ -70,7 +72,7 @@ def inline_calls(program: ExportedProgram, traced_calls: Mapping[int, TracedCall
 
 
 def _block_trace(begin: fx.Node, own: Sequence[fx.Node], constants: frozenset[str]) -> _BlockTrace:
-    """The trace between the two marker operators of a call."""
+    """The trace of a call between its start marker `begin` and its end markers `own`."""
     operands, (*left, node) = _nodes(begin, 0), _nodes(own[0], 0)
     nodes = []
     while (node := node.next) is not own[0]:
@@ -99,7 +101,8 @@ def _copied(
 ) -> tuple[fx.Node, ...]:
     """Insert a copy of `block_trace` at `mark` and return its results.
 
-    `order` has the order of the trace's nodes, `env` the copies of constants.
+    `order` has the position of each node of the graph before any copy; `env` maps constants to
+    their duplicates.
     """
     for old, new in zip(block_trace.operands, _nodes(mark, 0), strict=True):
         if env.setdefault(old, new) is not new:
@@ -115,7 +118,10 @@ def _copied(
 
 
 def _origin(node: fx.Node, mark: fx.Node, block_trace: _BlockTrace, number: int) -> dict[str, Any]:
-    """The source of a copied node: outside of the block that of `mark`, inside that of `node`."""
+    """Metadata of a copied node: its module stack, its stack trace and its function.
+
+    Both stacks are those of `mark` outside of the block and those of `node` inside.
+    """
     here = mark.meta["nn_module_stack"]
     (old, _), (new, _) = (list(stack.values())[-1] for stack in (block_trace.stack, here))
     stack = dict(here)
@@ -135,12 +141,12 @@ def _origin(node: fx.Node, mark: fx.Node, block_trace: _BlockTrace, number: int)
 
 
 def _nodes(mark: fx.Node, at: int) -> list[fx.Node]:
-    """The operands of a marker operator, or the results."""
+    """Argument `at` of a marker operator: 0 for the operands of the call, 1 for its results."""
     return list(mark.args[at])  # type: ignore[arg-type]
 
 
 def _replace(graph: fx.Graph, mark: fx.Node, results: Sequence[fx.Node]) -> None:
-    """Replace the results of `mark` by `results`, and remove it."""
+    """Replace the results of `mark` by `results`, if there are any, and remove `mark`."""
     for node in list(mark.users):
         if results:
             node.replace_all_uses_with(results[node.args[1]])  # type: ignore[index]
@@ -149,7 +155,7 @@ def _replace(graph: fx.Graph, mark: fx.Node, results: Sequence[fx.Node]) -> None
 
 
 def _drop_detached(nodes: Iterable[fx.Node]) -> None:
-    """Remove unread detach nodes, as export does; it keeps all other nodes."""
+    """Remove detach nodes without readers, as export does; export keeps all other nodes."""
     for node in nodes:
         while node.target is _DETACH and not node.users:
             read = node.all_input_nodes[0]

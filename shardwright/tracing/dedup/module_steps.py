@@ -2,7 +2,8 @@
 
 Two calls with equal steps have equal traces, because a trace depends only on the functions of torch
 that the code calls, their order, their arguments and the modes in which they are called. Equal
-steps also come from the same lines, so that the sources of the operators are equal.
+steps also come from the same instructions of the same code objects, so that the operators have
+equal sources.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PLAIN = (
 _NAMED = (type, FunctionType, BuiltinFunctionType, OVERLOAD)
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _WRITING = frozenset(("__setitem__", "__set__", "__delete__", "batch_norm", "instance_norm"))
-_REGIONS = ("_set_grad_enabled", "_enter_autocast")  # of which export makes graphs of their own
+_REGIONS = ("_set_grad_enabled", "_enter_autocast")  # export turns these regions into sub-graphs
 _OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
     "and", "or", "xor", "lshift", "rshift",
@@ -33,11 +34,11 @@ _OPERATORS = (
 
 
 class NotComparableError(Exception):
-    """A call that cannot be compared with others."""
+    """Raised for a call that cannot be compared with others."""
 
 
 def enter(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call `run`; the lines of steps are recorded from this frame inwards."""
+    """Call `run`; the call stack of a step is recorded from this frame inwards."""
     return run(*args, **kwargs)
 
 
@@ -45,9 +46,10 @@ def enter(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 class FunctionRecorder(TorchFunctionMode):
     """A mode that records each function of torch that is called.
 
-    Tensors are identified by numbers, `operands` first; no other tensor of the
-    trace may be read. In a rehearsal, outside of the trace, meta tensors replace
-    the operands. `refused` is the reason why the call cannot be compared.
+    Tensors are identified by numbers: the `operands` first, then the results of recorded functions.
+    A call that reads any other tensor cannot be compared. In a rehearsal, outside of the trace,
+    meta tensors replace the operands. `refused` is the reason why the call cannot be compared;
+    empty if it can.
     """
 
     def __init__(self, operands: Sequence[Tensor], *, rehearsal: bool) -> None:
@@ -58,8 +60,8 @@ class FunctionRecorder(TorchFunctionMode):
         self.refused = ""
         self.operands = tuple({id(t): t for t in operands}.values())
         self._number(self.operands)
-        self.pattern = tuple(self._numbers[id(t)] for t in operands)  # one tensor may come twice
-        self._twins: dict[int, Tensor] = {}  # by identity of their operands
+        self.pattern = tuple(self._numbers[id(t)] for t in operands)  # a tensor may be passed twice
+        self._twins: dict[int, Tensor] = {}  # meta tensors, by identity of their operands
         self._twinned: dict[int, Tensor] = {}  # the operands, by identity of their twins
         self._rehearsal = rehearsal
         self._codes: dict[int, CodeType] = {}  # kept, so that no other gets the same identity
@@ -75,7 +77,7 @@ class FunctionRecorder(TorchFunctionMode):
         if name == "__get__":
             read = func(*args)
             if not isinstance(read, Tensor):
-                return read  # a shape, say: it follows from what is compared
+                return read  # e.g. a shape, which is determined by compared values
         if self.refused and not self._rehearsal:
             return func(*args, **kwargs)
         try:
@@ -100,7 +102,10 @@ class FunctionRecorder(TorchFunctionMode):
         return result
 
     def prepare(self) -> None:
-        """Create the meta tensors of a rehearsal; call it inside, because reads are traced too."""
+        """Create the meta tensors of a rehearsal.
+
+        Must run outside of the trace, which would record the reads of the operands' metadata.
+        """
         for operand in self.operands:
             kind = tensor_meta(operand)
             twin = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device="meta")
@@ -109,7 +114,7 @@ class FunctionRecorder(TorchFunctionMode):
             self._numbers[id(twin)] = self._numbers[id(operand)]
 
     def note_module(self, name: str | None) -> None:
-        """Record the call of a module inside of the block; None for a module outside."""
+        """Record the call of a module of the block; None means another module, which is refused."""
         self.steps.append(name)
         if name is None:
             self.refused = "a module outside is called"
@@ -119,13 +124,17 @@ class FunctionRecorder(TorchFunctionMode):
         return self._numbers.get(id(tensor))
 
     def is_made(self, tensor: Tensor) -> bool:
-        """Whether the recorded functions made the tensor."""
+        """Whether the tensor is a result of a recorded function."""
         return self._numbers.get(id(tensor), 0) >= len(self.operands)
 
     def comparable(self, value: Any, *, made: bool = False) -> Any:
-        """A description of a value for comparing calls; `made` by the call, or passed to it."""
+        """A description of a value, equal for equal values of two calls.
+
+        With `made`, the value is a result, and its tensors get new numbers; otherwise it is an
+        argument. Raises `NotComparableError` for a type or a tensor that cannot be compared.
+        """
         if isinstance(value, Tensor):
-            if made:  # x.to(x.dtype) is x, but a trace renames x
+            if made:  # x.to(x.dtype) is x, but a new node in a trace
                 self._number([value])
                 for other in (self._twins.get(id(value)), self._twinned.get(id(value))):
                     if other is not None:
@@ -137,7 +146,7 @@ class FunctionRecorder(TorchFunctionMode):
         if kind in _PLAIN:
             return kind, value
         if kind in (float, complex):
-            return kind, repr(value)  # zero has two signs
+            return kind, repr(value)  # 0.0 equals -0.0
         if isinstance(value, tuple | list):
             return kind, tuple([self.comparable(v, made=made) for v in value])
         if kind is slice:
@@ -154,7 +163,7 @@ class FunctionRecorder(TorchFunctionMode):
             self.tensors.append(tensor)
 
     def original(self, tensor: Tensor) -> Tensor:
-        """The operand that the meta tensor `tensor` replaces."""
+        """The operand that the meta tensor `tensor` replaces; any other tensor itself."""
         return self._twinned.get(id(tensor), tensor)
 
     def _swapped(self, value: Any) -> Any:
@@ -168,7 +177,7 @@ class FunctionRecorder(TorchFunctionMode):
         return value
 
     def _lines(self) -> tuple[int, ...]:
-        """The line numbers from the caller of torch out to `enter`."""
+        """Code identities and instruction offsets, from the caller of torch out to `enter`."""
         found: list[int] = []
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not enter.__code__:
@@ -180,7 +189,7 @@ class FunctionRecorder(TorchFunctionMode):
 
 
 class TensorMeta(NamedTuple):
-    """The metadata of a tensor."""
+    """The metadata of a tensor; `stride` is in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

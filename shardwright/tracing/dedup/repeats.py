@@ -1,10 +1,11 @@
 """Traces repeated modules once.
 
 Most of a deep model is one repeated block, and tracing takes most of the time of a capture. The
-first call of a block is traced, and its steps are recorded. Each further call is rehearsed: its
-code runs on meta tensors, outside of the trace. If its steps equal those of an earlier call, it
-becomes one operator, which `copies` replaces by a copy of that call's trace. If they differ, export
-starts again and also traces that call. The method makes no assumption about the code.
+first call of a block is traced, and its steps, i.e. its calls of torch, are recorded. A further
+call with equal arguments is rehearsed: its code runs on meta tensors, outside of the trace. If its
+steps equal those of an earlier call, it becomes a marker operator, which `copies` replaces by a
+copy of that call's trace. If they differ, export starts again and also traces that call. Recorded
+steps alone decide that two calls are equal; class and source of a block only propose it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from shardwright.tracing.dedup.module_steps import FunctionRecorder, TensorMeta,
 from shardwright.tracing.dedup.trace_guard import TraceGuard
 from shardwright.tracing.patched_forward import replaced_forward
 
-_MOST_FORMS = 4  # a block with more distinct calls counts as not repeated
+_MOST_FORMS = 4  # a block with this many distinct calls counts as not repeated
 
 torch.library.define(
     "shardwright::repeated", "(Tensor[] operands, Tensor[] results, str key) -> Tensor[]"
 )
 REPEATED: Any = torch.ops.shardwright.repeated.default
-_START = TensorMeta((), (), torch.int8, torch.device("meta"), False)  # of what marks a beginning
+_START = TensorMeta((), (), torch.int8, torch.device("meta"), False)  # the result of a start marker
 _now: contextvars.ContextVar[Repeats] = contextvars.ContextVar("repeats")
 
 
@@ -45,7 +46,7 @@ def _(operands: list[Tensor], results: list[Tensor], key: str) -> list[Tensor]:
 
 
 class AbandonedError(Exception):
-    """An export that cannot be used."""
+    """Raised in an export that must be discarded."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,16 @@ class TracedCall:
 
     traced_number: int  # the number of the equal call that was traced
     sizes: Mapping[str, int]  # marker -> number of results; the first marker has the operands
-    start: str = ""  # the key of the marker before the trace of the call
+    start: str = ""  # the key of the start marker; empty if the call was not traced
 
 
 @final
 class Repeats:
     """One export in which repeated blocks are traced once.
 
-    `inline` has the numbers of calls that are known to equal no earlier one.
-    `failed` is the reason why the export must be discarded, and `differs` the
-    number of the call that caused it.
+    `inline` has the numbers of calls that are known to equal no earlier one. `failed` is the reason
+    why the export must be discarded, empty if it can be used, and `differs` the number of the call
+    that caused it. Within its context, calls of the blocks of `model` are traced or rehearsed.
     """
 
     def __init__(self, model: nn.Module, inline: frozenset[int] = frozenset()) -> None:
@@ -99,7 +100,7 @@ class Repeats:
         self._stack.close()
 
     def guard(self, tensors: tuple[Tensor, ...]) -> TraceGuard:
-        """A mode for the time in which the model is traced on `tensors`."""
+        """The mode in which the model must be traced on `tensors`."""
         self._traced = type(tensors[0]) if tensors else Tensor
         return TraceGuard(self._traced, lambda: bool(self.traced_calls), self.fail)
 
@@ -114,7 +115,7 @@ class Repeats:
         module, block = self._model.get_submodule(path), self._blocks.paths[path]
         run = module.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:  # a name that stack traces of export keep
+        def forward(*args: Any, **kwargs: Any) -> Any:  # export looks for this name
             return self._call(module, block, run, args, kwargs)
 
         with replaced_forward(module, forward):
@@ -155,7 +156,7 @@ class Repeats:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Trace a call, between two marker operators."""
+        """Trace a call between a start marker and end markers."""
         start, operands = f"{call.number}.", call.steps.operands
         self.expected[start] = [_START]
         (begin,) = REPEATED(operands, [], start)
@@ -176,7 +177,10 @@ class Repeats:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Rehearse a call; if it equals an earlier one, replace it by a marker operator."""
+        """Rehearse a call and replace it by marker operators.
+
+        Raises `AbandonedError` if it equals none of `candidates`, or fails.
+        """
 
         def rehearsed() -> Any:
             call.steps.prepare()
@@ -204,7 +208,11 @@ class Repeats:
         returned: Any,
         start: str = "",
     ) -> Any:
-        """The result of `call`, with its tensors replaced by results of marker operators."""
+        """The value `returned` by `call`, with its tensors replaced by results of end markers.
+
+        `like` is the equal call that was traced. `results` are the traced tensors, if `call` was
+        traced itself.
+        """
         kinds = [like.kind(t) for t in like.results]
         sizes: dict[str, int] = {}
         made: dict[int, Tensor] = {}
@@ -232,7 +240,7 @@ class Repeats:
             self._running = None
 
     def _in_own_thread(self, work: Callable[[], Any]) -> Any:
-        """Run `work` outside of the trace: modes belong to threads."""
+        """Run `work` in another thread, outside of the trace: torch's modes are thread-local."""
         context, grad = contextvars.copy_context(), torch.is_grad_enabled()
 
         def alone() -> Any:

@@ -11,16 +11,20 @@ from torch.overrides import TorchFunctionMode
 
 @final
 class TraceGuard(TorchFunctionMode):
-    """A mode in which every tensor read must be `traced`, or made by the traced code."""
+    """A mode in which every tensor read must have the type `traced`, or be made in this mode.
+
+    `begun` says whether a call of a block has been traced or rehearsed; reads are checked from then
+    on. `fail` makes the error to raise from its reason.
+    """
 
     def __init__(
         self, traced: type, begun: Callable[[], bool], fail: Callable[[str], Exception]
     ) -> None:
         super().__init__()
         self._traced = traced
-        self._begun = begun  # whether there has been a rehearsal
+        self._begun = begun  # whether reads are checked
         self._fail = fail
-        self._constants: dict[int, Tensor] = {}  # by identity
+        self._constants: dict[int, Tensor] = {}  # made in this mode, by identity
 
     def __torch_function__(
         self,

@@ -1,1 +1,1 @@
-"""Finds the rules of unknown operators by experiment."""
+"""Derives rules of operators that have none by running them on tiles."""

@@ -46,7 +46,12 @@ def capture_with_rules(
     numerics: Numerics = EXACT,
     outputs: str = "loss",
 ) -> Captured:
-    """The captured call; operators without a written rule get the user's or a discovered one."""
+    """Capture a call of `model`, and give rules to the operators that have no written one.
+
+    An operator gets the rule that the user stated, or one found by experiment. The arguments are
+    those of `capture_call`. Raises `CaptureError` for a call that cannot be captured, and for a
+    stated rule that is false.
+    """
     require_module(model)
     require_call(args, kwargs)
     captured = capture_call(model, args, kwargs, numerics, outputs)
@@ -55,7 +60,10 @@ def capture_with_rules(
 
 
 def with_rules(graph: Graph) -> Graph:
-    """`graph` with `Op.rule` filled in where no rule is written."""
+    """`graph` with `Op.rule` set for operators without a written rule; empty if none is found.
+
+    Opaque modules get none. Raises `CaptureError` for a stated rule that is false.
+    """
     unwritten = {
         op.name for op in graph.ops if op.target != OPAQUE and notation_of(graph, op) is None
     }
@@ -94,7 +102,7 @@ def _check(graph: Graph, op: Op, text: str) -> None:
 
 
 def _pattern(graph: Graph, op: Op) -> str:
-    """The call with its values replaced by dtype and shape."""
+    """The text of a call with its operands replaced by their positions, dtypes and shapes."""
     position = {name: i for i, name in enumerate(dict.fromkeys(op.operands))}
 
     def text(arg: Arg) -> str:
@@ -125,7 +133,7 @@ def _code_digest() -> str:
 def _read() -> dict[str, str]:
     try:
         found = json.loads(_file().read_text())
-    except (OSError, ValueError):  # missing or truncated: the rules are found again
+    except (OSError, ValueError):  # missing or truncated: rules are derived again
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -138,5 +146,5 @@ def _write(findings: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(findings, indent=1))
         part.replace(path)
-    except OSError:  # a cache that cannot be kept costs time, not correctness
+    except OSError:  # e.g. a read-only disk: rules are derived again
         part.unlink(missing_ok=True)

@@ -2,14 +2,15 @@
 
 The method is that of EasyDist (ShardCombine): where the concatenation or the sum of the tiles'
 results equals the result of the whole input, the split is a factor of the operator. Gradients are
-compared too. Sizes are small, uneven and distinct, so that no dimension is mistaken for another; an
-operator that accepts only its original sizes is run at those. A split is rejected if it fails for
-any sample (`samples`), at any of two sets of sizes and three positions of the cut, because the
-behaviour of an operator may depend on its data.
+compared too. Distinct sizes are replaced by small distinct sizes, so that no dimension is
+mistaken for another; an operator that rejects those is run at its original sizes, if they are small
+enough. A split is rejected if it fails for any sample that the operator accepts (`samples`),
+because the behaviour of an operator may depend on its data. Samples differ in the position of the
+cut, out of three, and are tried at a second set of sizes if the operator accepts one.
 
 Numeric arguments are part of the call, and a rule holds for one call. Differences from EasyDist:
 results that recombine as a maximum are not used, because no placement expresses a maximum, and
-operators are not tested for passing partial sums through.
+operators are not tested for linearity in partial sums.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ from shardwright.tracing.call import CaptureError
 from shardwright.tracing.discovery.samples import domains_of
 from shardwright.tracing.discovery.trial import Cut, Trial, TrialCall
 
-# Twice a prime each, so that no size divides another; smaller ones for many dimensions.
+# First twice a prime each, so that none divides another; then smaller ones, for many dimensions.
 _SIZES = ((6, 10, 14, 22, 26, 34, 38, 46), (3, 4, 5, 6, 7, 8, 9, 10))
-_LARGEST = 2**16  # elements of operands in an experiment
-_LARGEST_ABOVE = 2**21  # where small sizes must exceed a number
-_PATIENCE = 60  # seconds for one operator
+_LARGEST = 2**16  # elements of all operands of an experiment
+_LARGEST_ABOVE = 2**21  # the same, where sizes must exceed a number
+_PATIENCE = 60  # seconds for one operator, at all sizes
 _HARSH_PATIENCE = 10  # further seconds, for samples that may crash native code
 
 Finding = tuple[Trial, list[Cut]] | CaptureError | None  # None: the call does not run
-Search = Callable[[TrialCall, bool], Finding]  # arguments: the call, and whether autograd works
+Search = Callable[[TrialCall, bool], Finding]  # of a call, and whether autograd works
 
 
 def discover(op: Op, graph: Graph, least: int = 0) -> str | None:
-    """Index notation of a call, or None where nothing can be split or nothing can be run.
+    """The rule of a call `op` of `graph` in index notation, found by experiment.
 
-    Each trial runs in a process of its own, because a kernel may crash at sizes that it does not
-    expect; other sizes are tried then. Sizes up to `least` are unchanged and other sizes stay above
-    it, because the operator may compare them with numbers. Raises `CaptureError` for an operator
-    that returns different results for equal calls.
+    Returns None where nothing can be split, or where the call runs at no sizes that are tried. Each
+    trial runs in a process of its own, because a kernel may crash at sizes that it does not expect;
+    other sizes are tried then. Sizes up to `least` are unchanged and other sizes stay above it,
+    because the operator may compare sizes with numbers. Raises `CaptureError` for an operator that
+    is not torch's own and returns different results for equal calls.
     """
     return first_notation(op, graph, _splits, least)
 
@@ -56,7 +58,8 @@ def discover(op: Op, graph: Graph, least: int = 0) -> str | None:
 def first_notation(op: Op, graph: Graph, search: Search, least: int = 0) -> str | None:
     """The notation that `search` finds at the first sizes and precision at which the call runs.
 
-    Returns None where the call never runs. Raises the `CaptureError` that `search` returns.
+    Returns None where the call never runs, and where `search` finds no splits. Raises the
+    `CaptureError` that `search` returns. For `least` see `discover`.
     """
     described = {name: graph.tensor[name] for name in op.operands}
     dims = [len(graph.tensor[name].shape) for name in op.outputs]
@@ -73,7 +76,10 @@ def first_notation(op: Op, graph: Graph, search: Search, least: int = 0) -> str 
 
 
 def _in_a_process(seconds: float, search: Search, call: TrialCall) -> str | CaptureError | None:
-    """The notation that `search` finds; None if the process died or took too long."""
+    """The notation that `search` finds in a forked process; empty if nothing can be split.
+
+    Returns None if the call does not run, or if the process died or took more than `seconds`.
+    """
     context = multiprocessing.get_context(
         "fork"
     )  # a forked process has the user's operators registered
@@ -92,7 +98,7 @@ def _in_a_process(seconds: float, search: Search, call: TrialCall) -> str | Capt
     child.join()
     if not gradients_left:
         return found
-    # All calls succeeded in the child, so they and their gradients are safe to run here.
+    # The child made the same calls without a crash; here they are made again, with gradients.
     with torch.random.fork_rng(devices=()):
         try:
             return _notation(search(call, True))
@@ -103,7 +109,7 @@ def _in_a_process(seconds: float, search: Search, call: TrialCall) -> str | Capt
 def _received(
     answer: Any, seconds: float, otherwise: tuple[str | CaptureError | None, bool]
 ) -> tuple[str | CaptureError | None, bool]:
-    """The next answer of the process, or `otherwise` if it died or exceeds `seconds`."""
+    """The next answer of the process, or `otherwise` if it died or takes more than `seconds`."""
     try:
         return answer.recv() if answer.poll(max(0, seconds)) else otherwise
     except EOFError:  # it died
@@ -113,13 +119,13 @@ def _received(
 def _send_answers(ask: Any, search: Search, call: TrialCall) -> None:
     """Send the notation that `search` finds, and whether gradients are still to be compared.
 
-    Then send the splits that remain after the samples that may crash native code, if the process
-    survives them.
+    If splits were found and gradients compared, then send the notation of those that also hold for
+    the samples that may crash native code, unless such a crash ends the process.
     """
     torch.set_num_threads(1)  # the parent's threads do not exist here
-    faulthandler.disable()  # a crash here is an answer
+    faulthandler.disable()  # the parent expects crashes
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # the error is the answer
+        os.dup2(nowhere.fileno(), 2)  # messages of a crash are not shown
         differentiates = _differentiates()
         found = search(call, differentiates)
         ask.send((_notation(found), isinstance(found, tuple) and not differentiates))
@@ -131,10 +137,10 @@ def _send_answers(ask: Any, search: Search, call: TrialCall) -> None:
 
 
 def _differentiates() -> bool:
-    """Whether autograd works in this process, which was forked off another.
+    """Whether autograd works in this forked process.
 
-    On hosts with accelerators autograd needs device threads, which only the parent has, and torch
-    refuses to run.
+    On hosts with accelerators autograd uses threads of the devices, which a fork does not copy, and
+    torch raises an error.
     """
     if torch.accelerator.is_available():
         return False
@@ -152,7 +158,7 @@ def _notation(found: Finding) -> str | CaptureError | None:
 
 
 def first_running_trial(call: TrialCall, differentiates: bool) -> Trial | None:
-    """The call in the first domain in which it runs."""
+    """The call in the first domain in which it runs; None if there is none."""
     for domain in domains_of(call.op.kind):
         trial = Trial(call, domain, differentiates)
         if trial.runs():
@@ -161,7 +167,10 @@ def first_running_trial(call: TrialCall, differentiates: bool) -> Trial | None:
 
 
 def _splits(call: TrialCall, differentiates: bool) -> Finding:
-    """The splits that recombine at these sizes, and at other sizes that the operator accepts."""
+    """The splits that recombine at the sizes of `call` and at the next sizes that the call accepts.
+
+    Returns None if the call does not run, and the `CaptureError` of an unusable operator.
+    """
     try:
         with (
             torch.inference_mode(False),
@@ -183,9 +192,10 @@ def _splits(call: TrialCall, differentiates: bool) -> Finding:
 
 
 def _trials(tensors: Sequence[Tensor], least: int = 0) -> Iterator[dict[int, int]]:
-    """Small sizes that replace the given ones, then the given ones if they are small enough.
+    """Maps from the sizes of `tensors` to the sizes of a trial, in the order to try.
 
-    Sizes up to `least` are unchanged, and small sizes are larger than it.
+    First small sizes replace the given ones, then the given ones are kept, each if the operands
+    are small enough. Sizes up to `least` are unchanged, and small sizes are larger than it.
     """
     known = sorted({size for tensor in tensors for size in tensor.shape if size > 1})
     fixed = [size for size in known if size <= least]
@@ -203,7 +213,7 @@ def _trials(tensors: Sequence[Tensor], least: int = 0) -> Iterator[dict[int, int
 
 
 def _above(least: int) -> list[int]:
-    """Further sizes above `least`, none of which divides another."""
+    """Eight even sizes above `least`; none of them divides another if `least` is above 12."""
     return [least + least % 2 + 2 * n for n in range(1, 9)] if least > 1 else []
 
 

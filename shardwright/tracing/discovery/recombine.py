@@ -10,7 +10,12 @@ import torch
 def recombine_tiles(
     whole: torch.Tensor, one: torch.Tensor, other: torch.Tensor, size: int, length: int
 ) -> tuple[int, int] | str:
-    """(dimension, repeats) of a concatenation, "sum", or "neither"."""
+    """The way in which the results `one` and `other` of two tiles give the result `whole`.
+
+    `size` and `length` are the lengths of the split dimension in the whole and in the first tile.
+    Returns (dimension, repeats) where the results are concatenated along a dimension of length
+    repeats * size, "sum" where they are added, and "neither" otherwise.
+    """
     if one.shape == whole.shape == other.shape:
         return "sum" if _has_sums(whole) and equal(one + other, whole) else "neither"
     if one.dim() != whole.dim() or other.dim() != whole.dim():
@@ -30,7 +35,11 @@ def gradients(
     weights: Sequence[torch.Tensor],
     operands: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the weighted sum of the results; None for operands without a derivative."""
+    """Gradients of the weighted sum of the results, by operand that requires one.
+
+    They are zeros for operands that the results do not depend on. Returns an empty dictionary where
+    the operator has no derivative, or its backward pass fails.
+    """
     leaves = {name: value for name, value in operands.items() if value.requires_grad}
     pairs = [(r, w) for r, w in zip(results, weights, strict=True) if r.requires_grad]
     if not leaves or not pairs:
@@ -55,10 +64,11 @@ def gradients(
 
 
 def equal(one: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether two tensors are equal up to rounding, relative to the largest number of `whole`.
+    """Whether two tensors have equal shapes, equal dtypes, and values equal up to rounding.
 
-    Small numbers are compared as closely as large ones; infinities and NaN must be at the same
-    indices.
+    The tolerance is 1e-9 (float64 and complex128) or 1e-4 (other floating-point dtypes) times the
+    sum of a number's magnitude and the largest finite magnitude of `whole`, and 1e-13 or 1e-7
+    more. Infinities and NaN must be at the same indices. Integers and booleans must be equal.
     """
     if one.shape != whole.shape or one.dtype != whole.dtype:
         return False
@@ -73,7 +83,7 @@ def equal(one: torch.Tensor, whole: torch.Tensor) -> bool:
 
 
 def weights_of(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Weights, different for each element, of a sum of results whose gradients are compared."""
+    """Weights of each result in the sum that is differentiated, different for each element."""
     found = []
     for result in results:
         weight = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).view(result.shape)

@@ -2,8 +2,8 @@
 
 A sample specifies the family from which the values of each type of operand are drawn. A rule must
 hold for all samples, because the behaviour of an operator may depend on its data: a mask that is
-all false, an index that occurs twice, a tie. One element is an outlier, so that it is in one tile
-only wherever the cut is. For an operator that accepts none of the ordinary families, operands are
+all false, an index that occurs twice, a tie. Some samples have a single outlier, so that it is in
+one tile only, wherever the cut is. For an operator that rejects arbitrary values, operands are
 drawn from a domain, such as the positive definite matrices.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor as Values
 from shardwright.ir.graph import Tensor
 
 Shape = tuple[int, ...]
-Family = tuple[str, str, str]  # of floating-point numbers, of integers, of booleans
+Family = tuple[str, str, str]  # of floating-point numbers, integers and booleans
 
 # The first sample has operands that most operators accept.
 ORDINARY: tuple[Family, ...] = (
@@ -45,7 +45,7 @@ HARSH: tuple[Family, ...] = (
     ("one infinite", "one negative", "one true"),
 )
 DOMAINS = ("", "no zero", "unit", "probability", "positive definite", "triangular", "orthogonal")
-# Domains of single operands whose other values make the operator compute something else.
+# Domain of each operand, for operators that compute something else outside of it, without an error.
 _OPERANDS = {
     "cholesky_inverse": ("triangular",),
     "cholesky_solve": ("", "triangular"),
@@ -54,7 +54,7 @@ _OPERANDS = {
 
 
 def domains_of(kind: str) -> tuple[str, ...]:
-    """The domains in which an operator is tried, likeliest first; the empty one has all values."""
+    """The domains in which an operator is tried, in this order; the empty one has all values."""
     return ("",) if kind in _OPERANDS else DOMAINS
 
 
@@ -66,7 +66,11 @@ def sample(
     domain: str,
     number: int,
 ) -> dict[str, Values]:
-    """Operands of these shapes for sample `number`; equal arguments give equal operands."""
+    """The operands of sample `number`, by name, on the CPU; equal arguments give equal operands.
+
+    `described` has the dtype of each operand and whether it requires gradients, `shapes` its shape.
+    Floating-point operands have `float_dtype`, complex ones the complex dtype of that precision.
+    """
     families = (*ORDINARY, *HARSH)
     generator = torch.Generator(device="cpu").manual_seed(number)
     below = min((size for shape in shapes.values() for size in shape if size > 1), default=2)
@@ -96,7 +100,7 @@ def _differentiable(dtype: torch.dtype) -> bool:
 
 
 class _Draw:
-    """Values of one operand."""
+    """Draws the values of one operand of a `shape`; integers are smaller than `below`."""
 
     def __init__(self, shape: Shape, generator: torch.Generator, below: int, most: int) -> None:
         self.shape, self.below, self.most = shape, below, most
@@ -112,7 +116,11 @@ class _Draw:
         return names[int(torch.randint(len(names), (), generator=self.generator, device="cpu"))]
 
     def floats(self, family: str, domain: str) -> Values:
-        """Numbers of a family, mapped into the domain."""
+        """Float64 numbers of a family.
+
+        In a domain of `_MOVED` they are numbers of the domain instead; some of those domains scale
+        them up for the family "large" and down for "tiny".
+        """
         if family == "any":
             family = self._one_of(tuple(f for f in _FLOATS if f not in _RISKY))
         drawn = _FLOATS[family](self)
@@ -123,7 +131,10 @@ class _Draw:
         return _MOVED[domain](tame, size)
 
     def integers(self, family: str, domain: str) -> Values:
-        """Integers that are valid indices of any dimension, or valid divisors."""
+        """Int64 numbers that are indices of every dimension longer than one.
+
+        In the domain "no zero" they are positive, and so valid divisors.
+        """
         if family == "any":
             family = self._one_of(tuple(f for f in _INTEGERS if f not in _RISKY))
         drawn = _INTEGERS[family](self)
@@ -135,14 +146,14 @@ class _Draw:
         return _BOOLEANS[family](self)
 
     def with_outlier(self, drawn: Values, value: float) -> Values:
-        """`drawn` with one element replaced by `value`."""
+        """`drawn` with one element, at a random index, replaced by `value`."""
         at = int(self._below(2**30).flatten()[0]) if drawn.numel() else 0
         flat = drawn.flatten()
         flat[at % max(1, flat.numel()) : at % max(1, flat.numel()) + 1] = value
         return flat.view(drawn.shape)
 
     def with_values_inserted(self, values: tuple[float, ...]) -> Values:
-        """Numbers around zero, some of them replaced by `values`."""
+        """Numbers between -2 and 2, about a fifth of them replaced by one of `values`."""
         drawn = 4.0 * self._unit() - 2.0
         chosen = torch.tensor(values, dtype=drawn.dtype)[self._below(len(values))]
         return torch.where(self._unit() < 0.2, chosen, drawn)

@@ -14,10 +14,10 @@ from shardwright.tracing.discovery.recombine import equal, gradients, recombine_
 from shardwright.tracing.discovery.samples import HARSH, ORDINARY, sample
 from shardwright.tracing.export.operators import call_op
 
-_SMALLEST_NAMED = 5  # an argument at least this large that equals a size is taken for that size
-_MOST_CANDIDATES = 256  # per size
+_SMALLEST_NAMED = 5  # an integer argument from here on that equals a size is replaced with it
+_MOST_CANDIDATES = 256  # sets of operand dimensions, per size
 _FEWEST = 5  # samples that an operator must accept
-_SCALES = (1.0, -1e-5, 1e-2, -1e5)  # of gradients
+_SCALES = (1.0, -1e-5, 1e-2, -1e5)  # of the gradients of results
 _CPU = torch.device("cpu")
 
 OperandDim = tuple[str, int]  # an operand and one of its dimensions
@@ -25,9 +25,9 @@ OperandDim = tuple[str, int]  # an operand and one of its dimensions
 
 @dataclass(frozen=True)
 class TrialCall:
-    """An operator call to run, with its sizes replaced by `sizes` and floats in `float_dtype`.
+    """An operator call to run at sizes replaced as `sizes` says, with floats in `float_dtype`.
 
-    `dims` are the numbers of dimensions of its results.
+    `described` has its operands by name, `dims` the number of dimensions of each result.
     """
 
     op: Op
@@ -42,7 +42,8 @@ class TrialCall:
 class Cut:
     """A factor: the operand dimensions that are split together, and how each result recombines.
 
-    `results[i]` is (dimension, repeats) where tiles are concatenated, None where they are summed.
+    `results[i]` is (dimension, repeats) where the tiles' results are concatenated along a dimension
+    of `repeats` times the length that is split, and None where they are summed.
     """
 
     operand_dims: tuple[OperandDim, ...]
@@ -67,7 +68,8 @@ class TrialTiles:
 class Trial:
     """One call in one domain.
 
-    Where autograd does not work, all calls are made, and whether splits recombine remains unknown.
+    Without `differentiates`, i.e. where autograd does not work, all calls are made but no split is
+    accepted, because its gradients are not compared.
     """
 
     def __init__(self, call: TrialCall, domain: str, differentiates: bool) -> None:
@@ -93,9 +95,11 @@ class Trial:
         return self._known[number]
 
     def runs(self) -> bool:
-        """Whether the operator accepts most samples and returns results of the expected dimensions.
+        """Whether an experiment with this call is meaningful.
 
-        Raises `CaptureError` for a user's operator that is not a function of its operands.
+        The operator must accept enough samples, return results of the expected numbers of
+        dimensions, leave its operands unchanged, and return equal results for equal operands.
+        Raises `CaptureError` for a user's operator that fails only the last.
         """
         drawn, first = self.whole(0)
         before = {name: value.detach().clone() for name, value in drawn.items()}
@@ -105,7 +109,7 @@ class Trial:
         if not self._takes_enough():
             return False
         if any(not equal(drawn[name].detach(), value) for name, value in before.items()):
-            return False  # it writes to its operands, which its results do not show
+            return False  # it writes to its operands, which no rule expresses
         if all(equal(a, b) for a, b in zip(first, again, strict=True)):
             return True
         if self.op.target.startswith("aten."):
@@ -116,7 +120,7 @@ class Trial:
         )
 
     def _takes_enough(self) -> bool:
-        """Whether the operator accepts several samples, with different values of each operand.
+        """Whether at least `_FEWEST` ordinary samples run, with varying values of each operand.
 
         For example, `masked_scatter` rejects a mask that is true where its source is too small, and
         computes something else where the mask is false.
@@ -132,7 +136,7 @@ class Trial:
         return True
 
     def cuts(self) -> list[Cut]:
-        """All splits that recombine, without splitting a dimension twice."""
+        """The splits that recombine, each dimension in one split at most."""
         splits: list[Cut] = []
         taken: set[OperandDim] = set()
         for operand_dims in self._candidates():
@@ -163,7 +167,7 @@ class Trial:
             yield from sorted((operand_dims for operand_dims in found if operand_dims), key=len)
 
     def recombines(self, operand_dims: tuple[OperandDim, ...]) -> Cut | None:
-        """The split along `operand_dims` if every sample recombines in the same way, else None."""
+        """The split along `operand_dims` if all accepted samples recombine alike, else None."""
         verdict, decided = None, False
         for number in range(len(ORDINARY)):
             whole = self.whole(number)[1]
@@ -173,7 +177,7 @@ class Trial:
             if found is None or found != (verdict or found):
                 return None
             verdict = found
-            # A result of zeros is a sum of zeros for any operator, so it proves nothing.
+            # A sum of zeros proves nothing: it is zero for any operator.
             summed = [bool(w.any()) for w, at in zip(whole, found, strict=True) if at is None]
             decided = decided or all(summed)
         if verdict is None or not decided or not self.differentiates:
@@ -181,7 +185,7 @@ class Trial:
         return Cut(operand_dims, verdict)
 
     def passes_harsh_samples(self, cut: Cut) -> bool:
-        """Whether the split also recombines in those harsh samples that the operator accepts."""
+        """Whether the split also recombines for the harsh samples that the operator accepts."""
         for number in range(len(ORDINARY), len(ORDINARY) + len(HARSH)):
             if self.whole(number)[1] is not None:
                 found = self._compare(dict(cut.operand_dims), number)
@@ -192,13 +196,14 @@ class Trial:
     def tiles(
         self, cut: Mapping[str, int], number: int, zeros: Sequence[str] = ()
     ) -> TrialTiles | None:
-        """A sample and its tiles; None where the operator rejects them.
+        """Sample `number` and its two tiles along the dimensions `cut`, by operand.
 
-        Operands in `zeros`, which are not split, are zero in the second tile.
+        Returns None where the operator rejects the sample or a tile, or where a tile would be
+        empty. Operands in `zeros`, which are not split, are zero in the second tile.
         """
         drawn, whole = self.whole(number)
         size = next(drawn[name].shape[dim] for name, dim in cut.items())
-        # A tile of length one is avoided where it differs, because sizes of one broadcast.
+        # Three positions of the cut; the last leaves a tile of length one, which may broadcast.
         length = ((2 * size + 2) // 3, (size + 1) // 2, size - 1)[number % 3]
         if whole is None or length == size:
             return None
@@ -218,7 +223,7 @@ class Trial:
     def _compare(
         self, cut: Mapping[str, int], number: int
     ) -> tuple[tuple[int, int] | None, ...] | None:
-        """The recombination of each result, or None where the tiles do not give the whole."""
+        """The recombination of each result, as in `Cut`; None where tiles do not give the whole."""
         tiles = self.tiles(cut, number)
         if tiles is None:
             return None
@@ -237,8 +242,9 @@ class Trial:
     ) -> bool:
         """Whether the gradients of the tiles give those of the whole.
 
-        Backward passes of torch's operators are linear in the incoming gradient. A user's backward
-        pass may clip or round it, may run only once, or may fail; each counts as a difference.
+        Backward passes of torch's operators are linear in the incoming gradient, so one scale of it
+        suffices. A user's backward pass may clip or round it, so several scales are compared, each
+        after new forward calls, because it may run only once. If it fails, gradients differ.
         """
         if self.op.target != FUNCTION:
             return all(equal(mine, other) for mine, other in gradients_of(tiles, cut, found))
@@ -258,12 +264,12 @@ class Trial:
     def _call(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         try:
             results = call_op(self.op, values, _CPU)
-        except Exception:  # it may reject these sizes, these tiles or this precision
+        except Exception:  # rejects these sizes, values or this precision
             return None
         return results if all(isinstance(r, torch.Tensor) for r in results) else None
 
     def text(self, splits: Sequence[Cut]) -> str:
-        """The index notation of the splits."""
+        """The index notation of the splits; `!` marks indices that cannot be split."""
         words = {
             name: [f"w{o}d{d}!" for d in range(len(shape))]
             for o, (name, shape) in enumerate(self.shapes.items())
@@ -288,10 +294,11 @@ def gradients_of(
     found: Sequence[tuple[int, int] | None],
     scale: float = 1.0,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """For each operand, the gradient that the tiles give and that of the whole.
+    """For each operand that has one, the gradient that the tiles give and that of the whole.
 
-    `found` says how each result recombines, `scale` is the size of its incoming gradients. Where
-    only one of the two has a derivative, the pair has different shapes.
+    `found` says how each result recombines, as in `Cut`. The incoming gradients are `weights_of`
+    the results times `scale`. Where operands have a gradient in the whole but not in the tiles, or
+    the reverse, the only pair has different shapes, so that it never compares equal.
     """
     weights = [scale * weight for weight in weights_of(tiles.whole)]
     halves = [

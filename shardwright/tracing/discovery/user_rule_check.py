@@ -1,8 +1,8 @@
 """Checks a rule that the user stated by running the operator on a whole input and on tiles.
 
 Only a large difference counts, because an operator may compute in a lower precision than its
-operands have. Tiles that the operator rejects prove nothing: a user may know more than small sizes
-show.
+operands have. Samples whose tiles the operator rejects are skipped: it may accept the tiles of its
+original sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SAMPLES = (
     4,
     8,
     9,
-)  # operands are between -2 and 2, so that sums lose little precision
-_GROSS = 0.05  # of the largest number in the whole and the tiles
+)  # with floating-point operands between -2 and 2, so that sums lose little precision
+_GROSS = 0.05  # of the largest magnitude in the whole and the tiles
 
 Names = tuple[tuple[str, ...], ...]  # per dimension
 
@@ -56,12 +56,15 @@ class Parse(Protocol):
 
 
 def check_user_rule(op: Op, graph: Graph, text: str, parse: Parse) -> None:
-    """Raise `CaptureError` if the rule `text`, which `parse` reads, is false for the call."""
+    """Raise `CaptureError` if the rule `text`, which `parse` reads, is false for the call `op`.
+
+    A rule is not checked if the call runs at no sizes that are tried, or if it does not fit them.
+    """
     first_notation(op, graph, partial(_checked, text, parse))
 
 
 def _checked(text: str, parse: Parse, call: TrialCall, differentiates: bool) -> Finding:
-    """A search for `discover` that returns the error of a false rule, and otherwise no splits."""
+    """A search for `first_notation`: returns the error of a false rule, and otherwise no splits."""
     try:
         with (
             torch.inference_mode(False),
@@ -74,7 +77,7 @@ def _checked(text: str, parse: Parse, call: TrialCall, differentiates: bool) -> 
             shapes = [trial.shapes[name] for name in call.op.operands]
             try:
                 user_rule = parse(shapes, [tuple(result.shape) for result in whole])
-            except Exception:  # the rule names sizes, which differ here
+            except Exception:  # e.g. the rule states sizes, which are replaced here
                 return None
             for name in user_rule.sizes:
                 if name not in user_rule.whole:
@@ -85,7 +88,10 @@ def _checked(text: str, parse: Parse, call: TrialCall, differentiates: bool) -> 
 
 
 def _check(trial: Trial, text: str, user_rule: NotationLike, name: str) -> None:
-    """Raise if tiles along the index `name` do not give the whole as the rule states."""
+    """Raise `CaptureError` if tiles along the index `name` do not give the whole as the rule says.
+
+    An index that is only part of a dimension, or two dimensions of an operand, is not checked.
+    """
     op = trial.op
     cut: dict[str, int] = {}
     zeros = []
@@ -118,7 +124,7 @@ def _check(trial: Trial, text: str, user_rule: NotationLike, name: str) -> None:
 
 
 def _place(dims: Names, name: str) -> int | None:
-    """The dimension of an operand that an index is; None if there is none, -1 for a part of one."""
+    """The dimension that is the index `name`; -1 if the index is part of one, None if of none."""
     for at, names in enumerate(dims):
         if name in names:
             return at if names == (name,) else -1
@@ -127,11 +133,13 @@ def _place(dims: Names, name: str) -> int | None:
 
 def _results_differ(tiles: TrialTiles, positions: Sequence[int | None]) -> bool:
     for whole, a, b, position in zip(tiles.whole, *tiles.results, positions, strict=True):
-        if position is None and (a.shape != b.shape or a.dtype == torch.bool):
-            return a.shape != b.shape
+        if position is None and a.shape != b.shape:
+            return True
+        if position is None and a.dtype == torch.bool:
+            continue  # no sum of parts is defined
         try:
             made = a + b if position is None else torch.cat([a, b], position)
-        except RuntimeError:  # which do not fit
+        except RuntimeError:  # their shapes do not fit
             return True
         if _exceeds_rounding(made, whole, a, b):
             return True
@@ -139,7 +147,11 @@ def _results_differ(tiles: TrialTiles, positions: Sequence[int | None]) -> bool:
 
 
 def _exceeds_rounding(made: torch.Tensor, whole: torch.Tensor, *parts: torch.Tensor) -> bool:
-    """Whether the difference is larger than rounding explains."""
+    """Whether the difference is larger than rounding explains.
+
+    Floating-point numbers may differ by `_GROSS` of the largest finite magnitude in `whole` and
+    `parts`, and must be finite at the same indices; other numbers must be equal.
+    """
     if made.shape != whole.shape:
         return True
     if not (whole.is_floating_point() or whole.is_complex()):

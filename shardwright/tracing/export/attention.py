@@ -18,7 +18,11 @@ def attention(
     enable_gqa: bool,
     drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """drop(softmax(q kᵀ · scale + mask)) v; shapes [..., heads, length, width]."""
+    """drop(softmax(q kᵀ · scale + mask)) v; shapes (..., heads, length, width).
+
+    `drop` is applied to the attention weights, (..., heads, queries, keys). The other arguments are
+    those of `scaled_dot_product_attention`; with `is_causal` any mask is ignored.
+    """
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(repeats, -3)

@@ -125,7 +125,9 @@ class FlatCall(nn.Module):
 def export(
     call: FlatCall, tensors: Mapping[str, torch.Tensor], numerics: Numerics = EXACT
 ) -> tuple[Functional, str]:
-    """The call as one functional graph of ATen operators, and how it was traced; computes nothing.
+    """Export the call on `tensors` as one functional graph of ATen operators; nothing is computed.
+
+    Returns the graph, and a note that is empty unless it was traced in strict mode.
 
     The model's Python code is traced as it runs first. Where that fails, the strict mode, which
     interprets bytecode, is tried.
@@ -145,7 +147,7 @@ def export(
         call.guarded, call.returned.changed = False, ()
         try:
             program = _export(call, example, numerics, strict=True)
-        except Exception:  # the first error names the user's code, this one bytecode
+        except Exception:  # the first error names the user's code
             raise CaptureError(reason, _module_of(call.model, e)) from e
         finally:
             call.guarded = True
@@ -184,7 +186,7 @@ def _export(
 def _with_repeats(
     call: FlatCall, example: tuple[torch.Tensor, ...], table: Table
 ) -> Functional | None:
-    """The call exported with repeated blocks traced once; None where it may differ."""
+    """The call exported with repeated blocks traced once; None if that is not possible."""
     inline: frozenset[int] = frozenset()
     for _ in range(_MOST_ATTEMPTS):
         repeats = Repeats(call.model, inline)

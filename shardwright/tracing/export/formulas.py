@@ -1,9 +1,9 @@
 """Formulas for functions of torch that cannot be traced.
 
 `torch.cov` warns if there are too few observations, and `gaussian_nll_loss` raises for a negative
-variance: both branch on a value, which a graph cannot. Where torch would raise, the result is NaN.
+variance: both branch on a value, which a graph cannot. For a negative variance the result is NaN.
 `instance_norm` updates running statistics that its schema does not declare. `embedding_bag`
-concatenates all its bags into one row.
+flattens all its bags into one row, which cannot be split by bags.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _covariance(
     fweights: Tensor | None = None,
     aweights: Tensor | None = None,
 ) -> Tensor:
-    """The covariance of the rows of `x`, as `torch.cov`; infinite with too few observations."""
+    """The covariance of the rows of `x`, as `torch.cov`; not finite with too few."""
     rows = x.reshape(1, -1) if x.dim() < 2 else x
     weights = fweights
     if aweights is not None:
@@ -79,7 +79,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """The loss of `F.gaussian_nll_loss`; NaN where the variance is negative."""
+    """The loss of `F.gaussian_nll_loss`; NaN where a tensor `var` is negative."""
     if not isinstance(var, Tensor):
         if var < 0:
             raise ValueError("var has negative entry/entries")
@@ -128,7 +128,7 @@ def _instance_norm(
 
 
 def _unseen(name: str) -> Callable[..., Tensor]:
-    """An in-place logical operator; autograd wrongly uses the derivative of the identity for it."""
+    """In-place logical operator `name` that refuses gradients: autograd passes them unchanged."""
 
     def refuse_gradients(x: Tensor, *args: Any) -> Tensor:
         if x.requires_grad:

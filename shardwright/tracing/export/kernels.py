@@ -177,7 +177,10 @@ normalize.register_autograd(_normalize_backward, setup_context=_keep_for_normali
 def uniform(
     size: Sequence[int], number: int, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Random numbers in [0, 1); the runtime replaces it (`runtime/random/dropout.py`)."""
+    """Uniform random numbers in [0, 1) of shape `size`, for draw `number` of a graph.
+
+    The runtime replaces this operator (`runtime/random/dropout.py`).
+    """
     return torch.rand(size, dtype=dtype, device=device)
 
 

@@ -238,7 +238,11 @@ class OpaqueModules:
     calls: dict[str, OpaqueCall] = field(default_factory=dict)
 
     def add(self, path: str, reason: str) -> None:
-        """Keep the module at `path` whole, with all modules inside."""
+        """Keep the module at `path` whole, with all modules inside.
+
+        If another module of its class is kept whole already, all modules of the class are. Raises
+        `WeightsNeededError` if a parameter or buffer is on the meta device.
+        """
         module = self.model.get_submodule(path)
         tensors = [*module.parameters(), *module.buffers()]
         if any(t.is_meta for t in tensors):
@@ -252,9 +256,7 @@ class OpaqueModules:
         same_class = [
             p for p, m in self.model.named_modules() if type(m) is type(module) and p != path
         ]
-        if any(
-            p in self.reasons for p in same_class
-        ):  # the second module of a class stands for all of that class
+        if any(p in self.reasons for p in same_class):  # a second module of one class
             self.reasons.update((p, reason) for p in same_class if p and p not in self.reasons)
 
     @contextmanager

@@ -24,8 +24,8 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     """A context in which the parameters of `model` have the dtype in which operators compute.
 
-    The parameters have no values. Raises `CaptureError` for a parameter that would lose precision
-    without being asked for.
+    For precision "bf16", uninitialised bfloat16 parameters replace those outside of batch norms.
+    Raises `CaptureError` for a floating-point parameter that is not float32, float16 or bfloat16.
     """
     if numerics.precision != "bf16":
         yield
@@ -57,7 +57,7 @@ def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
 
 
 def cast_input(tensor: torch.Tensor, numerics: Numerics) -> torch.Tensor:
-    """An input in the dtype of computation, if it is floating point."""
+    """`tensor`, cast to bfloat16 if it is floating point and precision is "bf16"."""
     if numerics.precision == "bf16" and tensor.is_floating_point():
         return tensor.to(torch.bfloat16)
     return tensor

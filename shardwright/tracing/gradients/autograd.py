@@ -1,7 +1,7 @@
-"""Autograd facts of each operator: which results need gradients and what is saved for them.
+"""Observes autograd on one call: which results require gradients and which tensors it saves.
 
-Each operator is run alone on meta tensors, so nothing is computed or allocated. Equal calls are run
-once, so deep models take no more time than shallow ones.
+The call is run alone on meta tensors, so nothing is computed or allocated. `autograd_probe` runs
+equal calls once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 class AutogradFacts:
     """Facts of one call under autograd; operands and results by position.
 
-    * `requires_grad[i]`: result i needs a gradient;
+    * `requires_grad[i]`: result i requires a gradient;
     * `alias_of[i]`: the operand whose memory result i shares, or -1;
     * `saved_operands`, `saved_results`: tensors saved for the backward pass;
     * `extra_saved`: further bytes saved;
-    * `flop`: of a module kept whole, forward and backward.
+    * `flop`: floating-point operations of an opaque module, forward and backward; else 0.
     """
 
     requires_grad: tuple[bool, ...]

@@ -200,9 +200,10 @@ def calls_runnable(calls: Mapping[str, Any]) -> Iterator[None]:
 
 @python_operator(FUNCTION)
 def run(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
-    """The results of a call that is `known` here.
+    """The results of the call `key` within `calls_runnable`.
 
-    For other calls, the latest call of this name is run on meta tensors, which gives sizes only.
+    Elsewhere the latest call of that key and kind is run, on meta tensors only. Raises
+    `NotImplementedError` for any other call.
     """
     call = _scope.get({}).get(key)
     if call is None and all(t.is_meta for t in tensors):
@@ -214,10 +215,11 @@ def run(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
 
 
 def rule_of(op: Op, pattern: str, discover: Callable[[int], str | None]) -> str:
-    """The rule of a call that is `known` here, found once for each class and `pattern`; or "".
+    """The rule of a call within `calls_runnable`, in index notation; empty if there is none.
 
-    `discover` is called with the largest integer in the function's code. Where the code depends on
-    values there is no rule, because an experiment covers only the values that it tries.
+    `discover` finds it once for each class, with its plain attributes, and each `pattern`. Its
+    argument is the largest integer in the call's arguments and in the code of the class. Where the
+    code depends on values there is no rule, because an experiment covers only those that it tries.
     """
     call: FunctionCall = _scope.get()[str(op.args[1])]
     if not call.on_meta:

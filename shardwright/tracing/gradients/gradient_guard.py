@@ -46,7 +46,7 @@ _TRANSPOSED = (Tensor.T, Tensor.mT, Tensor.H, Tensor.mH)
 
 @final
 class GradientGuard(TorchFunctionMode):
-    """Raises `CaptureError`, with the user's line, for such a change.
+    """A mode that raises `CaptureError`, with the user's line, for a change of gradients.
 
     `known` are the tensors that may require gradients; None: all that are traced. With `whole`, the
     path of a module that is kept whole, only effects outside of it are rejected. An error names the

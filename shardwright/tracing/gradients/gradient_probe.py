@@ -92,9 +92,10 @@ def probe(
 ) -> None:
     """Raise `CaptureError` if gradients of the graph differ from those of the module of `call`.
 
-    Compared are gradients of parameters, and of inputs that require one. Parameters, buffers and
-    their gradients are restored. Dropout is disabled on both sides; graphs with other random
-    numbers, with too many elements, or with tensors on the meta device are compared by structure.
+    Gradients of parameters, and of inputs that require one, are compared. `.grad` is not written,
+    and buffers are restored. Dropout is disabled on both sides. Only the structure is checked for
+    graphs with other random numbers, with too many elements, in bfloat16 precision or with tensors
+    on the meta device, and for modules that cannot be run here.
     """
     if not suspected:
         return
@@ -257,7 +258,7 @@ def _results(
 
 
 def _check_structure(graph: Graph, suspected: Sequence[Suspicion]) -> None:
-    """Raise for a parameter that is read and requires a gradient that cannot reach it."""
+    """Raise `CaptureError` if no gradient reaches a parameter that is read and requires one."""
     suspected = [one for one in suspected if one.structure]
     if not suspected:
         return

@@ -1,7 +1,7 @@
-"""Memory of operator calls, forward and backward, each traced once.
+"""Traces the memory of operator calls, forward and backward; equal calls are traced once.
 
-Equal calls have equal footprints, so deep models take no more time than shallow ones. The workspace
-inside of kernels, which torch does not report, is in `simulate/memory/workspaces.py`.
+The number of traces therefore does not grow with the number of equal layers. Torch does not report
+the workspace that kernels allocate inside; `simulate/memory/workspaces.py` estimates it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ _Tracing = Callable[[tuple[Seen, ...], torch.device], T]
 _META = torch.device("meta")
 _UNSEEN = (NotImplementedError, RuntimeError)  # torch's errors for operators that need real data
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_LONG = 64  # length of a sequence; longer ones are traced at this length and at half of it
+_LONG = 64  # time steps; longer sequences are traced at this length and at half of it
 
 
 @final
 class Footprints:
-    """Traces calls and caches the traces."""
+    """Traces calls and caches the traces; recurrent layers run on the CPU if `on_cpu`."""
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
         self._calls: dict[Hashable, MeasuredCall] = {}
 
     def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> MeasuredCall:
-        """A call of `op`, whose operands, with names `names` without repeats, are `given`."""
+        """The call of `op` on the operands `given`, whose names are `names`, each once.
+
+        Equal calls return one object. Nothing is traced yet.
+        """
         key = call_key(op, names, given)
         if (found := self._calls.get(key)) is None:
             found = self._calls[key] = MeasuredCall(op, names, given, on_cpu=self._on_cpu)
@@ -51,7 +54,7 @@ class Footprints:
 
 @final
 class MeasuredCall:
-    """One call, and all calls equal to it; traced when it is first asked for."""
+    """The memory of one operator call and of all calls equal to it, traced when first read."""
 
     def __init__(
         self, op: Op, names: Sequence[str], given: tuple[Seen, ...], *, on_cpu: bool
@@ -68,10 +71,11 @@ class MeasuredCall:
             return None
 
     def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
-        """The trace of the backward pass, given the strides of the results' gradients.
+        """The trace of the backward pass.
 
-        A stride of None means that the result gets no gradient. Where the pass cannot be traced,
-        each operand's gradient is a new tensor.
+        `gradients` has the strides, in elements, of each result's gradient, or None for a result
+        that gets no gradient. Where the pass cannot be traced, the gradient of each operand that
+        requires one is assumed to be a new contiguous tensor.
         """
         if (seen := self._backward.get(gradients)) is None:
             try:
@@ -86,10 +90,11 @@ class MeasuredCall:
         return OpMemoryTrace(self._op, self._names, given, device)
 
     def _traced(self, trace: _Tracing[T]) -> T:
-        """The trace of a call on meta tensors; recurrent layers are traced on two short sequences.
+        """The trace of a call on meta tensors.
 
-        Their saved memory grows linearly with the length, except for oneDNN's pages. On the CPU
-        they run on real tensors, because only oneDNN knows what it saves.
+        Recurrent layers with long sequences are traced on two shorter ones and extrapolated: their
+        saved memory grows linearly with the length, up to the rounding of oneDNN's buffers. For CPU
+        ranks they run on CPU tensors, because meta kernels do not report what oneDNN saves.
         """
         op, given = self._op, self._given
         if op.kind not in _RECURRENT:
@@ -109,7 +114,10 @@ class MeasuredCall:
 def _one_each(
     given: tuple[Seen, ...], gradients: tuple[Strides | None, ...], first: int
 ) -> BackwardMemory:
-    """A new gradient for each operand that requires one; storages are numbered from `first`."""
+    """Assumes a new gradient for each operand that requires one.
+
+    The results' gradients and then the operands' are numbered from `first`.
+    """
     came = [first + i for i in range(sum(s is not None for s in gradients))]
     events = [(number, 0) for number in came]
     found: list[tuple[int, Strides] | None] = []
@@ -124,19 +132,22 @@ def _one_each(
 
 
 def _time(op: Op) -> int:
-    """The dimension of the sequence in a recurrent layer's operand."""
+    """The time dimension of a recurrent layer's first operand."""
     return 1 if op.args[8] else 0
 
 
 def _cut(op: Op, given: tuple[Seen, ...], length: int) -> tuple[Seen, ...]:
-    """The operands with a sequence of this length."""
+    """The operands with a contiguous sequence of `length` time steps as the first."""
     at, x = _time(op), given[0]
     shape = (*x.shape[:at], length, *x.shape[at + 1 :])
     return (x._replace(shape=shape, strides=contiguous_strides(shape)), *given[1:])
 
 
 def _grown(short: Any, longer: Any, more: float) -> Any:
-    """Extrapolate linearly from two traces by `more` steps; `ValueError` if their forms differ."""
+    """Extrapolate linearly from two traces, by `more` times their difference.
+
+    Raises `ValueError` if the traces have different numbers of storages or events.
+    """
     if isinstance(short, ForwardMemory | BackwardMemory):
         parts = (
             _grown(getattr(short, f.name), getattr(longer, f.name), more) for f in fields(short)

@@ -1,7 +1,8 @@
-"""Traces one operator call on tensors without data: what it allocates, saves and frees.
+"""Traces the memory of one operator call: the storages that it allocates, saves and frees.
 
-The call runs under autograd. Every storage is numbered and followed from its allocation to its
-release, forward and backward. Nothing is computed.
+The call runs under autograd, forward and backward. Every storage gets a number, and its allocation
+and its release are recorded. The values of the operands are uninitialised; on the meta device
+nothing is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from shardwright.tracing.export.operators import operator_of, to_torch
 
 
 class _Source(torch.autograd.Function):
-    """Makes a tensor look computed to autograd, so that only its readers keep it alive."""
+    """Creates an operand as a non-leaf tensor, which only operators that save it keep alive.
+
+    A leaf would be kept alive by its node for the accumulation of gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, anything: torch.Tensor, seen: Seen) -> torch.Tensor:
@@ -33,7 +37,7 @@ class _Source(torch.autograd.Function):
 
 
 class _Sink(torch.autograd.Function):
-    """Reads results; its backward pass gives them gradients with the requested strides."""
+    """Reads results; its backward pass returns uninitialised gradients with given strides."""
 
     @staticmethod
     def forward(ctx: Any, strides: tuple[Strides | None, ...], *results: torch.Tensor) -> Any:
@@ -61,7 +65,11 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 class _Storages(TorchDispatchMode):
-    """Numbers storages in the order of allocation and records allocations and releases."""
+    """Numbers storages in the order of allocation and records allocations and releases.
+
+    `events` has pairs: (number, bytes) for an allocation, (number, -1) for a release. `sizes` has
+    the bytes of each storage.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,7 +79,7 @@ class _Storages(TorchDispatchMode):
         self._watched: list[weakref.ref[Any]] = []
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of the storage of `tensor`, a new one if it was not seen before."""
+        """The number of the storage of `tensor`; a storage not seen before gets the next number."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._numbers:
@@ -96,7 +104,13 @@ class _Storages(TorchDispatchMode):
 
 @final
 class OpMemoryTrace:
-    """The trace of one call."""
+    """Traces one call of `op`, either forward or backward; each trace needs a new object.
+
+    `names` are the names of the operands, each once, and `given` describes them in the same order.
+    `forward` returns the memory of the forward pass. `backward` returns that of the backward pass;
+    its argument has the strides, in elements, of each result's gradient, or None for a result that
+    gets no gradient. Both raise torch's errors for an operator that cannot run on `device`.
+    """
 
     def __init__(
         self, op: Op, names: Sequence[str], given: tuple[Seen, ...], device: torch.device

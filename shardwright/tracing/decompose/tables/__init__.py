@@ -1,1 +1,1 @@
-"""Decompositions of torch's operators, one family of operators a file."""
+"""Decompositions of torch's operators, one family of operators in each file."""

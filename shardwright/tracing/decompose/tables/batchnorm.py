@@ -1,7 +1,7 @@
 """Decomposes batch norm into sums over the batch and a normalisation; both can be split exactly.
 
-One operator computes the sums and one reads them, so a split of the batch needs one reduction per
-pass. The number of samples is a constant of the graph.
+One operator computes both sums and one reads them, so a split of the batch needs one reduction in
+each pass. The number of values per channel is a constant of the graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ aten: Any = torch.ops.aten
 
 
 def _mean_squares(x: Tensor) -> tuple[Tensor, int]:
-    """Means of the samples and of their squares per channel, and the number of samples."""
+    """Means of x (N, C, ...) and x² per channel, (2, C), and the number of values per channel."""
     count = x.numel() // x.shape[1]
     return kernels.moments(x, 1.0 / count), count
 
 
 def _inverse(unbiased: Tensor, count: int, eps: float) -> Tensor:
-    """The reciprocal of the (biased) standard deviation by which samples were divided."""
+    """1 / √(biased variance + eps), from the unbiased variance of `count` values."""
     return torch.rsqrt(unbiased * ((count - 1) / max(1, count)) + eps)
 
 
@@ -73,7 +73,10 @@ def frozen(
     momentum: float,
     eps: float,
 ) -> Any:
-    """`_native_batch_norm_legit_no_training`: the buffers are the statistics."""
+    """`_native_batch_norm_legit_no_training`: x (N, C, ...) normalised with the buffers (C).
+
+    Returns the normalised x and, like the operator, two empty tensors.
+    """
     out = kernels.normalize(x, running_mean, running_var, weight, bias, eps)
     empty = x.new_empty((0,))
     return out, empty, empty

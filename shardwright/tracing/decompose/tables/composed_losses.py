@@ -1,7 +1,7 @@
-"""Decomposes mean and summed losses into the sum of their terms and a count.
+"""Decomposes losses with reduction into their terms, a sum, and a constant factor for a mean.
 
-An operator that returns the mean cannot be split: the mean of the means of uneven tiles is another
-number. The rule of the operator that returns the terms is found by experiment.
+An operator that returns the mean cannot be split: for tiles of different sizes the mean of their
+means is another number. The rule of the operator that returns the terms is found by experiment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOSSES = {  # the position of `reduction` among the arguments
 
 
 def _terms(operator: Any, at: int) -> Callable[..., Any]:
-    """`operator` without its reduction, which is argument `at`, followed by a sum."""
+    """A decomposition of `operator`, whose argument `at` is the reduction."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         given = dict(kwargs)

@@ -1,9 +1,11 @@
 """Decomposes variances, standard deviations and vector norms (p = 1 and 2) into sums.
 
 An operator that reduces all dimensions cannot be split; a sum can. Reductions over some dimensions
-are unchanged, because the others can be split. Only for float32 and float64: torch accumulates
-lower precisions in higher ones. At zero, deviations and norms have the gradient zero, as in torch,
-where the square root alone has none.
+are unchanged, because the others can be split. Only float32 and float64 are decomposed: torch
+accumulates lower precisions in higher ones. At zero, deviations and norms have the gradient zero,
+as in torch, whereas that of a plain square root is infinite.
+
+`aminmax` is decomposed into `amin` and `amax`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def _moments(finish: Callable[[Tensor], Tensor], with_mean: bool) -> Callable[..
         freedom = count - (1 if correction is None else correction)
         if freedom <= 0:
             return NotImplemented
-        # The correction makes the mean of equal elements exact, so that their deviation is zero.
+        # The second sum corrects the rounding of the mean: equal elements then deviate by zero.
         mean = first / count
         mean = mean + _sum(x - mean, dim, True) / count
         deviation = x - mean

@@ -1,8 +1,8 @@
 """Batch norm with statistics of the local part of the batch: `batch_norm="local"`.
 
-It is one operator, which a rank computes on its tile without any reduction. Only the statistics for
-the running buffers are reduced: each rank weights its own by its fraction of the batch, and the sum
-over ranks is the mean.
+It is one operator, which a rank computes on its tile without any communication. Only the statistics
+for the running buffers are reduced: each rank weights its own by its fraction of the batch, and
+their sum over ranks is the mean.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def local_batch_norm(
     """Normalise x (N, C, ...) with the statistics of each part of the local batch.
 
     `parts` has for each sample the index of its part; empty means one part. Returns the normalised
-    x; mean and 1/deviation, (parts, C) each, for the backward pass; and mean and unbiased variance
-    times `share`, (2, C). Raises `ValueError` if a part has only one value per channel, so that the
+    x; mean and 1 / √(variance + eps) of each part, (parts, C) each, for the backward pass; and mean
+    and unbiased variance, averaged over parts by size and multiplied by `share`, (2, C). `weight`
+    and `bias` are (C). Raises `ValueError` if a part has only one value per channel, so that the
     variance is undefined.
     """
     kept = statistics_dtype(x)
@@ -116,7 +117,7 @@ local_batch_norm.register_autograd(_backward, setup_context=_keep)
 
 
 def _rows(x: Tensor, parts: Sequence[int]) -> list[Any]:
-    """An index for the samples of each part."""
+    """For each part an index into x that selects its samples."""
     if not parts:
         return [slice(None)]
     number = torch.tensor(parts, device=x.device)
@@ -134,12 +135,12 @@ def _with_buffers(
     eps: float,
 ) -> Any:
     """`_native_batch_norm_legit_functional`: the new buffers are its last two results."""
-    if not training:  # the buffers are the statistics, on every part
+    if not training:  # all parts are normalised with the buffers
         given = (x, weight, bias, running_mean, running_var, momentum, eps)
         return (*batchnorm.frozen(*given), running_mean, running_var)
     out, mean, inverse, statistics = local_batch_norm(x, weight, bias, 1.0, eps, [])
-    # Mean and variance in one tensor need one reduction only, and as a sum they accumulate over
-    # micro-batches.
+    # Mean and variance in one tensor need only one reduction. The update is written as a sum, so
+    # that it accumulates over micro-batches.
     old = torch.stack([running_mean, running_var])
     new_mean, new_var = (
         old * (1 - momentum) + statistics.detach().to(old.dtype) * momentum
@@ -161,7 +162,7 @@ def _without_buffers(
 
 
 def table(numerics: Numerics) -> dict[Any, Any]:
-    """Decompositions by operator, instead of those of `batchnorm`; empty unless "local"."""
+    """Decompositions by operator that replace those of `batchnorm`; empty unless "local"."""
     if numerics.batch_norm != "local":
         return {}
     return {

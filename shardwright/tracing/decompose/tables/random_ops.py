@@ -1,7 +1,8 @@
-"""Rewrites random operators as uniform numbers that depend on the element's index.
+"""Rewrites random operators as arithmetic on uniform random numbers.
 
-Random numbers must not depend on the plan, so every random operator becomes
-`shardwright.uniform` and arithmetic. Dropout has its own operator.
+Random numbers must not depend on the plan. So these operators become `shardwright.uniform`, for
+which the runtime draws numbers by the index of the element, and arithmetic. Dropout is kept as an
+operator of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.tracing.export import kernels
 
 aten: Any = torch.ops.aten
 
-_NUMBER = -1  # placeholder; the graph builder numbers the draws
+_NUMBER = -1  # the graph builder replaces it by the number of the draw
 
 
 def _uniform(
@@ -32,7 +33,7 @@ def _uniform(
 def _normal(
     size: Sequence[int], dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> Tensor:
-    """Box and Muller's transform of two uniform draws."""
+    """Standard normal numbers, by the Box-Muller transform of two uniform draws."""
     radius = torch.sqrt(-2.0 * torch.log1p(-_uniform(size, dtype, device)))
     return radius * torch.cos(2.0 * math.pi * _uniform(size, dtype, device))
 

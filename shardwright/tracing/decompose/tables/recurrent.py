@@ -1,7 +1,7 @@
-"""Decomposes recurrent layers with dropout between them, so that the dropout is visible.
+"""Decomposes stacks of recurrent layers with dropout into layers and dropout operators.
 
-Torch's single operator would draw its own random numbers. Layers without dropout
-are not decomposed.
+Torch's operator for the whole stack would draw its own random numbers. A call without dropout, in
+eval mode or of one layer is not decomposed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ aten: Any = torch.ops.aten
 
 
 class _Call(NamedTuple):
-    """The arguments of torch's recurrent operators, in their order; `states` is one or a list."""
+    """The arguments of torch's recurrent operators, in order; LSTMs have a list of `states`."""
 
     x: Tensor
     states: Any
@@ -43,7 +43,7 @@ def _decomposed(operator: Any) -> Any:
 def _layers(operator: Any, call: _Call) -> Any:
     """One call of `operator` per layer.
 
-    As in torch, time is the first dimension of the dropout's operand.
+    As in torch, time is the first dimension of the operand of dropout.
     """
     directions = 2 if call.bidirectional else 1
     alone = isinstance(call.states, Tensor)
