@@ -127,12 +127,14 @@ def measure_ranks(
     samples = stopwatch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int, int]] = [(0.0, 0, 0)] * world
+    busy = stopwatch.busy
+    del stopwatch  # with the tensors of its probes
     taken = (context_bytes(torch.cuda), workspace_bytes()) if kind == "cuda" else (0, 0)
     dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), *taken))
     memory = min(size for size, *_ in found)
     context, workspace = (max(sizes) for sizes in list(zip(*found, strict=True))[1:])
     sizes_of = Bytes(int(memory)), Bytes(context), Bytes(workspace)
-    return _machine(samples, sizes, sizes_of, stopwatch.busy)
+    return _machine(samples, sizes, sizes_of, busy)
 
 
 def _levels(kind: str, world: int) -> dict[str, DeviceMesh]:

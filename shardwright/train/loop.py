@@ -147,7 +147,7 @@ def train(
     """
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the second step: the optimizer has its state before it
-    finished = _Reporter(report, device)
+    finished = _Reporter(report, device, whole=job.example if run.reads_own else None)
     while run.step < job.steps:
         if consensus is not None and not consensus.may_go_on():
             start = time.perf_counter()
@@ -184,16 +184,21 @@ def train(
 
 @dataclass
 class _Reporter:
-    """Reports finished steps; `batches`, the last that were read, give the number of units."""
+    """Reports finished steps; `batches`, the last that were read, give the number of units.
+
+    Where ranks read only their own samples, all global batches are of the size of `whole`.
+    """
 
     report: Callable[[StepRecord | EvaluationRecord], None]
     device: torch.device
+    whole: Batch | None = None
     batches: Sequence[Batch] = ()
 
     def __call__(self, done: Sequence[StepResult], start: float, tensor_bytes: int = 0) -> None:
         each = (time.perf_counter() - start) / max(1, len(done))
         for one in done:
-            units = [count_units(batch) for batch in self.batches]
+            read = self.batches if self.whole is None else [self.whole] * len(self.batches)
+            units = [count_units(batch) for batch in read]
             total, unit = sum(number for number, _ in units), units[0][1]
             peak, norm = peak_bytes(self.device), one.gradient_norm
             self.report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))

@@ -69,6 +69,16 @@ def test_every_step_is_reported_and_the_loss_falls():
     assert {(r.units, r.unit) for r in found} == {(8, "samples")}
 
 
+def test_samples_of_the_global_batch_are_reported_where_a_rank_reads_its_own():
+    """They were those of rank 0, so that samples a second were too few under data parallelism."""
+    job = Job(Serial, next(batches()), lambda ps: torch.optim.SGD(ps, lr=0.1), batches, 2)
+    run, found = start(Serial(), job), []
+    run.reads_own = True
+    run.batches = iter([{"x": torch.randn(2, 3), "name": ""}] * 2)
+    train(run, job, torch.device("cpu"), found.append)
+    assert {(r.units, r.unit) for r in found} == {(8, "samples")}
+
+
 def test_the_same_job_gives_the_same_losses():
     assert [r.loss for r in records()] == [r.loss for r in records()]
 
