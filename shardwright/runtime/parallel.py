@@ -115,6 +115,8 @@ def parallelize(
             read.
     """
     _check_given(plan, seed, outputs)
+    # Before the first collective: NCCL's are on the current GPU, which this may set.
+    device = _device(device, model if isinstance(model, nn.Module) else None)
     built, sources = with_values(model, init, weights)
     with with_sources(built, sources):
         try:
@@ -134,7 +136,7 @@ def _parallelized(
     model: nn.Module,
     plan: Plan,
     seed: int,
-    device: torch.device | str | None,
+    device: torch.device,
     outputs: str,
     tune_host: bool,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
@@ -150,7 +152,6 @@ def _parallelized(
     if plan.mesh.size > 1:
         _check_world(plan.mesh)
         warn_of_other_weights(dict(model.named_parameters()))
-    device = _device(device, model)
     backend = backend_for(device.type)
     if tune_host:
         backend.tune_host()
@@ -226,7 +227,7 @@ def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
     return found
 
 
-def _device(given: torch.device | str | None, model: nn.Module) -> torch.device:
+def _device(given: torch.device | str | None, model: nn.Module | None) -> torch.device:
     """The device itself, by its name, or the default; raises `PlanError` for another name."""
     if given is None:
         return default_device(model)
