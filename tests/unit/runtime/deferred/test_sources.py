@@ -1,5 +1,7 @@
 """Modules built without memory have, bit for bit, the values that their functions give them."""
 
+from functools import partial
+
 import numpy
 import pytest
 import torch
@@ -190,5 +192,30 @@ def test_different_draws_have_different_digests():
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         model = deferred(linear)
+        digests.append(sources_of(model).digest(all_tensors(model)))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def from_numpy(seed):
+    model = nn.Linear(300, 200)
+    values = numpy.random.default_rng(seed).standard_normal((200, 300))
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(values))
+    return model
+
+
+def constant(value):
+    model = nn.Linear(300, 200)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+@pytest.mark.parametrize("make", [from_numpy, constant])
+def test_different_values_that_are_given_have_different_digests(make):
+    """Numbers of numpy, whose seeds differed between ranks, were those of several models."""
+    digests = []
+    for given in (1, 1, 2):
+        torch.manual_seed(0)
+        model = deferred(partial(make, given))
         digests.append(sources_of(model).digest(all_tensors(model)))
     assert digests[0] == digests[1] != digests[2]
