@@ -150,9 +150,11 @@ def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     """
     recording = Recording()
     sources = RecordedSources(recording)
-    with recording:
-        model = make()
-    recording.states.pause()
+    try:
+        with recording:
+            model = make()
+    finally:
+        recording.states.pause()
     if isinstance(model, nn.Module):
         without_memory(model, sources)
         set_sources(model, sources)
@@ -187,9 +189,11 @@ def initialized(model: nn.Module, init: Callable[[nn.Module], object]) -> Tensor
     """The values that `init` gives the tensors of `model`, which is on the meta device."""
     recording = Recording()
     sources = RecordedSources(recording)
-    with recording, torch.no_grad():
-        init(model)
-    recording.states.pause()
+    try:
+        with recording, torch.no_grad():
+            init(model)
+    finally:
+        recording.states.pause()
     without_memory(model, sources)
     return sources
 

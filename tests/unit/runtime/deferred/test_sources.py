@@ -219,3 +219,14 @@ def test_different_values_that_are_given_have_different_digests(make):
         model = deferred(partial(make, given))
         digests.append(sources_of(model).digest(all_tensors(model)))
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_function_that_fails_leaves_random_states_as_they_were():
+    def failing():
+        linear()
+        raise ValueError("no model")
+
+    before = torch.manual_seed(0).get_state()
+    with pytest.raises(ValueError, match="no model"):
+        deferred(failing)
+    assert torch.equal(torch.get_rng_state(), before)
