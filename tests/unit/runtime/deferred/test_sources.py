@@ -154,6 +154,30 @@ def test_what_python_read_is_what_was_there():
     assert model.tied is model.weight
 
 
+def read_by_python():
+    """Large tensors, with and without memory, that Python reads and writes."""
+    model = nn.Linear(300, 300)
+    with torch.no_grad():
+        given = torch.from_numpy(numpy.ones((300, 300), numpy.float32))
+        given.view(-1).mul_(3)
+        given.numpy()[0, 0] = 7
+        model.weight.mul_(given)
+        model.bias.fill_(float(model.weight.detach().numpy()[0, 0]))
+    model.read = given.tolist(), model.weight.tolist(), numpy.asarray(model.weight.detach()).sum()
+    return model
+
+
+def test_large_tensors_that_python_reads_are_those_that_were_there():
+    """Arrays of them were of memory that had been freed, or had never been."""
+    torch.manual_seed(3)
+    expected = read_by_python()
+    torch.manual_seed(3)
+    model = deferred(read_by_python)
+    assert model.read == expected.read
+    for name, value in tensors(expected).items():
+        assert torch.equal(sources_of(model).whole(name, tensors(model)[name]), value)
+
+
 def test_tensors_of_a_module_have_no_memory():
     model = deferred(lambda: nn.Linear(1 << 20, 1 << 20))  # 4 TiB
     assert model.weight.is_meta
