@@ -208,7 +208,7 @@ class _OrdinaryTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What Python reads of a tensor, whose values are computed if it has no memory."""
+        """The result of reading a tensor, whose values are computed if it has no memory."""
         tensor, *others = args
         without = _is_meta_inside(tensor)
         if without:
