@@ -26,7 +26,8 @@ from shardwright.planner.strategies.frontier import priced_frontier as strategy_
 from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
-from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.parallel import parallelize
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import Report, verify
 from shardwright.tracing.arguments import (
     check_loss,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -103,15 +104,17 @@ def errors_of(
 ) -> float:
     """The largest error of loss and gradients, relative to the largest element of each tensor."""
     assert own.keys() == gradients.keys(), sorted(own.keys() ^ gradients.keys())
-    worst = _error(got, loss)
+    worst = error_of(got, loss)
     # Of a bias that softmax cancels, the gradient is rounding alone.
     least = 1e-6 * max(float(g.abs().max()) for g in gradients.values())
     for name, gradient in gradients.items():
-        worst = max(worst, _error(own[name], gradient, least))
+        worst = max(worst, error_of(own[name], gradient, least))
     return worst
 
 
-def _error(got: torch.Tensor, wanted: torch.Tensor, least: float = 1e-30) -> float:
+def error_of(got: torch.Tensor, wanted: torch.Tensor, least: float = 1e-30) -> float:
+    """The largest error relative to the largest element, or to `least`; infinite for NaN."""
     whole = got.full_tensor() if isinstance(got, DTensor) else got
     scale = max(wanted.abs().max().item(), least)
-    return float((whole.double() - wanted.double()).abs().max().item() / scale)
+    error = float((whole.double() - wanted.double()).abs().max().item() / scale)
+    return math.inf if math.isnan(error) else error  # `max` passes over NaN

@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import shardwright as sw
-from scripts.gpu_check.exact import limit_of, reference, too_large, worst_error
+from scripts.gpu_check.exact import error_of, limit_of, reference, too_large, worst_error
 from scripts.gpu_check.models import Found, made
 from scripts.gpu_check.predicted import kind_here
 from scripts.gpu_check.steps import waits_of
@@ -207,14 +207,12 @@ def _stage_error(
 ) -> float:
     """The error of a pipeline's step, of the parameters that this stage holds."""
     got = parallel.forward_backward(batch)
-    worst = abs(got.item() - loss.item()) / abs(loss.item())
+    worst = error_of(got, loss)
     for name, parameter in parallel.named_parameters():
-        if parameter.grad is not None:
-            whole = parameter.grad
-            whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-            scale = gradients[name].abs().max().item()
-            worst = max(worst, (whole - gradients[name]).abs().max().item() / max(scale, 1e-30))
-    return float(worst)
+        if name in gradients:
+            assert parameter.grad is not None, f"{name} has no gradient"
+            worst = max(worst, error_of(parameter.grad, gradients[name]))
+    return worst
 
 
 def _asynchronous(device: torch.device) -> Iterator[tuple[str, Any]]:

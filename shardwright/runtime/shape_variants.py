@@ -16,7 +16,8 @@ from torch import nn
 
 from shardwright.ir.plan import InputSpec, Plan, PlanError
 from shardwright.runtime.batch import BatchError
-from shardwright.runtime.parallel import ParallelModule, parallelize
+from shardwright.runtime.parallel import parallelize
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.parameters.nan_origin import origin
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.plan_transfer import (

@@ -19,7 +19,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.runtime.module_options import ModuleOptions
-from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from tests.harness import models

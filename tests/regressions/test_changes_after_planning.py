@@ -220,7 +220,8 @@ def unequal_ranks(plan):
 def halves(plan):
     """What two ranks say to their halves of a batch, to ones, and to a batch of half the size."""
     told = []
-    for given in (X.chunk(2)[dist.get_rank()], torch.ones(2, 8), X[:2]):
+    padded = torch.cat([X[:2], torch.zeros(2, 8)])  # the second rank's half is of one value
+    for given in (*(x.chunk(2)[dist.get_rank()] for x in (X, padded)), torch.ones(2, 8), X[:2]):
         module = sw.parallelize(MLP(), sw.Plan.from_json(plan))
         try:
             module(X)
@@ -235,8 +236,8 @@ def test_a_smaller_batch_is_no_part_of_one():
     """A last batch of half the size was taken for what `local_batch` returns, on both ranks."""
     plans = sw.search(sw.capture(MLP(), (X,)), sw.Machine.preset("2xcpu")).baselines
     plan = next(plan for plan in plans if plan.name == "fully sharded")
-    for part, ones, smaller in run_ranks(2, halves, plan_to_json(plan)):
-        assert part == ones == (4, 4)
+    for part, padded, ones, smaller in run_ranks(2, halves, plan_to_json(plan)):
+        assert part == padded == ones == (4, 4)
         assert smaller.startswith("x of shape [2, 8] has the shape of a rank's part, and is the")
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
+from scripts.gpu_check.exact import errors_of
 from shardwright.runtime.async_pipeline.runner import async_pipeline
 from shardwright.runtime.comm.channel import Channel
 from shardwright.runtime.comm.shutdown import leave
@@ -89,3 +90,12 @@ def test_a_failed_rank_does_not_destroy_groups_that_wait_for_others(monkeypatch)
         monkeypatch.setattr(dist, "get_backend", lambda _group=None, name=name: name)
         leave(failed=True)
         assert destroyed == expected
+
+
+def test_the_check_on_a_gpu_tells_of_gradients_that_are_no_numbers():
+    """`max` passed over NaN, so that the check would have."""
+    loss, gradient = torch.ones(()), torch.tensor([1.0, 2.0])
+    broken = torch.tensor([1.0, float("nan")])
+    assert errors_of(loss, {"w": gradient}, loss, {"w": gradient}) == 0
+    assert errors_of(loss, {"w": broken}, loss, {"w": gradient}) == float("inf")
+    assert errors_of(loss * float("nan"), {"w": gradient}, loss, {"w": gradient}) == float("inf")

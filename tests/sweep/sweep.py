@@ -25,7 +25,7 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import tiling_text, tilings
 from shardwright.rules.rule import PassPartial
 from shardwright.runtime.module_options import ModuleOptions
-from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.module_comparison import TOLERANCE, ModuleComparison, errors_between
 from shardwright.runtime.verify.module_comparison import measure as measured
 from shardwright.runtime.verify.module_reference import widened

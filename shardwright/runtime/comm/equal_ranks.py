@@ -33,12 +33,13 @@ def require_own_parts(parts: Mapping[str, torch.Tensor]) -> None:
     """Raise `BatchError` if all ranks pass the same tensors as their own parts of a batch.
 
     A smaller global batch may have the shape of a part. Tensors of one value tell nothing. A
-    collective of all ranks.
+    collective of all ranks, also of those whose parts are of one value.
     """
+    different = _different(parts)
     varied = {
         name: x for name, x in parts.items() if x.numel() and bool((x != x.flatten()[0]).any())
     }
-    if varied and not _different(varied):
+    if varied and not different:
         name, tensor = next(iter(varied.items()))
         raise BatchError(
             f"{name} of shape {list(tensor.shape)} has the shape of a rank's part, and is the same"

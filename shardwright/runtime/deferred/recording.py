@@ -128,7 +128,7 @@ class Recording(TorchDispatchMode):
         name = operator_name(func)
         if name in EMPTY or _draws(func):
             return True
-        if name == "lift_fresh":
+        if func.is_view:  # a write to it changes the tensor, which has memory
             return False
         try:
             results = list(leaves(func(*_on_meta(args), **_on_meta(kwargs))))
@@ -203,13 +203,24 @@ class _OrdinaryTensors(TorchFunctionMode):
         if not self.recording.busy:
             if func in _ANSWERS:
                 return _ANSWERS[func] if _is_meta_inside(args[0]) else func(*args)
-            if func in _READS and _is_meta_inside(args[0]):
-                value = self.recording.value(args[0].detach())
-                value = func(value, *args[1:], **(kwargs or {}))
-                if isinstance(value, numpy.ndarray):
-                    value.setflags(write=False)  # nothing would notice
-                return value
+            if func in _READS:
+                return self._read(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of reading a tensor, whose values are computed if it has no memory."""
+        tensor, *others = args
+        without = _is_meta_inside(tensor)
+        if without:
+            tensor = self.recording.value(tensor.detach())
+        self.recording.busy = True  # it calls operators, such as `detach`, to read from the result
+        try:
+            found = func(tensor, *others, **kwargs)
+        finally:
+            self.recording.busy = False
+        if without and isinstance(found, numpy.ndarray):
+            found.setflags(write=False)  # nothing would notice
+        return found
 
 
 _ANSWERS: dict[Any, Any] = {

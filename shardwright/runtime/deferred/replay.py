@@ -58,9 +58,9 @@ class Replay:
         if roots and not live:
             raise NoValueError("nothing has given it values")
 
-    def drawn(self, ref: TensorRef) -> set[int]:
-        """The numbers of the steps with random numbers that `ref` depends on."""
-        return {step.number for step in self._needed(ref)[0] if step.draws}
+    def steps_of(self, ref: TensorRef) -> list[Step]:
+        """The steps that `ref` depends on."""
+        return self._needed(ref)[0]
 
     def draw(self, step: Step) -> None:
         """Execute a step for its effect on the default generator."""

@@ -17,7 +17,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.runtime.deferred.ranges import Ranges, narrowed, whole_of
 from shardwright.runtime.deferred.recording import Recording
 from shardwright.runtime.deferred.replay import NoValueError
-from shardwright.runtime.deferred.steps import leaves, mapped
+from shardwright.runtime.deferred.steps import Constant, Step, leaves, mapped
 
 _INSTEAD = (
     "give parallelize the function that builds the model, as in sw.parallelize(lambda: Model(),"
@@ -95,19 +95,23 @@ class RecordedSources(TensorSources):
 
     def digest(self, tensors: Mapping[str, torch.Tensor]) -> int:
         replay, found = self.recording.replay, 0
-        drawn: set[int] = set()
+        needed: dict[int, Step] = {}
         for tensor in tensors.values():
             kept = self.kept.get(id(tensor.untyped_storage()))
             if kept is not None:
                 found = _crc(kept[1], found)
             elif self.recording.knows(tensor):
-                drawn |= replay.drawn(self.recording.ref(tensor.detach()))
+                steps = replay.steps_of(self.recording.ref(tensor.detach()))
+                needed.update((step.number, step) for step in steps)
+        for _, step in sorted(needed.items()):
+            found = _crc_of_call(step, found)
+        drawn = sorted(number for number, step in needed.items() if step.draws)
         if not drawn:
             return found
         states = [one.before for one in self.recording.steps]
         for state in states:
             found = _crc(state, found) if isinstance(state, torch.Tensor) else found
-        return zlib.crc32(repr((sorted(drawn), len(states))).encode(), found)
+        return zlib.crc32(repr((drawn, len(states))).encode(), found)
 
     def finish(self) -> None:
         """Leave random generators as the calls would have left them."""
@@ -146,9 +150,11 @@ def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     """
     recording = Recording()
     sources = RecordedSources(recording)
-    with recording:
-        model = make()
-    recording.states.pause()
+    try:
+        with recording:
+            model = make()
+    finally:
+        recording.states.pause()
     if isinstance(model, nn.Module):
         without_memory(model, sources)
         set_sources(model, sources)
@@ -183,9 +189,11 @@ def initialized(model: nn.Module, init: Callable[[nn.Module], object]) -> Tensor
     """The values that `init` gives the tensors of `model`, which is on the meta device."""
     recording = Recording()
     sources = RecordedSources(recording)
-    with recording, torch.no_grad():
-        init(model)
-    recording.states.pause()
+    try:
+        with recording, torch.no_grad():
+            init(model)
+    finally:
+        recording.states.pause()
     without_memory(model, sources)
     return sources
 
@@ -240,6 +248,17 @@ def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
                 tensors = [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
                 found |= {f"{path}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
     return found
+
+
+def _crc_of_call(step: Step, start: int) -> int:
+    """Of the operator, and of the numbers and the tensors with memory that it was given."""
+    plain: list[Any] = [step.name]
+    for leaf in leaves((step.args, step.kwargs)):
+        if isinstance(leaf, Constant):
+            start = _crc(leaf.value, start)
+        elif isinstance(leaf, bool | int | float | complex | str):
+            plain.append(leaf)
+    return zlib.crc32(repr(plain).encode(), start)
 
 
 def _crc(tensor: torch.Tensor, start: int) -> int:

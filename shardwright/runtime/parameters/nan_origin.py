@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.runtime.executor.executor import Regions
-from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.pipeline.runner import PipelineModule
 
 _NEVER = 2**62

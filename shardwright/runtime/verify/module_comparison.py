@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.runtime.parallel import ParallelModule
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.parameters.matrix_optimizer import ByShape
 from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers
 from shardwright.runtime.pipeline.runner import PipelineModule

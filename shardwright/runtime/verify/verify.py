@@ -27,8 +27,8 @@ from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.module_options import ModuleOptions
-from shardwright.runtime.parallel import ParallelModule
 from shardwright.runtime.parallel import build as module_of
+from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.parameters.matrix_optimizer import ByShape
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.ranks import run_ranks

@@ -32,7 +32,8 @@ class StoredWeights:
         keys: the key in the files of a name in the model: a function of the name, or a mapping of
             the names that differ. A pair of a key and an order of dimensions, as `("w", (1, 0))`,
             is read as `stored[key].permute(order)`.
-        ignored: patterns, as `"optimizer.*"`, of keys in the files that the model has not.
+        ignored: patterns, as `"optimizer.*"`, of keys in the files that the model has not, or has
+            under another key too.
     """
 
     path: str | os.PathLike[str]
@@ -48,6 +49,10 @@ class StoredWeights:
             return found, None
         key, order = found
         return key, tuple(order)
+
+    def ignores(self, key: str) -> bool:
+        """Whether a pattern in `ignored` matches `key`."""
+        return any(fnmatchcase(key, pattern) for pattern in self.ignored)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class StoredSources(TensorSources):
     """Values of the state dict of `model` in files; of its other buffers in `others`.
 
     Raises `CheckpointError`, before a tensor is read, for missing and unexpected keys, other shapes
-    and dtypes that values would be rounded to.
+    and dtypes that values would be rounded to; and where it is read, for a tied tensor that has
+    different values under its keys.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class StoredSources(TensorSources):
         self.others = others
         self.path = Path(stored.path)
         self.files = open_files(self.path)
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, tuple[_Place, ...]] = {}  # several of a tied tensor
         needed, unread = _by_tensor(model), dict.fromkeys(self.files.tensors)
         missing: list[str] = []
         wrong: list[str] = []
@@ -99,8 +105,9 @@ class StoredSources(TensorSources):
             for place in known:  # all names of a tied tensor may be stored
                 unread.pop(place.key, None)
                 wrong += self._wrong(names[0], tensor, place)
-            self.places.update((name, known[0]) for name in names)
-        extra = [k for k in unread if not any(fnmatchcase(k, x) for x in stored.ignored)]
+            used = [place for place in known if not stored.ignores(place.key)] or known
+            self.places.update((name, tuple(dict.fromkeys(used))) for name in names)
+        extra = [key for key in unread if not stored.ignores(key)]
         for keys, what in ((missing, "has no"), (extra, "has, and the model has not,")):
             if keys:
                 more = f" ({len(keys)} such keys)" if len(keys) > 1 else ""
@@ -113,8 +120,17 @@ class StoredSources(TensorSources):
             raise CheckpointError(f"{self.path}: {wrong[0]}{more}")
 
     def tile(self, name: str, tensor: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-        if (place := self.places.get(name)) is not None:
-            return place.read(self.files, ranges).to(tensor.dtype)
+        if (places := self.places.get(name)) is not None:
+            first, *others = places
+            found = first.read(self.files, ranges).to(tensor.dtype)
+            for other in others:
+                if not torch.equal(found, other.read(self.files, ranges).to(tensor.dtype)):
+                    raise CheckpointError(
+                        f"{self.path}: {first.key} and {other.key} have other values, and are one"
+                        f" tensor, {name}, of the model; build a model that does not tie them, or"
+                        " name the one to leave out in StoredWeights(path, ignored=...)"
+                    )
+            return found
         assert self.others is not None, f"{name} has no values, and was not missed"
         return self.others.tile(name, tensor, ranges)
 

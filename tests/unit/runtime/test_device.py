@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.runtime.device import default_device, group_devices, rank_device
 
@@ -102,3 +103,23 @@ def test_one_visible_gpu_for_each_rank_is_used_and_too_few_are_refused(gpus, mon
 def test_backends_of_unknown_devices_do_not_count(joined):
     joined("cpu:gloo,cuda:nccl,mps:gloo")
     assert group_devices() == ("cuda", "cpu")
+
+
+def test_a_rank_takes_its_gpu_before_ranks_compare_values(gpus, monkeypatch):
+    """All ranks compared their values on the first GPU, which NCCL refuses."""
+    plan = sw.plan(nn.Linear(2, 2), (torch.ones(2, 2),), machine="1xcpu")
+    state = gpus(2)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:nccl")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    current = []
+
+    def gather(found, mine):
+        current.append(state["current"])
+        found[:] = [mine, mine + 1]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    with pytest.raises(PlanError, match="rank 1 would give the model other values"):
+        sw.parallelize(lambda: nn.Linear(2, 2), plan)
+    assert current == [1]

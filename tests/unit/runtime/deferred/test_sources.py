@@ -1,5 +1,7 @@
 """Modules built without memory have, bit for bit, the values that their functions give them."""
 
+from functools import partial
+
 import numpy
 import pytest
 import torch
@@ -152,6 +154,30 @@ def test_what_python_read_is_what_was_there():
     assert model.tied is model.weight
 
 
+def read_by_python():
+    """Large tensors, with and without memory, that Python reads and writes."""
+    model = nn.Linear(300, 300)
+    with torch.no_grad():
+        given = torch.from_numpy(numpy.ones((300, 300), numpy.float32))
+        given.view(-1).mul_(3)
+        given.numpy()[0, 0] = 7
+        model.weight.mul_(given)
+        model.bias.fill_(float(model.weight.detach().numpy()[0, 0]))
+    model.read = given.tolist(), model.weight.tolist(), numpy.asarray(model.weight.detach()).sum()
+    return model
+
+
+def test_large_tensors_that_python_reads_are_those_that_were_there():
+    """Arrays of them were of memory that had been freed, or had never been."""
+    torch.manual_seed(3)
+    expected = read_by_python()
+    torch.manual_seed(3)
+    model = deferred(read_by_python)
+    assert model.read == expected.read
+    for name, value in tensors(expected).items():
+        assert torch.equal(sources_of(model).whole(name, tensors(model)[name]), value)
+
+
 def test_tensors_of_a_module_have_no_memory():
     model = deferred(lambda: nn.Linear(1 << 20, 1 << 20))  # 4 TiB
     assert model.weight.is_meta
@@ -192,3 +218,39 @@ def test_different_draws_have_different_digests():
         model = deferred(linear)
         digests.append(sources_of(model).digest(all_tensors(model)))
     assert digests[0] == digests[1] != digests[2]
+
+
+def from_numpy(seed):
+    model = nn.Linear(300, 200)
+    values = numpy.random.default_rng(seed).standard_normal((200, 300))
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(values))
+    return model
+
+
+def constant(value):
+    model = nn.Linear(300, 200)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+@pytest.mark.parametrize("make", [from_numpy, constant])
+def test_different_values_that_are_given_have_different_digests(make):
+    """Numbers of numpy, whose seeds differed between ranks, were those of several models."""
+    digests = []
+    for given in (1, 1, 2):
+        torch.manual_seed(0)
+        model = deferred(partial(make, given))
+        digests.append(sources_of(model).digest(all_tensors(model)))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_function_that_fails_leaves_random_states_as_they_were():
+    def failing():
+        linear()
+        raise ValueError("no model")
+
+    before = torch.manual_seed(0).get_state()
+    with pytest.raises(ValueError, match="no model"):
+        deferred(failing)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -199,3 +199,18 @@ def test_a_buffer_that_no_file_has_is_refused(tmp_path):
         sw.parallelize(on_meta(), plan, weights=path)
     with pytest.raises(PlanError, match="weights is for modules on the meta device"):
         sw.parallelize(Model(), plan, weights=path)
+
+
+def test_a_tied_tensor_has_the_same_values_under_all_its_keys(tmp_path):
+    """Those of the first key were taken in silence."""
+    tensors = state()
+    tensors["head.weight"] = tensors["embed.weight"].clone()
+    plan = sw.plan(Model(), BATCH, machine="1xcpu")
+    module = sw.parallelize(Model, plan, weights=as_file(tmp_path, tensors))
+    assert torch.equal(module.head.weight, tensors["embed.weight"])
+    tensors["head.weight"][-1, -1] += 1
+    with pytest.raises(CheckpointError, match=r"weight and head\.weight have other"):
+        sw.parallelize(Model, plan, weights=as_file(tmp_path, tensors))
+    without = sw.StoredWeights(as_file(tmp_path, tensors), ignored=["head.*"])
+    module = sw.parallelize(Model, plan, weights=without)
+    assert torch.equal(module.head.weight, tensors["embed.weight"])

@@ -1,0 +1,222 @@
+"""`ParallelModule`: a drop-in for a module that runs this rank's part of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.ir.graph import Graph, LeafKind
+from shardwright.program.decisions import Decisions
+from shardwright.program.lower.inplace import in_place
+from shardwright.program.lower.micro_batches import micro_inputs
+from shardwright.program.lower.rank_program import input_layouts
+from shardwright.program.passes import without_regathers
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.whole_batch import whole_step
+from shardwright.program.step.optimize import optimized
+from shardwright.rules.analysis import Analysis
+from shardwright.rules.micro_batches import micro_batches as micro_batched
+from shardwright.runtime.backend.registry import backend_for
+from shardwright.runtime.batch import input_parts, local_inputs
+from shardwright.runtime.comm.equal_ranks import require_own_parts, require_same_batch
+from shardwright.runtime.device import without_autocast
+from shardwright.runtime.executor.whole_batch import WholeBatch
+from shardwright.runtime.graph_modules.fx import to_module
+from shardwright.runtime.graph_modules.instruction_modules import module_maker
+from shardwright.runtime.micro_batches import MicroBatched
+from shardwright.runtime.module_options import ModuleOptions
+from shardwright.runtime.parameter_store import ParameterStore, place_in
+from shardwright.runtime.parameters.dtensor_spec import plain_gradient
+from shardwright.runtime.parameters.state_dicts import check_on_load
+from shardwright.runtime.random.dropout import random_state
+from shardwright.runtime.train_module import TrainModule, arguments
+from shardwright.tracing.arguments import BatchError, CallForm
+from shardwright.tracing.call import select_outputs
+from shardwright.tracing.graph_builder import Captured
+
+
+class ParallelModule(TrainModule):
+    """A drop-in for the captured module that holds this rank's tiles; `parallelize` builds it.
+
+    `state_dict`, `parameters` and hooks are those of `nn.Module`: parameters keep their names and
+    shapes and are DTensors, or plain tensors on one device without a process group.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        analysis: Analysis,
+        decisions: Decisions,
+        options: ModuleOptions,
+        device_mesh: DeviceMesh | None,
+        shares: ParallelModule | None = None,
+    ) -> None:
+        super().__init__()
+        device, training = options.device, options.training
+        graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
+        rank = place_in(device_mesh)
+        self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
+        self._sw_first = shares is None  # whether its first call is to come
+        self._sw_unsplit = device_mesh is not None  # whether the first call with own parts is
+        self._sw_device = device
+        self._sw_graph = graph
+        self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
+        self._sw_captured = captured
+        self._sw_form = CallForm(graph, captured.signature)
+        self._sw_coordinate = mesh.coordinate(rank)
+
+        make = module_maker(captured, mesh, device_mesh, device, training)
+        groups = {}
+        if device_mesh is not None:
+            groups = {name: device_mesh[name].get_group() for name in mesh.names}
+        at: tuple[tuple[int, ...], ...]
+        if decisions.micro_batches == 1:
+            layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
+            self._sw_inputs = input_parts(graph, analysis, layouts, at)
+            step = whole_step(graph, analysis, decisions, rank, in_place)
+            step = replace(step, alone_bytes=backend_for(device.type).spec.alone_bytes)
+            (forward,) = step.programs
+            self._sw_program: WholeBatch | MicroBatched = WholeBatch(
+                lower_step(step),
+                to_module(without_regathers(forward), device, make),
+                graph,
+                groups,
+                make,
+                device,
+            )
+        else:
+            micro = micro_batched(graph, analysis, decisions.micro_batches)
+            layouts = micro_inputs(graph, analysis, micro, mesh, tilings)
+            at = tuple((i, *self._sw_coordinate) for i in range(micro.count))
+            self._sw_inputs = input_parts(graph, analysis, layouts, at)
+            step = micro_batched_step(graph, analysis, micro, decisions, rank, in_place)
+            step = replace(step, alone_bytes=backend_for(device.type).spec.alone_bytes)
+            in_parts = optimized(lower_step(step))
+            parts = {
+                leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
+            }
+            self._sw_program = MicroBatched(in_parts, parts, graph, groups, make, device)
+        owner = shares or self
+        self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
+        if shares is not None:
+            self._sw_holds.adopt(shares._sw_holds)
+        self._sw_holds.take(graph, options)
+        check_on_load(self, tuple)
+        # Generators are seeded on the host, which would wait for a state on the device.
+        state = random_state(
+            options.seed, 0, torch.device("cpu") if graph.numerics.rng == "fast" else device
+        )
+        self.register_buffer("_sw_random", state, persistent=False)
+        self.train(training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass; `loss.backward()` runs the backward pass with its collectives.
+
+        Args:
+            args: positional arguments of the model: the global batch on every rank, or what
+                `local_batch` returned.
+            kwargs: keyword arguments likewise.
+
+        Returns:
+            The loss of the global batch, or what the module returned.
+
+        Raises:
+            BatchError: shapes or dtypes are not those of the plan.
+        """
+        running = self._sw_running()
+        found = running._sw_run(args, kwargs)
+        if running is not self:
+            self._sw_random = running.get_buffer("_sw_random")
+        return found
+
+    def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One call, in the mode of this graph."""
+        if self._sw_first and not torch.compiler.is_compiling():
+            self._sw_first = False
+            if self._sw_groups:
+                require_same_batch(self._sw_global(args, kwargs))
+        given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
+        if self._sw_unsplit and not torch.compiler.is_compiling():
+            parts = {k: given[k] for k, part in self._sw_inputs.items() if part.was_local}
+            if parts:
+                self._sw_unsplit = False
+                require_own_parts({self._sw_form.names[k]: x for k, x in parts.items()})
+        leaves = self._sw_holds.leaves(self._sw_graph, given)
+        state = self.get_buffer("_sw_random")
+        with without_autocast(self._sw_device):
+            results = self._sw_program(*leaves, state)
+        outputs = results[: len(self._sw_graph.outputs)]
+        with torch.no_grad():
+            self._sw_holds.update(self._sw_graph, results[len(outputs) :])
+            if self.training or self._sw_draws:
+                self._sw_advance()
+        if self._sw_groups and not torch.compiler.is_compiling():
+            for output in outputs:
+                if output.requires_grad:
+                    output.register_hook(plain_gradient)
+        return self._sw_captured.outputs(outputs, self._sw_device)
+
+    def _sw_global(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of a call that are those of the global batch, by the argument's name."""
+        form, graph = self._sw_form, self._sw_graph
+        shapes = {
+            leaf.keys[0]: graph.tensor[leaf.name].shape for leaf in graph.leaves_of(LeafKind.INPUT)
+        }
+        return {
+            form.names[key]: tensor
+            for key, tensor in form.inputs(args, kwargs).items()
+            if tuple(tensor.shape) == shapes.get(key)
+        }
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """Run forward and backward pass.
+
+        Args:
+            batch: the global batch, or this rank's part of it, as a mapping or a sequence.
+
+        Returns:
+            The loss of the global batch, a scalar; its gradients are added to `grad`.
+        """
+        args, kwargs = arguments(batch)
+        program = self._sw_running()._sw_program
+        with program.whole_steps() if isinstance(program, WholeBatch) else nullcontext():
+            return self._sw_there_and_back(args, kwargs)
+
+    def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        returned = self(*args, **kwargs)
+        (loss, *others) = select_outputs(returned)[1]
+        if others or loss.dim() > 0:
+            raise BatchError(
+                "train_step needs a module that returns its loss; this one returns"
+                f" {type(returned).__name__}: compute the loss inside the module, or step by hand"
+            )
+        loss.backward()
+        return loss.detach()
+
+    @property
+    def graph(self) -> Graph:
+        """The serial graph that it runs its part of."""
+        return self._sw_graph
+
+    def local_batch(self, batch: Any) -> Any:
+        """Cut this rank's part out of a global batch, for loaders that read only their own samples.
+
+        Args:
+            batch: the global batch, as a mapping or a sequence.
+
+        Returns:
+            The same structure with this rank's tiles; the module takes global and local batches
+                alike.
+        """
+
+        def part(key: str, tensor: torch.Tensor) -> torch.Tensor:
+            return self._sw_inputs[key].of(tensor, self._sw_form.names[key])
+
+        args, kwargs = self._sw_form.mapped(*arguments(batch), part)
+        return kwargs if isinstance(batch, Mapping) else args
