@@ -121,6 +121,39 @@ def test_sub_modules_are_found_by_their_class_and_have_its_plain_attributes(modu
         _ = module.body.nothing
 
 
+class Contained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.named = nn.ModuleDict({"last": nn.Sequential(nn.Linear(8, 8), nn.ReLU())})
+        self.scales = nn.ParameterList([torch.ones(8), torch.ones(8)])
+
+    def forward(self, x):
+        for block, scale in zip(self.blocks, (*self.scales, 1.0), strict=True):
+            x = block(x) * scale
+        return self.named["last"](x).square().mean()
+
+
+def test_containers_have_the_items_of_the_models():
+    model = Contained()
+    module = sw.parallelize(model, sw.plan(model, (X,), machine=ONE))
+    for block in copy.deepcopy(module).blocks[:2]:
+        assert isinstance(block, nn.Linear)
+    for block in module.blocks[:2]:
+        block.requires_grad_(False)
+    last = module.named["last"]
+    assert (len(module.blocks), list(module.named), "last" in module.named) == (3, ["last"], True)
+    assert module.blocks[-1].weight is module.get_parameter("blocks.2.weight")
+    assert [type(m).__name__ for m in model.named["last"]] == [m.__class__.__name__ for m in last]
+    assert module.scales[1] is module.get_parameter("scales.1")
+    assert not last[1]._parameters
+    module(X).backward()
+    trained = [block.weight.grad is not None for block in module.blocks]
+    assert trained == [False, False, True]
+    with pytest.raises(PlanError, match="takes no other module 3"):
+        module.blocks.append(nn.Linear(8, 8))
+
+
 class Named(nn.Module):
     """Its child has the name of a property of parallel modules, two names are of one module."""
 

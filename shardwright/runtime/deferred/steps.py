@@ -144,9 +144,13 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`value` with `function` applied to everything in its nested lists, tuples and dicts."""
+    """`value` with `function` applied to everything in its nested lists, tuples and dicts.
+
+    A tuple may have names.
+    """
     if isinstance(value, list | tuple):
-        return type(value)([mapped(one, function) for one in value])
+        parts = [mapped(one, function) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {key: mapped(one, function) for key, one in value.items()}
     return function(value)

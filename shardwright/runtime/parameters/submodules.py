@@ -7,7 +7,7 @@ hook, another child or parameter, another value of an attribute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, final
 
@@ -24,7 +24,6 @@ class _Unread:
     """Stands for a value that cannot be compared; a class, of which copies are itself."""
 
 
-@final
 class SubModule(nn.Module):
     """Stands for a sub-module of the model, of which it has tensors, mode and plain attributes.
 
@@ -53,6 +52,8 @@ class SubModule(nn.Module):
         self.__dict__.update(
             _sw_kind=type(theirs), _sw_name=name, _sw_given=plain_attributes(theirs)
         )
+        if isinstance(theirs, _CONTAINERS):
+            vars(object)["__class__"].__set__(self, SubModules)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raise `PlanError`: it does not compute."""
@@ -115,6 +116,26 @@ class SubModule(nn.Module):
         return f"{self._sw_name} ({self._sw_kind.__name__})"
 
 
+@final
+class SubModules(SubModule):
+    """Stands for a container, such as `nn.ModuleList`, whose items are found as in the model's."""
+
+    _sw_kind: Any
+
+    def __len__(self) -> int:
+        return int(self._sw_kind.__len__(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sw_kind.__iter__(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._sw_kind.__getitem__(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._sw_kind.__iter__(self)
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
 _EARLIER = "change the model before sw.parallelize"
 
 

@@ -284,18 +284,20 @@ def _gathered(mine: T) -> list[T]:
 
 def _together(target: Path, work: Callable[[], T]) -> T:
     """Do `work` on all ranks and wait for it; an error on one of them is raised on all."""
-    error, result = "", None
+    error, result, cause = "", None, None
     try:
         result = work()
     except OSError as e:
         error = f"cannot write {target}: {e.strerror or e}; choose another path"
     except CheckpointError as e:
         error = str(e)
+    except Exception as e:  # else the other ranks would wait for this one
+        error, cause = f"cannot write {target}: {type(e).__name__}: {e}", e
     _, world = _place()
     if world > 1:
         every = [""] * world
         dist.all_gather_object(every, error)
         error = next((text for text in every if text), "")
     if error:
-        raise CheckpointError(error)
+        raise CheckpointError(error) from cause
     return result  # type: ignore[return-value]

@@ -1,5 +1,6 @@
 """Modules built without memory have, bit for bit, the values that their functions give them."""
 
+from collections import namedtuple
 from functools import partial
 
 import numpy
@@ -10,6 +11,7 @@ from torch import nn
 from shardwright.runtime.deferred.sources import all_tensors, deferred, sources_of
 
 HF = pytest.mark.hf
+Named = namedtuple("Named", "one other")
 
 
 def linear():
@@ -188,6 +190,7 @@ def test_plain_attributes_and_lists_of_tensors_have_values():
     def make():
         model = nn.Module()
         model.table, model.tables = torch.arange(4.0), [torch.ones(3), {"a": torch.randn(20)}]
+        model.named = Named(torch.ones(2), torch.randn(20000))
         return model
 
     torch.manual_seed(0)
@@ -199,6 +202,7 @@ def test_plain_attributes_and_lists_of_tensors_have_values():
     assert torch.equal(sources.whole("table", model.table), expected.table)
     drawn = model.tables[1]["a"]
     assert torch.equal(sources.whole("a", drawn), expected.tables[1]["a"])
+    assert torch.equal(sources.whole("b", model.named.other), expected.named.other)
 
 
 def test_an_array_of_a_tensor_without_memory_cannot_be_written():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
@@ -11,6 +12,7 @@ import shardwright as sw
 from shardwright.runtime.weight_files import saving
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.saving import save_sharded
+from tests.harness.ranks import run_ranks
 
 
 def tensors():
@@ -96,3 +98,21 @@ def test_a_module_that_parallelize_did_not_make_is_not_saved(tmp_path):
     with pytest.raises(CheckpointError, match="only modules that parallelize returned"):
         LastingModule().save_pretrained(tmp_path)
     assert isinstance(LastingModule(), nn.Module)
+
+
+def _one_fails(folder):
+    """What a rank says to a tensor that the second one cannot write."""
+    weight = torch.ones(2, 2)
+    try:
+        save_sharded({"w": weight.to_sparse() if dist.get_rank() else weight}, ["w"], folder, 100)
+    except CheckpointError as e:
+        return str(e)
+    return ""
+
+
+@pytest.mark.ranks
+def test_any_error_of_one_rank_is_raised_on_all(tmp_path):
+    """The others waited for it."""
+    told = run_ranks(2, _one_fails, tmp_path / "out", timeout=100)
+    assert told[0] == told[1]
+    assert "Error: " in told[0]
