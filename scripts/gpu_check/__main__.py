@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,15 +91,21 @@ def _bounded(name: str, device: str) -> dict[str, Any]:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-m", "scripts.gpu_check", "--one", name]
         command += ["--device", device, "--out", str(out)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=CHECKS[name].seconds, check=False
-            )
-            if done.returncode:
-                error = (done.stdout + done.stderr)[-4000:]
-        except subprocess.TimeoutExpired as e:
-            said = b"".join(part for part in (e.stdout, e.stderr) if isinstance(part, bytes))
-            error = f"not done in {CHECKS[name].seconds} s: {said.decode(errors='replace')[-3000:]}"
+        # In a session of its own, so that its ranks end with it.
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=CHECKS[name].seconds)
+                error = said[-4000:] if process.returncode else ""
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+                error = f"not done in {CHECKS[name].seconds} s: {said[-3000:]}"
         result = json.loads(out.read_text()) if out.exists() else {"result": {}, "wrong": {}}
     wrong = result.pop("wrong")
     result["seconds"] = round(time.perf_counter() - start, 1)

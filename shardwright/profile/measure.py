@@ -116,6 +116,7 @@ def measure_ranks(
     """
     world, backend = dist.get_world_size(), backend_of()
     kind = backend.spec.device
+    used = torch.cuda.memory_allocated() if kind == "cuda" else 0  # by the caller's tensors
     if tune_host:
         backend.tune_host()
     levels = _levels(kind, world)
@@ -129,7 +130,9 @@ def measure_ranks(
     found: list[tuple[float, int, int]] = [(0.0, 0, 0)] * world
     busy = stopwatch.busy
     del stopwatch  # with the tensors of its probes
-    taken = (context_bytes(torch.cuda), workspace_bytes()) if kind == "cuda" else (0, 0)
+    taken = (0, 0)
+    if kind == "cuda":
+        taken = context_bytes(torch.cuda), max(0, workspace_bytes() - used)
     dist.all_gather_object(found, (_memory_bytes(kind, sizes.get("host", 1)), *taken))
     memory = min(size for size, *_ in found)
     context, workspace = (max(sizes) for sizes in list(zip(*found, strict=True))[1:])

@@ -43,7 +43,11 @@ from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.coordination.consensus import Consensus, check_same_setup
-from shardwright.train.coordination.rendezvous import join, launcher_store
+from shardwright.train.coordination.rendezvous import (
+    is_first_to_fail,
+    join,
+    launcher_store,
+)
 from shardwright.train.coordination.watchdog import Watchdog, timeout_of
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.randomness import seed_all
@@ -79,16 +83,13 @@ _MISTAKES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one rank to the end of its steps; exit with a line of text for a known error.
-
-    A mistake of the user is reported by rank 0 alone.
-    """
+    """Run one rank to the end of its steps; the first rank with a mistake of the user says it."""
     options = parser().parse_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     try:
         _run(options)
     except _MISTAKES as e:
-        sys.exit(f"shardwright: {e}" if rank == 0 else 1)
+        sys.exit(f"shardwright: {e}" if is_first_to_fail(rank) else 1)
     except StageFailed as e:  # printed by every rank, because any may have ended
         sys.exit(f"shardwright: rank {rank} stops: {e}")
     except RankOutOfMemoryError as e:  # the error of this rank alone

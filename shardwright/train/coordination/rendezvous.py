@@ -56,6 +56,21 @@ def launcher_store(timeout: timedelta) -> Any:
     )
 
 
+def is_first_to_fail(rank: int) -> bool:
+    """Whether this rank is the first that reports a mistake, which all ranks may have made.
+
+    Without torchrun's own store it is rank 0.
+    """
+    if not uses_launcher_store():
+        return rank == 0
+    key = f"{_start()}/failed"
+    try:
+        store = launcher_store(timedelta(seconds=5))
+        return bool(store.compare_set(key, "", str(rank)) == str(rank).encode())
+    except RuntimeError:  # the process that has the store is gone
+        return True
+
+
 def _start() -> str:
     """A prefix of keys that is unique for this start of this run."""
     known = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))

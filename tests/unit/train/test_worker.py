@@ -17,7 +17,7 @@ from shardwright.plan_io.files import save_plan
 from shardwright.report.timelines.profiled import profiled
 from shardwright.runtime.deferred.sources import give_memory, sources_of
 from shardwright.train import worker
-from shardwright.train.coordination.rendezvous import join
+from shardwright.train.coordination.rendezvous import is_first_to_fail, join
 from shardwright.train.coordination.watchdog import STALLED
 from tests.harness import plans
 
@@ -159,6 +159,20 @@ def test_a_start_reads_nothing_of_the_one_before_it(monkeypatch):
         store.set("said", "by this one")
         dist.destroy_process_group()
     assert found == [False, False]
+
+
+def test_the_first_rank_with_a_mistake_says_it(monkeypatch):
+    """Only rank 0 did, and a mistake of another rank alone ended the run without a line."""
+    kept = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": kept.port, "GROUP_WORLD_SIZE": 1}
+    environment |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RUN_ID": "mine"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    assert [is_first_to_fail(rank) for rank in (3, 0, 3, 1)] == [True, False, True, False]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_first_to_fail(1)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert [is_first_to_fail(rank) for rank in (1, 0)] == [False, True]
 
 
 def test_a_rank_without_memory_says_what_was_predicted(rank_of_one, monkeypatch, tmp_path):
