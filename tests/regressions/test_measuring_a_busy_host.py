@@ -119,7 +119,7 @@ def ranks(monkeypatch):
 
 def test_the_machine_names_what_was_not_measured(ranks):
     def machine(samples):
-        return measure._machine(samples, {"host": 2}, (2**33, 0), 0.02)
+        return measure._machine(samples, {"host": 2}, (2**33, 0, 0), 0.02)
 
     whole = machine([*device(), *links()])
     assert whole.measured.assumed == () and whole.measured.doubts == ()

@@ -17,6 +17,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.machine.topology import links
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.runtime.comm import collectives
 from shardwright.runtime.comm.collectives import collected
 from shardwright.simulate.costs.collectives import step_price
 from tests.harness.plans import transformer
@@ -29,8 +30,10 @@ def test_a_schedule_that_is_not_known_is_an_error():
         orders("1F2B", 2, 2, 4)
 
 
-def test_a_collective_that_is_not_known_is_an_error():
-    group = SimpleNamespace(get_group=lambda: None)
+def test_a_collective_that_is_not_known_is_an_error(monkeypatch):
+    monkeypatch.setattr(collectives, "backend_of", lambda _group: None)
+    pair = SimpleNamespace(size=lambda: 2)
+    group = SimpleNamespace(get_group=lambda: pair, get_local_rank=lambda: 0)
     with pytest.raises(ValueError, match="no communication"):
         collected(torch.ones(2), SimpleNamespace(collective="broadcast"), group)
     machine = preset("2xcpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -22,6 +23,11 @@ class ByShape:
             (others, [p for p in every if p.dim() != 2]),
         )
         self.parts = tuple(make(group) for make, group in groups if group)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts, as a torch optimizer has them."""
+        return [group for part in self.parts for group in part.param_groups]
 
     def step(self) -> None:
         """Update all parameters that have a gradient."""

@@ -127,7 +127,7 @@ def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(ke
     simulated = predict(replace(ROW, memory_gib=1.0, memory_kind="allocated"))
     plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
     assert plain.seconds == simulated.seconds == plan.step_seconds
-    assert simulated.gib == plan.memory.peak / 2**30
+    assert simulated.gib == (plan.memory.peak + plan.memory.libraries) / 2**30
     assert predict(replace(ROW, precision="fp8-rowwise")).unpriced
     assert predict(replace(ROW, gpu="P100")).unpriced == "no preset has the GPU P100"
 

@@ -105,7 +105,7 @@ def test_figures_are_those_of_machine_files_and_the_provenance_tells():
     assert parse_toml(to_toml(found)) == found
     assert found.levels[0] == preset("2x8xA100").levels[0]
     assert type(sw.Machine.preset("8xH100").with_(memory="72GiB")) is sw.Machine
-    with pytest.raises(MachineError, match=r"there are overlap, .*memory.*nvlink.bandwidth"):
+    with pytest.raises(MachineError, match=r"there are .*overlap, .*memory.*nvlink.bandwidth"):
         with_figures(found, colour="red")
 
 
