@@ -92,6 +92,7 @@ class Recording(TorchDispatchMode):
         try:
             results = func(*_on_meta(args), **_on_meta(kwargs))
         except (NotImplementedError, RuntimeError):  # its result depends on values
+            # What is wrong with the call itself is raised by the call with memory, now or later.
             if not changed:
                 return self._run(func, *self._valued((args, kwargs)))
             results = changed[0]
@@ -132,7 +133,7 @@ class Recording(TorchDispatchMode):
             return False
         try:
             results = list(leaves(func(*_on_meta(args), **_on_meta(kwargs))))
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError):  # with memory it works, or raises its error
             return False
         new = [one for one in results if isinstance(one, torch.Tensor)]
         return sum(t.untyped_storage().nbytes() for t in new) >= self.small
