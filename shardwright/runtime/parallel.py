@@ -20,9 +20,7 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
-from shardwright.runtime.comm.equal_ranks import (
-    warn_of_other_weights,
-)
+from shardwright.runtime.comm.equal_ranks import warn_of_other_weights
 from shardwright.runtime.deferred.sources import RecordedSources, give_memory, with_sources
 from shardwright.runtime.device import default_device
 from shardwright.runtime.model_values import Stored, with_values

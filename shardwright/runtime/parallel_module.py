@@ -140,13 +140,14 @@ class ParallelModule(TrainModule):
         if self._sw_first and not torch.compiler.is_compiling():
             self._sw_first = False
             if self._sw_groups:
-                require_same_batch(self._sw_global(args, kwargs))
+                require_same_batch(self._sw_global(args, kwargs), self._sw_groups)
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
         if self._sw_unsplit and not torch.compiler.is_compiling():
             parts = {k: given[k] for k, part in self._sw_inputs.items() if part.was_local}
             if parts:
                 self._sw_unsplit = False
-                require_own_parts({self._sw_form.names[k]: x for k, x in parts.items()})
+                named = {self._sw_form.names[k]: x for k, x in parts.items()}
+                require_own_parts(named, self._sw_groups)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
         state = self.get_buffer("_sw_random")
         with without_autocast(self._sw_device):

@@ -7,7 +7,7 @@ values, they would be put together from several batches, or from several models.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.tracing.arguments import BatchError
 
+Axes = Sequence[dist.ProcessGroup | None]  # this rank's group along each axis of a mesh
+
 _COMPARED = 4096  # elements at either end of a tensor
 
 
-def require_same_batch(inputs: Mapping[str, torch.Tensor]) -> None:
-    """Raise `BatchError` unless all ranks have the same tensors; a collective of all ranks."""
-    if name := _different(inputs):
+def require_same_batch(inputs: Mapping[str, torch.Tensor], axes: Axes) -> None:
+    """Raise `BatchError` unless all ranks of the mesh have the same tensors; a collective."""
+    if name := _different(inputs, axes):
         raise BatchError(
             f"{name} differs between ranks, and every rank passes the same global batch, of which"
             " it takes its part: use no DistributedSampler, seed all ranks alike, or pass what"
@@ -29,13 +31,13 @@ def require_same_batch(inputs: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def require_own_parts(parts: Mapping[str, torch.Tensor]) -> None:
+def require_own_parts(parts: Mapping[str, torch.Tensor], axes: Axes) -> None:
     """Raise `BatchError` if all ranks pass the same tensors as their own parts of a batch.
 
     A smaller global batch may have the shape of a part. Tensors of one value tell nothing. A
-    collective of all ranks, also of those whose parts are of one value.
+    collective of all ranks of the mesh, also of those whose parts are of one value.
     """
-    different = _different(parts)
+    different = _different(parts, axes)
     varied = {
         name: x for name, x in parts.items() if x.numel() and bool((x != x.flatten()[0]).any())
     }
@@ -50,7 +52,7 @@ def require_own_parts(parts: Mapping[str, torch.Tensor]) -> None:
 
 def warn_of_other_weights(weights: Mapping[str, torch.Tensor]) -> None:
     """Warn if the ranks have other tensors; a collective of all ranks."""
-    if name := _different(weights):
+    if name := _different(weights, (dist.group.WORLD,)):
         warnings.warn(
             f"{name} differs between ranks, each of which takes its part of it: seed all ranks"
             " alike before the model is built, or load a state dict into the parallel module",
@@ -58,11 +60,13 @@ def warn_of_other_weights(weights: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def _different(tensors: Mapping[str, torch.Tensor]) -> str:
+def _different(tensors: Mapping[str, torch.Tensor], axes: Axes) -> str:
     """The first name of which another rank has other values; no name if there is none."""
-    mine = {name: _digest(tensor) for name, tensor in tensors.items() if _is_plain(tensor)}
-    every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(every, mine)
+    every = [{name: _digest(tensor) for name, tensor in tensors.items() if _is_plain(tensor)}]
+    for axis in axes:  # a mesh of several axes has no group of all its ranks
+        along: list[list[dict[str, str]]] = [[] for _ in range(dist.get_world_size(axis))]
+        dist.all_gather_object(along, every, group=axis)
+        every = [one for some in along for one in some]
     names = dict.fromkeys(name for one in every for name in one)
     return next((n for n in names if len({one.get(n) for one in every if n in one}) > 1), "")
 
