@@ -169,6 +169,8 @@ def test_every_kind_of_plan_follows_the_recipe():
     kinds = [named["fully sharded"], named["tensor parallel"]]
     kinds += [next(p for p in plans(2, micro_batches=(2,)).baselines if p.name == "fully sharded")]
     kinds += [next(p for p in plans(2, stages=(2,), micro_batches=(2,)) if p.stages == 2)]
+    graph = sw.capture(model(), (), batch(0), precision="bf16")
+    kinds.append(sw.price(graph, sw.Machine.preset("2xcpu"), "dp_shard=2 mb=2 zero=1"))
     graph = sw.capture(Sums(), (torch.zeros(2, 2),), precision="bf16")
     rows = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
     sums = [plan_to_json(rows[name]) for name in ("data parallel", "fully sharded")]

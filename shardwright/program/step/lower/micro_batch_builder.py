@@ -174,8 +174,9 @@ class MicroBatchBuilder:
             given = [total]
         dtype = one.cast[1] if one.cast else self.types[one.result].dtype
         result = self.contribution(one.value)
+        shape = one.before if one.backward else one.after  # what is only cast is reduced later
         self.builder.instructions += self.builder.move(
-            given[0], result, one.backward, one.atoms_grad, one.before, dtype
+            given[0], result, one.backward, one.atoms_grad, shape, dtype
         )
         self.give(one.value, result)
 
