@@ -65,6 +65,7 @@ def capture(
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
+    reduce: str = "stored",
     loss: str = "model",
 ) -> Graph:
     """Capture the serial dataflow graph of `model(*args, **kwargs)`.
@@ -83,6 +84,8 @@ def capture(
             of it, as under DistributedDataParallel.
         precision: `"model"`: the model's own dtypes. `"bf16"`: computes in bfloat16 on casts of
             parameters that stay float32, as do sums of gradients and the optimizer.
+        reduce: `"stored"`: devices sum gradients in the dtype in which parameters are stored.
+            `"bf16"`, with that precision: in bfloat16, which halves what they send.
         loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it
             from the tensors that it returns.
 
@@ -95,7 +98,7 @@ def capture(
         BatchError: the arguments are not those of the model.
     """
     check_loss(loss)
-    found = capture_with_rules(model, args, kwargs, Numerics(rng, batch_norm, precision))
+    found = capture_with_rules(model, args, kwargs, Numerics(rng, batch_norm, precision, reduce))
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
     return found.graph
@@ -266,6 +269,7 @@ def plan(
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
+    reduce: str = "stored",
     loss: str = "model",
 ) -> Plan:
     """Capture, search and choose the fastest plan whose peak memory per rank is within the limit.
@@ -289,6 +293,7 @@ def plan(
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
+        reduce: as in `capture`.
         loss: as in `capture`.
 
     Returns:
@@ -313,8 +318,7 @@ def plan(
     search_scope(machine, options)
     require_module(model)
     check_limit(machine, limit, weight_bytes(model), WEIGHTS)
-    graph = capture(
-        model, args, kwargs, rng=rng, batch_norm=batch_norm, precision=precision, loss=loss
-    )
+    numerics = {"rng": rng, "batch_norm": batch_norm, "precision": precision, "reduce": reduce}
+    graph = capture(model, args, kwargs, loss=loss, **numerics)
     check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)
     return Plan.of(preferred(search_with(graph, machine, options), limit).plan)

@@ -34,7 +34,7 @@ _KERNEL = (  # columns
     *("rows", "columns", "depth", "count", "times"),
 )
 _TRANSFER = (
-    *("row", "stage", "parameter", "reduces", "scatters", "ranks"),
+    *("row", "stage", "parameter", "reduces", "ranks"),
     *("bytes_per_s", "lap", "bytes", "times"),
 )
 _GATHERS = ("all_gather", "ring")
@@ -165,10 +165,6 @@ class Steps:
         seconds = seconds * one["times"]
         parameter, reduces = one["parameter"].astype(bool), one["reduces"].astype(bool)
 
-        halved = np.array([_is_reduced_in_half(row) for row in self.rows])[at]
-        sums = one["parameter"].astype(bool) & (one["reduces"] | one["scatters"]).astype(bool)
-        seconds = np.where(sums & halved, seconds / 2, seconds)
-
         def of(mask: NDArray[np.bool_]) -> Floats:
             return self._summed(at[mask], one["stage"][mask], seconds[mask])
 
@@ -203,11 +199,6 @@ class Steps:
         return np.array([figure(figures, name, _ARCHITECTURE[kind]) for kind in kinds])
 
 
-def _is_reduced_in_half(row: Row) -> bool:
-    """Whether gradients are reduced in 16 bits; features have them in 32 if masters are."""
-    return row.reduce in ("fp16", "bf16") and not row.precision.startswith("pure-")
-
-
 def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, ...]]:
     """The steps of a row's transfers, with their links as specified."""
     mesh = Mesh(tuple(axis for axis in features.mesh if axis[0] != "pp"))
@@ -226,7 +217,7 @@ def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, .
                 lap = link.lap_seconds
                 found.append(
                     (
-                        *(number, stage, parameter, reduces, name == "reduce_scatter"),
+                        *(number, stage, parameter, reduces),
                         *(link.ranks, rate, lap, moved, times),
                     )
                 )

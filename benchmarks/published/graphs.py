@@ -28,7 +28,8 @@ class UnpriceableError(ValueError):
 class Shape:
     """Everything of a row that its graph depends on; see `Row`.
 
-    `mixed` says that parameters are float32 and computing is in half precision.
+    `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
+    gradients are summed in half precision then.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Shape:
     sequence: int
     batch: int
     mixed: bool
+    reduced: bool
     fused: bool
     composed_norms: bool
     dropout: float
@@ -68,7 +70,8 @@ class Shape:
             row.tied,
             row.sequence,
             row.global_batch,
-            not row.precision.startswith("pure-"),
+            mixed := not row.precision.startswith("pure-"),
+            mixed and row.reduce in ("fp16", "bf16"),
             row.attention != "unfused",
             row.norms == "composed",
             row.dropout,
@@ -112,7 +115,9 @@ def _captured(shape: Shape) -> Graph:
     if not shape.mixed:
         module = module.to(torch.bfloat16)
     batch = {"input_ids": tokens, "labels": tokens}
-    return sw.capture(module, (), batch, precision="bf16" if shape.mixed else "model")
+    precision = "bf16" if shape.mixed else "model"
+    reduce = "bf16" if shape.reduced else "stored"
+    return sw.capture(module, (), batch, precision=precision, reduce=reduce)
 
 
 def _gpt(shape: Shape) -> nn.Module:

@@ -83,11 +83,9 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
         "Step times of rows whose features are kept, predicted with figures that were fitted to the"
         " other sources, and with those that were fitted to all. Here kernels and transfers are"
         " added up over arrays (`benchmarks/published/evaluate.py`) and not played as a step"
-        " program: sums of gradients move the bytes of their published dtype, and further down"
-        " those of float32. Sources marked * decide nothing but `issue`, as one sample of hosts: "
-        f"{NOT_FITTED_BECAUSE}. `issue` is the geometric mean of such samples and a guess, as hosts"
-        " differ by several times. Presets have the figures of an earlier fit, and further down"
-        " rows are priced with those. Rows with compilation, fp8 or `zero=1` are not among them,"
+        f" program. Sources marked * decide nothing: {NOT_FITTED_BECAUSE}. `issue` is the geometric"
+        " mean of a guess and of samples of hosts: sources whose steps depend on it, and an own"
+        " measurement (`benchmarks/gpu`), as hosts differ by several times. Rows with compilation, fp8 or `zero=1` are not among them,"
         " and those that recompute by operators count half of the products again."
     )
     held, within = fitted["held_out"], fitted["fitted"]

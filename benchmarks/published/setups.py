@@ -100,8 +100,6 @@ def approximations(row: Row) -> tuple[str, ...]:
     found = []
     if row.precision == "fp16":
         found.append("fp16 priced as bf16 mixed precision")
-    if not row.precision.startswith("pure-") and row.reduce in ("fp16", "bf16"):
-        found.append("gradients reduced in fp32, published in 16 bits")
     if row.optimizer != "adamw-fused":
         found.append("optimizer priced as a fused AdamW")
     if row.recompute == "unstated":

@@ -26,6 +26,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
 from shardwright.train.targets.config_values import check_values, read_config
 from shardwright.train.targets.target_text import ConfigTarget
@@ -100,7 +101,7 @@ def captured_model(
         strategy = found.strategy
         if strategy.param_dtype in _HALF and strategy.state_dtype != _MASTER:
             return planning.capture_job(_in_half(job), optimizer)
-        mixed = {"precision": "bf16"} if strategy.param_dtype in _HALF else {}
+        mixed = mixed_precision(strategy) if strategy.param_dtype in _HALF else {}
         return planning.capture_job(job, optimizer, numerics=mixed)
 
 

@@ -98,7 +98,7 @@ def plan_options(*names: str) -> Callable[[Command], Command]:
 
 
 def numerics(function: Command) -> Command:
-    """Decorator: the given ones of `--rng`, `--batch-norm`, `--precision`, as `numerics`."""
+    """Decorator: those given of `--rng`, `--batch-norm`, `--precision`, `--reduce`: `numerics`."""
 
     @functools.wraps(function)
     def collected(*args: Any, **kwargs: Any) -> Any:

@@ -276,6 +276,11 @@ numerics = (
         type=click.Choice(CHOICES["precision"]),
         help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
     ),
+    click.option(
+        "--reduce",
+        type=click.Choice(CHOICES["reduce"]),
+        help="bf16: devices sum gradients in bfloat16, with that precision; by default as stored.",
+    ),
 )
 search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "method": method,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.options.mixed_precision import stored_bytes
+from shardwright.ir.options.mixed_precision import reduced_bytes
 
 BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB 2020)
 _LEAST_SUM_BYTES = 2**18
@@ -31,7 +31,7 @@ def sum_bucket_bytes(graph: Graph) -> int:
     Along each axis: where most parameters are sharded, the others share one sum at the end of a
     step, as layer norms do in Megatron-LM.
     """
-    return gradient_bucket_bytes(sum(stored_bytes(graph, name) for name in graph.trained))
+    return gradient_bucket_bytes(sum(reduced_bytes(graph, name) for name in graph.trained))
 
 
 def gradient_buckets(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:

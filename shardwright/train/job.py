@@ -82,6 +82,7 @@ class Job:
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
+        reduce: as in `capture`.
 
     Raises:
         JobError: a field has the wrong type or range.
@@ -111,6 +112,7 @@ class Job:
     rng: str = "exact"
     batch_norm: str = "exact"
     precision: str = "model"
+    reduce: str = "stored"
 
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
@@ -148,7 +150,7 @@ class Job:
     @property
     def numerics(self) -> Numerics:
         """The numerics options of the job."""
-        return Numerics(self.rng, self.batch_norm, self.precision)
+        return Numerics(self.rng, self.batch_norm, self.precision, self.reduce)
 
     def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""

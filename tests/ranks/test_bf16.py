@@ -58,6 +58,14 @@ def model():
     return Net()
 
 
+HALVED = (
+    "dp_replicate=2 zero=0",
+    "dp_replicate=2 zero=0 mb=2 sync=last",
+    "dp_shard=2",
+    "dp_shard=2 mb=2 sync=every",
+    "dp_shard=2 mb=2 zero=1",
+)
+
 JOB = Job(
     model,
     batch(0),
@@ -108,8 +116,8 @@ def every(plans, sums):
     return [ours(text) for text in plans], [summed(text) for text in sums]
 
 
-def plans(devices, **options):
-    graph = sw.capture(model(), (), batch(0), precision="bf16")
+def plans(devices, reduce="stored", **options):
+    graph = sw.capture(model(), (), batch(0), precision="bf16", reduce=reduce)
     return sw.search(graph, sw.Machine.preset(f"{devices}xcpu"), **options)
 
 
@@ -147,18 +155,22 @@ def test_batch_norms_keep_their_parameters_and_inputs_are_cast():
 
 def test_a_plan_says_what_masters_cost():
     wide = sw.search(sw.capture(model(), (), batch(0)), sw.Machine.preset("2xcpu"))
-    narrow = plans(2)
-    named = [{p.name: p for p in f.baselines}["data parallel"] for f in (wide, narrow)]
+    narrow, half = plans(2), plans(2, "bf16")
+    named = [{p.name: p for p in f.baselines}["data parallel"] for f in (wide, narrow, half)]
     held = [sum(p.bytes for p in plan.parameters) for plan in named]
     trained = sum(p.numel() for p in model().parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model().parameters() if not p.requires_grad)
     assert held[0] == 16 * trained + 4 * frozen
-    assert held[1] == held[0] + 2 * (trained + frozen)  # the casts
+    assert held[1] == held[2] == held[0] + 2 * (trained + frozen)  # the casts
     sums = [{t.value: t.bytes for t in plan.transfers} for plan in named]
     assert sums[0]["up.weight"] == sums[1]["up.weight"]  # gradients are summed in float32
+    assert sums[2]["up.weight"] * 2 == sums[1]["up.weight"]
     assert "float32" in explain(named[1]) and "precision" in explain(named[1])
-    again = sw.Plan.from_json(plan_to_json(named[1]))
-    assert again.numerics.precision == "bf16"
+    assert "reduce        bf16: " in explain(named[2])
+    again = sw.Plan.from_json(plan_to_json(named[2]))
+    assert again.numerics.precision == again.numerics.reduce == "bf16"
+    with pytest.raises(ValueError, match="add precision='bf16'"):
+        sw.capture(model(), (), batch(0), reduce="bf16")
 
 
 @pytest.mark.ranks
@@ -169,13 +181,18 @@ def test_every_kind_of_plan_follows_the_recipe():
     kinds = [named["fully sharded"], named["tensor parallel"]]
     kinds += [next(p for p in plans(2, micro_batches=(2,)).baselines if p.name == "fully sharded")]
     kinds += [next(p for p in plans(2, stages=(2,), micro_batches=(2,)) if p.stages == 2)]
-    graph = sw.capture(model(), (), batch(0), precision="bf16")
-    kinds.append(sw.price(graph, sw.Machine.preset("2xcpu"), "dp_shard=2 mb=2 zero=1"))
-    graph = sw.capture(Sums(), (torch.zeros(2, 2),), precision="bf16")
-    rows = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
-    sums = [plan_to_json(rows[name]) for name in ("data parallel", "fully sharded")]
+    stored = sw.capture(model(), (), batch(0), precision="bf16")
+    kinds.append(sw.price(stored, sw.Machine.preset("2xcpu"), HALVED[-1]))
+    half = sw.capture(model(), (), batch(0), precision="bf16", reduce="bf16")
+    kinds += [sw.price(half, sw.Machine.preset("2xcpu"), text) for text in HALVED]
+    sums = []
+    for reduce in ("stored", "bf16"):
+        graph = sw.capture(Sums(), (torch.zeros(2, 2),), precision="bf16", reduce=reduce)
+        rows = {p.name: p for p in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
+        sums += [plan_to_json(rows[name]) for name in ("data parallel", "fully sharded")]
     results = run_ranks(2, every, [plan_to_json(p) for p in kinds], sums)
     for found, gradients in results:
         for one in found:
             close(one, expected)
-        assert gradients == [[257.0, 257.0]] * 2
+        # The sum of 256 and 1 is no bfloat16.
+        assert gradients == [[257.0, 257.0]] * 2 + [[256.0, 256.0]] * 2

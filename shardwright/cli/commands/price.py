@@ -15,6 +15,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report import plan_json
 from shardwright.report.choice import fit
 from shardwright.report.summary import summary
@@ -80,6 +81,6 @@ def command(
 
 
 def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]:
-    """The numerics of the capture: parameters kept in float32 and used in bfloat16 are `bf16`."""
+    """The numerics of the capture: those of the strategy's dtypes, unless others are `given`."""
     mixed = strategy.param_dtype == "bfloat16" and strategy.state_dtype == _MASTER
-    return {"precision": "bf16", **given} if mixed else given
+    return {**mixed_precision(strategy), **given} if mixed else given

@@ -27,6 +27,20 @@ def stored_item_bytes(graph: Graph, parameter: str) -> int:
     return ITEM_BYTES[MASTER if is_master else dtype]
 
 
+def reduced_dtype(graph: Graph, parameter: str) -> str:
+    """The dtype in which gradients of a parameter are sent to other devices and summed there."""
+    dtype = graph.tensor[parameter].dtype
+    if graph.numerics.precision != "bf16" or dtype != COMPUTE:
+        return dtype
+    return COMPUTE if graph.numerics.reduce == "bf16" else MASTER
+
+
+def reduced_bytes(graph: Graph, parameter: str) -> int:
+    """Bytes of an unsharded gradient of a parameter as it is sent to other devices."""
+    item = ITEM_BYTES[reduced_dtype(graph, parameter)]
+    return graph.tensor[parameter].num_elements * item
+
+
 def stored_bytes(graph: Graph, parameter: str) -> int:
     """Bytes of an unsharded stored parameter, and of its gradient."""
     return graph.tensor[parameter].num_elements * stored_item_bytes(graph, parameter)

@@ -22,16 +22,21 @@ _MEANING = {
         "bf16: operators compute in bfloat16, on casts of parameters that are kept, and whose"
         " gradients are summed, in float32"
     ),
+    ("reduce", "bf16"): (
+        "bf16: gradients of parameters kept in float32 are rounded to bfloat16 before devices sum"
+        " them, which halves what is sent; sums over micro-batches stay in float32"
+    ),
 }
 CHOICES = {
     "rng": ("exact", "fast"),
     "batch_norm": ("exact", "local"),
     "precision": ("model", "bf16"),
+    "reduce": ("stored", "bf16"),
 }
 
 
 class NumericsError(ValueError):
-    """An unknown option or value."""
+    """An unknown option or value, or two that contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +48,28 @@ class Numerics:
     * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
       each device's own part of it, without reducing anything;
     * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
-      casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`).
+      casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
+    * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
+      are stored; "bf16", with `precision="bf16"` alone, in bfloat16.
 
-    Raises `NumericsError` for a word that is not known.
+    Raises `NumericsError` for a word that is not known, and for `reduce="bf16"` without masters.
     """
 
     rng: str = "exact"
     batch_norm: str = "exact"
     precision: str = "model"
+    reduce: str = "stored"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
             if (given := getattr(self, name)) not in words:
                 known = " or ".join(f"{name}={word!r}" for word in words)
                 raise NumericsError(f"{name}={given!r} is not known; write {known}")
+        if self.reduce == "bf16" and self.precision != "bf16":
+            raise NumericsError(
+                "reduce='bf16' is for gradients of parameters that are kept in float32; add"
+                " precision='bf16'"
+            )
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name and consequence of every option that is not exact."""
@@ -67,7 +80,8 @@ class Numerics:
     def __str__(self) -> str:
         words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]
         words += [f"precision={self.precision}"] if self.precision != "model" else []
-        return " ".join(words)  # part of fingerprints: plans made before there was a precision run
+        words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
+        return " ".join(words)  # part of fingerprints: plans made before there were these run
 
 
 EXACT = Numerics()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.options.mixed_precision import stored_item_bytes
+from shardwright.ir.options.mixed_precision import reduced_dtype, stored_item_bytes
 from shardwright.planner.communication.bucketing import Bucketing, BucketSavings, Sizes
 from shardwright.planner.tables.layout_codes import (
     WHOLE,
@@ -174,6 +174,12 @@ class Reads:
             return stored_item_bytes(self._graph, value)
         return self.item_bytes(value)
 
+    def sent_gradient_bytes(self, value: str) -> int:
+        """Bytes of one element of the gradient as devices send it to each other."""
+        if value in self._parameters:
+            return ITEM_BYTES[reduced_dtype(self._graph, value)]
+        return self.item_bytes(value)
+
     def local_bytes(self, value: str, codes: Ints) -> Ints:
         """Bytes of the largest tile of `value` in each of these layouts: (N,) -> (N,)."""
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
@@ -214,7 +220,7 @@ class Reads:
         seconds = one * (2 * times if terms.converted else times)
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
-            sums = self.gradient_bytes(value)
+            sums = self.sent_gradient_bytes(value)
             backward = self._matrix(atoms, sums, want.grad, duals(sources, axes)).T
             seconds = seconds + backward * self._micro_batches
         saved = self.saved(value, sources, want, terms)
@@ -238,7 +244,7 @@ class Reads:
         """The savings of a read that shares buckets with others; None where it shares none."""
         if not terms.bucketed:
             return None
-        gradient_ratio = self.gradient_bytes(value) // self.item_bytes(value)
+        gradient_ratio = self.sent_gradient_bytes(value) // self.item_bytes(value)
         stored, read = (self.local_bytes(value, codes) for codes in (sources, want.layout))
         given = sources, want.layout, want.grad, Sizes(stored, read, gradient_ratio)
         sums = self._bucketing.sums(*given)
@@ -249,7 +255,7 @@ class Reads:
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds to accumulate a parameter's gradient in micro-batches and reduce it once."""
-        atoms, item = self._analysis.atoms[value], self.gradient_bytes(value)
+        atoms, item = self._analysis.atoms[value], self.sent_gradient_bytes(value)
         axes = len(self._mesh.axes)
         grad, to_grad = self._distinct(grads)
         summed = summed_gradients(sources, grad, axes, self._sync)

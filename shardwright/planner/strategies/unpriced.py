@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.options.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -42,8 +42,16 @@ def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
     used = {graph.tensor[leaf.name].dtype for leaf in leaves}
     used = {dtype for dtype in used if "float" in dtype}
     compute = used.pop() if len(used) == 1 else ""
-    kept = MASTER if master_weights(graph) else compute
-    return compute, kept, kept, kept
+    if not master_weights(graph):
+        return compute, compute, compute, compute
+    return compute, COMPUTE if graph.numerics.reduce == "bf16" else MASTER, MASTER, MASTER
+
+
+def mixed_precision(strategy: Strategy) -> dict[str, str]:
+    """Options of `capture` for parameters kept in float32 and used in 16 bits, summed as stated."""
+    if strategy.reduce_dtype in ("bfloat16", "float16"):
+        return {"precision": "bf16", "reduce": "bf16"}
+    return {"precision": "bf16"}
 
 
 def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
@@ -52,7 +60,8 @@ def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
         wanted = getattr(strategy, name)
         if wanted is not None and wanted != found:
             has = found or "several dtypes"
+            how = 'reduce="bf16"' if name == "reduce_dtype" else 'precision="bf16"'
             raise StrategyError(
                 f"{name}={wanted} is not how the model was captured, with {has}; capture it with"
-                ' precision="bf16" or in that dtype, or leave the word out'
+                f" {how} or in that dtype, or leave the word out"
             )

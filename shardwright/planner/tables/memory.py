@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.ir.buckets import gather_limit, sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.mixed_precision import stored_bytes, stored_item_bytes
+from shardwright.ir.options.mixed_precision import reduced_bytes, stored_bytes, stored_item_bytes
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.simulate.costs.workload import Ints, Port, Workload, expert_share, routed_bytes
 
@@ -151,7 +151,7 @@ class BucketSizes(NamedTuple):
 
 def bucket_sizes(graph: Graph) -> BucketSizes:
     """The sizes of full buckets, at most the size of all trained parameters."""
-    gradients = sum(stored_bytes(graph, name) for name in graph.trained)
+    gradients = sum(reduced_bytes(graph, name) for name in graph.trained)
     copies = [graph.tensor[name].bytes for name in graph.trained]
     limit = gather_limit(max(copies, default=0))
     sums = min(sum_bucket_bytes(graph), gradients)

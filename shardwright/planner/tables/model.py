@@ -346,7 +346,7 @@ class CostModel:
         rounds = Rounds(self.micro_batches, again=again, kept=kept, sync=self.gradient_sync)
         moves = moves_of(source, want, back, axes, rounds)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
-        sums = self._reads.gradient_bytes(value)
+        sums = self._reads.sent_gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
         terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
         wanted = Want(np.array([want[0]]), np.array([want[1]]))

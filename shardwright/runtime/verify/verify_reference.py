@@ -17,7 +17,9 @@ from shardwright.rules.micro_batches import micro_batches, undivided_batch
 
 def comparable(graph: Graph) -> Graph:
     """`graph`, widened, with the random numbers that one device and every plan have in common."""
-    return replace(graph, numerics=replace(graph.numerics, rng="exact", precision="model"))
+    return replace(
+        graph, numerics=replace(graph.numerics, rng="exact", precision="model", reduce="stored")
+    )
 
 
 def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:

@@ -183,7 +183,7 @@ def test_errors_are_relative_to_what_is_published():
 
 def test_differences_are_named():
     row = replace(ROW, precision="fp16", reduce="fp16", optimizer="adamw", gpus=16)
-    assert len(approximations(row)) == 4
+    assert len(approximations(row)) == 3
     assert approximations(ROW) == ()
 
 

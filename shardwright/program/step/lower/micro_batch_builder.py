@@ -174,10 +174,13 @@ class MicroBatchBuilder:
             given = [total]
         dtype = one.cast[1] if one.cast else self.types[one.result].dtype
         result = self.contribution(one.value)
-        shape = one.before if one.backward else one.after  # what is only cast is reduced later
-        self.builder.instructions += self.builder.move(
-            given[0], result, one.backward, one.atoms_grad, shape, dtype
-        )
+        leaf, moves = self.parts.weights.get(one.value), one.backward
+        shape = one.before if moves else one.after  # what is only cast is reduced later
+        if leaf is not None and dtype == self.builder.dtype(leaf):
+            moved = self.builder.reduce(leaf, given[0], result, moves, one.atoms_grad, shape)
+        else:
+            moved = self.builder.move(given[0], result, moves, one.atoms_grad, shape, dtype)
+        self.builder.instructions += moved
         self.give(one.value, result)
 
     def give(self, name: str, gradient: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.options.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.mixed_precision import MASTER, master_weights, reduced_dtype
 from shardwright.program.instructions import (
     Move,
     Program,
@@ -138,6 +138,19 @@ class StepBuilder:
             found.append(Relayout(value, result, atoms, tuple(local), shape, dtype))
         return found
 
+    def reduce(
+        self, leaf: str, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape
+    ) -> list[StepInstruction]:
+        """`move` for a gradient of a parameter, in the dtype in which the parameter is stored.
+
+        It is sent in the dtype of reductions, and cast back afterwards.
+        """
+        dtype, sent = self.dtype(leaf), reduced_dtype(self.graph, leaf)
+        if sent == dtype or not any(move.collective.moves_data for move in moves):
+            return self.move(value, result, moves, atoms, shape, dtype)
+        found = self.move(value, f"{result}/sent", moves, atoms, shape, sent)
+        return [*found, Relayout(f"{result}/sent", result, shape, (), shape, dtype)]
+
     def finished(self, reductions: Sequence[Redistribute]) -> tuple[StepInstruction, ...]:
         """All instructions, each gradient reduced right after the last addition to it."""
         wanted = {one.value: one for one in reductions if one.value in self.gradients}
@@ -148,13 +161,13 @@ class StepBuilder:
             if leaf in wanted and self.gradients[leaf] == total:
                 reduction = wanted.pop(leaf)
                 result = f"{total}/reduced"
-                moved = self.move(
+                moved = self.reduce(
+                    leaf,
                     total,
                     result,
                     reduction.forward,
                     reduction.atoms_before,
                     reduction.after,
-                    self.dtype(leaf),
                 )
                 found += reversed(moved)
                 self.gradients[leaf] = result
@@ -180,10 +193,11 @@ class _Parts:
         for index, item in enumerate(self.items):
             self.indices[item.segment].append(index)
             self.made[item.segment].update(_made(item))
-        self.weights = set(self.loads)  # parameters and copies of them
+        # Parameters and copies of them, each with the leaf.
+        self.weights = {name: load.leaf for name, load in self.loads.items()}
         for one in self.redistributed.values():
-            if one.instruction.value in self.weights:
-                self.weights.add(one.instruction.result)
+            if (leaf := self.weights.get(one.instruction.value)) is not None:
+                self.weights[one.instruction.result] = leaf
         self.made_again = made_again(program)
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 
