@@ -61,7 +61,7 @@ class Plan(ir_plan.Plan):
             else 0.
         notes: sentences about the plan, such as broken constraints.
         remarks: operators whose rule was found by experiment, and modules that were decomposed.
-        numerics: how far the graph departs from one device (`rng`, `batch_norm`, `precision`, `reduce`).
+        numerics: how far the graph departs from one device (`ir/options/numerics.py`).
         rivals: time and memory of other plans of the same search and of the baselines.
         memory: what `peak_bytes` is made of; None where the memory was not simulated.
         timeline: start and seconds of everything in a step, as its step program was simulated;

@@ -2,8 +2,8 @@
 
     python -m benchmarks.published.fit --rows 300
 
-Rows are sampled from all sources with times, of which those in `NOT_FITTED` only say something of
-hosts; each source counts as much as any other. A figure stays near the guess that documents give,
+Rows are sampled from all sources with times, of which those in `NOT_FITTED` are scored alone; each
+source counts as much as any other. A figure stays near the guess that documents give,
 unless rows of several sources say otherwise. Features of rows are kept in `features.rows`, so a
 second fit takes seconds.
 """
@@ -15,6 +15,7 @@ import hashlib
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from scipy.optimize import least_squares
 from benchmarks.published.evaluate import Figures, Steps
 from benchmarks.published.features import Features, features_of
 from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
+from benchmarks.published.own_host import own_host
 from benchmarks.published.row import Row, read
 from benchmarks.published.sample import SEED, sample
 from benchmarks.published.setups import machine_of, strategy_of
@@ -113,19 +115,25 @@ def fit(steps: Steps, used: np.ndarray) -> dict[str, float]:
     """The figures that suit the rows that are `used`, (rows,).
 
     Hosts differ by several times, between frameworks and machines. So a source whose steps depend
-    on `issue` is one sample of hosts, and the figure is the geometric mean of these samples and the
-    guess; sources in `NOT_FITTED` are samples of hosts as well, and decide nothing else.
+    on `issue` is one sample of hosts, and the figure is the geometric mean of these samples, the
+    guess and the host of our own program (`own_host`).
     """
     sources = np.array([row.source for row in steps.rows])
     fitted = used & ~np.isin(sources, NOT_FITTED)
     free = _fit(steps, fitted, {})
-    samples = [GUESSES["issue"][0]]
-    for source in sorted(set(sources[used])):
-        mine = used & (sources == source)
+    samples = [GUESSES["issue"][0], own_issue()]
+    for source in sorted(set(sources[fitted])):
+        mine = fitted & (sources == source)
         if _host_share(steps, mine, free) > _HOST_BOUND:
             alone = {name: value for name, value in free.items() if name != "issue"}
             samples.append(_fit(steps, mine, alone)["issue"])
     return _fit(steps, fitted, {"issue": float(np.exp(np.mean(np.log(samples))))})
+
+
+@cache
+def own_issue() -> float:
+    """Microseconds to issue a kernel of our own program."""
+    return own_host() * 1e6
 
 
 def _host_share(steps: Steps, used: np.ndarray, figures: Figures) -> float:
