@@ -15,6 +15,7 @@ import torch
 
 import shardwright as sw
 from scripts.gpu_check.models import made
+from shardwright.ir.layout import Seconds
 
 MEASURED = Path(__file__).parents[1] / "gpu" / "h200.json"
 MACHINE = "1xH200"
@@ -35,7 +36,7 @@ def _kernels(name: str) -> float:
     slow, slower = (
         sw.price(
             graph,
-            replace(machine, device=replace(machine.device, issue_seconds=seconds)),
+            replace(machine, device=replace(machine.device, issue_seconds=Seconds(seconds))),
             "mb=1",
             "adamw",
         ).step_seconds

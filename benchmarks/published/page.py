@@ -86,7 +86,8 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
         f" program. Sources marked * decide nothing: {NOT_FITTED_BECAUSE}. `issue` is the geometric"
         " mean of a guess and of samples of hosts: sources whose steps depend on it, and an own"
         " measurement (`benchmarks/gpu`), as hosts differ by several times. Rows with compilation,"
-        " fp8 or `zero=1` are not among them, and those that recompute by operators count half of the products again."
+        " fp8 or `zero=1` are not among them, and those that recompute by operators count half of"
+        " the products again."
     )
     held, within = fitted["held_out"], fitted["fitted"]
     rows = [
