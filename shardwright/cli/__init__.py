@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib import metadata
-from pathlib import Path
-
 import click
 
 from shardwright.cli.commands import (
@@ -15,6 +11,7 @@ from shardwright.cli.commands import (
     plan,
     price,
     profile,
+    report_measurement,
     run,
     strategies,
     verify,
@@ -29,22 +26,10 @@ from shardwright.cli.commands.plan_files import (
     simulate,
 )
 from shardwright.cli.errors import OneLineErrors
+from shardwright.cli.version import version
 
 # Fits a command's first sentence on one line.
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-def version() -> str:
-    """The installed version; in a source tree that of its pyproject.toml."""
-    try:
-        return metadata.version("shardwright")
-    except metadata.PackageNotFoundError:
-        tree = Path(__file__).parents[2]
-        file = tree / "pyproject.toml"
-        if not file.exists():
-            return f"of unknown version, not installed, run in {tree}"
-        number = tomllib.loads(file.read_text())["project"]["version"]
-        return f"{number}, not installed, run in {tree}"
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
@@ -89,6 +74,7 @@ for command in (
     recost,
     run,
     profile,
+    report_measurement,
     doctor,
 ):
     main.add_command(command.command)

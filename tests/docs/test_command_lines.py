@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main
+from shardwright.cli.commands.report_measurement import SETUP
 from shardwright.machine.files.toml import to_toml
 from shardwright.machine.presets import preset
 from shardwright.train import launch
@@ -34,6 +35,8 @@ CONFIG = {
     "vocab_size": 128,
     "max_position_embeddings": 4096,
 }
+RUN = {"predicted_step_seconds": 0.1, "measured_step_seconds": 0.2, "measured_steps": [0.2]}
+RUN |= {"setup": dict.fromkeys(SETUP, "what ran")}
 TRACE = {"traceEvents": [{"ph": "X", "name": "mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}]}
 
 
@@ -68,6 +71,7 @@ def files(tmp_path_factory):
         assert done.exit_code == 0, done.output
     (folder / "machine.toml").write_text(to_toml(preset("2xcpu")))
     (folder / "mine.json").write_text(json.dumps(TRACE))
+    (folder / "run.json").write_text(json.dumps(RUN))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder

@@ -15,10 +15,10 @@ from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
 from shardwright.cli.console import print_json, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
-from shardwright.cli.outcome import comparison
-from shardwright.cli.outcome import content as run_content
 from shardwright.cli.plan_cache import PlanCache, cache_key
-from shardwright.cli.run_options import SAVING, RunOptions, run_options
+from shardwright.cli.runs.outcome import comparison
+from shardwright.cli.runs.outcome import content as run_content
+from shardwright.cli.runs.run_options import SAVING, RunOptions, run_options
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.plan_options import PlanOptions

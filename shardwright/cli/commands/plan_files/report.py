@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
+from shardwright.cli.runs.run_output import read_run
 from shardwright.cli.tracing import simulated_step
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan, PlanError
@@ -124,30 +123,11 @@ def _timeline(file: str) -> StepBars:
 
 
 def _measured(file: str) -> MeasuredRun:
-    try:
-        data = json.loads(Path(file).read_text())
-        return MeasuredRun(
-            Path(file).stem,
-            _positive(data["predicted_step_seconds"]),
-            _positive(data["measured_step_seconds"]),
-            _bytes(data.get("predicted_peak_bytes")),
-            _bytes(data.get("measured_peak_bytes")),
-        )
-    except OSError as e:
-        raise UsageError(f"cannot read {file}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
-
-
-def _positive(seconds: object) -> float:
-    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"a step of {seconds!r} s")
-    return float(seconds)
-
-
-def _bytes(number: object) -> int | None:
-    if number is None:
-        return None
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"memory of {number!r} bytes")
-    return number
+    run = read_run(file)
+    return MeasuredRun(
+        Path(file).stem,
+        run.predicted_seconds,
+        run.measured_seconds,
+        run.predicted_bytes,
+        run.measured_bytes,
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.cli.version import version
 from shardwright.ir.memory import as_json as memory_content
 from shardwright.ir.plan import Plan
+from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.report.units import milliseconds, size
 
@@ -21,11 +23,35 @@ def content(plan: Plan, training: Training) -> dict[str, object]:
         "summary": summary(plan),
         "predicted_step_seconds": plan.step_seconds,
         "measured_step_seconds": training.step_seconds,
+        "measured_steps": [record.seconds for record in training.records],
         "predicted_peak_bytes": plan.peak_bytes,
         "predicted_memory": memory_content(plan.memory),
         "measured_peak_bytes": training.peak_bytes,
         "losses": [record.loss for record in training.records],
         "expert_skew": _skew_content(plan, training),
+        "setup": _setup(plan),
+    }
+
+
+def _setup(plan: Plan) -> dict[str, str]:
+    """The plan, the call, the machine and versions, in words."""
+    import torch
+
+    tensors = (f"{one.key} {one.dtype}{list(one.shape)}" for one in plan.inputs)
+    return {
+        "plan": plan.name,
+        "strategy": headline(plan),
+        "machine": plan.machine,
+        "devices": str(plan.devices),
+        "mesh": str(plan.mesh),
+        "inputs": "; ".join(tensors),
+        "optimizer": plan.optimizer,
+        "numerics": str(plan.numerics),
+        "micro_batches": str(plan.micro_batches),
+        "compiled": "yes" if plan.compiled else "no",
+        "graph": plan.fingerprint,
+        "shardwright": version(),
+        "torch": torch.__version__,
     }
 
 
