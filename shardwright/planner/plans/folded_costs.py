@@ -28,7 +28,7 @@ from shardwright.simulate.memory.step.folded_step import FoldedStep
 from shardwright.simulate.memory.step.rank_step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.steady_state import SteadyStateError
-from shardwright.simulate.time.step_program import simulated
+from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
 _WIDTHS = (1, 2)  # copies that count as one layer; 2 if layers of two kinds alternate
@@ -55,7 +55,7 @@ class FoldedCosts:
                 update[like] += prices.update[name]
             prices = replace(prices, update=update)
             sections = folded.sections(0)
-            return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
+            return step_seconds(sections, prices, plan.micro_batches)
 
         return self._first(plan, decisions, seconds)
 
