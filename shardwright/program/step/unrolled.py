@@ -10,7 +10,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.program.step.instructions import StepInstruction, StepProgram, Transfer, Wait
+from shardwright.program.step.instructions import (
+    Recv,
+    Send,
+    StepInstruction,
+    StepProgram,
+    Transfer,
+    Wait,
+)
 from shardwright.program.step.sections import NOWHERE, NotPeriodicError, Section, Sections
 from shardwright.program.step.spanning import extended
 
@@ -117,6 +124,8 @@ class _Writer:
         def layer(number: int) -> int:
             return first + step * (number + 1)
 
+        if any(self._is_of_message(one) for _, one in self._in(before)):
+            raise NotPeriodicError("each layer sends or receives a message")
         starts = [at for at, one in self._in(before) if isinstance(one, Transfer)]
         waits = [one for _, one in self._in(before) if isinstance(one, Wait)]
         waited = [self._waited_for(before, one, layer(0)) for one in waits]
@@ -151,7 +160,7 @@ class _Writer:
                 name = self._name(section, at, layer)
                 self._started.add(name)
                 found.append(Played(one, name))
-            elif isinstance(one, Wait):
+            elif isinstance(one, Wait) and not self._is_of_message(one):
                 found.append(Played(one, self._known(section, one, layer)))
             else:
                 found.append(Played(one))
@@ -161,6 +170,11 @@ class _Writer:
         """The layer of a section in the whole graph."""
         skipped = self.sections.skipped[section.gap] if section.gap != NOWHERE else 0
         return section.layer + skipped * (section.layer >= 0)
+
+    def _is_of_message(self, one: StepInstruction) -> bool:
+        """Whether an instruction is a message between pipeline groups, or the wait for one."""
+        waits = isinstance(one, Wait) and one.handle not in self._places
+        return waits or isinstance(one, Send | Recv)
 
     def _known(self, section: Section, one: Wait, layer: int) -> _Name:
         """The transfer that is waited for; raises `NotPeriodicError` if it was not started."""
@@ -180,14 +194,15 @@ class _Writer:
         return self._name(start, at, self.whole(start))
 
     def _name(self, start: Section, at: int, layer: int) -> _Name:
-        return _Name(start.track, layer, at - start.start)
+        return _Name(start.track, layer, self.sections.place(start, at))
 
     def _relative(self, section: Section, start: Section, at: int) -> Hashable:
-        return section.gap, start.track, start.layer - section.layer, at - start.start
+        layer = start.layer - section.layer
+        return section.gap, start.track, layer, self.sections.place(start, at)
 
     def _waited(self, section: Section) -> Iterator[Hashable]:
         for _, one in self._in(section):
-            if isinstance(one, Wait):
+            if isinstance(one, Wait) and not self._is_of_message(one):
                 at = self._places[one.handle]
                 yield self._relative(section, self.sections.at[at], at)
 

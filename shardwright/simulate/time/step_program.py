@@ -25,6 +25,7 @@ from shardwright.program.step.instructions import (
     Forward,
     Free,
     Recv,
+    Send,
     StepProgram,
     Transfer,
     Update,
@@ -40,7 +41,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 # would have the remaining skew.
 Late = Callable[[float, float], tuple[float, float]]
 
-_TIMED = Forward, Backward, Transfer, Wait, Update  # the others take no time
+_TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update  # the others take no time
 END = Played(Free(()))  # follows the last instruction
 
 _NAMES = {
@@ -201,7 +202,7 @@ class Player:
             if isinstance(now, Loop):
                 self._repeat(now, following)
             else:
-                self._play(now, _first(following))
+                self._play(now, first_of(following))
 
     def _repeat(self, loop: Loop, following: Item) -> None:
         """Play all iterations of a loop."""
@@ -218,8 +219,8 @@ class Player:
     def _behind_iteration(self, loop: Loop, number: int, following: Item) -> Played:
         """The first instruction behind an iteration; transfers have the names they have there."""
         if number == loop.times - 1:
-            return _first(following)
-        end = _first(timed(loop.iteration(number + 1))[0])
+            return first_of(following)
+        end = first_of(timed(loop.iteration(number + 1))[0])
         before = {other: name for name, other in loop.renames.items()}
         return end._replace(transfer=before.get(end.transfer, end.transfer))
 
@@ -359,7 +360,7 @@ def timed(order: Iterable[Item]) -> list[Item]:
     ]
 
 
-def _first(one: Item) -> Played:
+def first_of(one: Item) -> Played:
     """The first instruction of a loop that takes time."""
     while isinstance(one, Loop):
         one = timed(one.iteration(0))[0]

@@ -52,7 +52,7 @@ def step_seconds(
     if lost:
         player = LoopPlayer(kinds, prices, "", Clock(), lost)
         player.play(order)
-    return Seconds(max(player.made.free.values(), default=0.0))
+    return player.made.seconds
 
 
 class Clock(TaskSchedule):
@@ -65,6 +65,11 @@ class Clock(TaskSchedule):
     def keep(self, task: Task, start: float) -> None:
         """Count a task."""
         self.counts[task.track] += 1
+
+    @property
+    def seconds(self) -> Seconds:
+        """When the last task ends."""
+        return Seconds(max(self.free.values(), default=0.0))
 
     def later(self, number: int, seconds: float) -> int:
         """A task that ends so many seconds after the one with this number; return its number."""
@@ -117,7 +122,7 @@ class LoopPlayer(Player):
 
     def _repeat(self, loop: Loop, following: Item) -> None:
         """Play iterations of a loop until they repeat; skip the others."""
-        if not self._ends_alike(loop, following):
+        if not self._ends_equally(loop, following):
             super()._repeat(loop, following)
             return
         outside = self._outside(loop)
@@ -135,7 +140,7 @@ class LoopPlayer(Player):
                     return
             before, marks = now, self._marks()
 
-    def _ends_alike(self, loop: Loop, following: Item) -> bool:
+    def _ends_equally(self, loop: Loop, following: Item) -> bool:
         """Whether the last iteration ends as others do; what follows a transfer may wait for it."""
 
         def is_awaited(number: int) -> bool:
