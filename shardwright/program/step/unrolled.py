@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.program.step.instructions import (
@@ -143,7 +144,7 @@ class _Writer:
         self.found.append(
             Loop(
                 times,
-                lambda number: self.written(before, layer(number)),
+                lru_cache(maxsize=2)(lambda number: self.written(before, layer(number))),
                 lambda number: [self._name(before, at, layer(number)) for at in starts],
                 [lags.get(at - before.start) for at in starts],
                 lambda number: [self._waited_for(before, one, layer(number)) for one in outside],

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from shardwright.ir.layout import Seconds
@@ -150,14 +151,19 @@ class _Pipeline:
             _Group(self, group, *one)
             for group, one in enumerate(zip(programs, prices, names, lost, strict=True))
         ]
-        left = {group: player.steps() for group, player in enumerate(self.players)}
-        while left:
-            ready = [group for group in left if not self.players[group].is_blocked]
-            if not ready:
+        self._left = {group: player.steps() for group, player in enumerate(self.players)}
+        while self._left:
+            now = self.times()
+            if not now:
                 raise PipelineError("the groups of the pipeline wait for each other")
-            group = min(ready, key=lambda group: self.players[group].now)
-            if next(left[group], None) is None:
-                del left[group]
+            group = min(now, key=lambda group: now[group])
+            if next(self._left[group], None) is None:
+                del self._left[group]
+
+    def times(self) -> dict[int, float]:
+        """The time at which each group can play its next instruction, if it can."""
+        players = ((group, self.players[group]) for group in self._left)
+        return {group: player.now for group, player in players if not player.is_blocked}
 
 
 def _contend(program: StepProgram, prices: StepPrices) -> bool:
@@ -209,16 +215,10 @@ class _Group(LoopPlayer):
         self._order()
 
     def _steps(self, order: Sequence[Item], end: Item) -> Iterator[bool]:
-        """Play some instructions, which `end` follows; without contention loops in one go."""
+        """Play some instructions, which `end` follows."""
         for now, following in pairwise([*timed(order), end]):
             if isinstance(now, Loop):
-                if self._pipeline.contends:
-                    for number in range(now.times):
-                        behind = self._behind_iteration(now, number, following)
-                        yield from self._steps(now.iteration(number), behind)
-                else:
-                    self._repeat(now, following)
-                    yield True
+                yield from self._iterations(now, following)
                 continue
             if isinstance(now.instruction, Wait):
                 self._needs = self._keys.get(now.instruction.handle)
@@ -227,6 +227,26 @@ class _Group(LoopPlayer):
                 self._needs = None
             self._play(now, first_of(following))
             yield True
+
+    def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
+        """Play an iteration; yields at each instruction if messages may delay it."""
+        if self._pipeline.contends:
+            behind = self._behind_iteration(loop, number, following)
+            yield from self._steps(loop.iteration(number), behind)
+        else:
+            self._iterate(loop, number, following)
+
+    def _unseen(self, shift: float) -> float:
+        """How many iterations that take `shift` seconds each end before a message may start."""
+        if not self._pipeline.contends or not shift:
+            return inf
+        players = self._pipeline.players
+        others = [
+            max(now, players[group].made.free[players[group]._here] + players[group].quiet)
+            for group, now in self._pipeline.times().items()
+            if group != self._group
+        ]
+        return max(0.0, (min(others, default=inf) - self.now) / shift - 1)
 
     def _play(self, now: Played, following: Played) -> None:
         match now.instruction:
@@ -280,9 +300,10 @@ class _Group(LoopPlayer):
         self._pipeline.done[key] = home._add(name, track, seconds, after)
         for player in groups:
             for other, shared in player._tracks.items():
-                delay = seconds * self.prices.contention(channel, other)
+                delay = seconds * self._contends(channel, other)
                 if shared != track and delay and axis_of(other) != AXIS:
                     player._add(name, shared, delay, after, idle=True)
+                    player.disturbed += 1
 
 
 def _name(one: Recv) -> str:

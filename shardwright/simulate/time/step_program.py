@@ -179,6 +179,8 @@ class Player:
         names = dict.fromkeys(prices.links.values())
         self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
         self._runs: dict[str, Run] = {}  # by call
+        self._priced_runs: dict[tuple[str, ...], Run] = {}  # by operators
+        self._contention: dict[tuple[str, str], float] = {}
         self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
         self._sent: dict[Hashable, Sent] = {}  # by the name of the transfer
         self._waits: list[int] = []  # tasks that the next computation waits for
@@ -272,7 +274,12 @@ class Player:
         self._compute("update of parameters", self._updated)
 
     def _run_of(self, one: Forward) -> Run:
-        """The run of a region, priced by its operators."""
+        """The run of a region, priced by its operators; that of equal operators is kept."""
+        if one.ops not in self._priced_runs:
+            self._priced_runs[one.ops] = self._new_run(one)
+        return self._priced_runs[one.ops]
+
+    def _new_run(self, one: Forward) -> Run:
         known = [(name, op) for name in one.ops if (op := self.prices.ops.get(name)) is not None]
         module = _common_module([op.module for _, op in known])
         count = f"{len(known)} operators"
@@ -308,10 +315,17 @@ class Player:
         self._count += 1
         self._before.append(self._computed)
         for other, track in self._tracks.items():
-            part = 0.0 if other == own else seconds * self.prices.contention(own, other)
+            part = 0.0 if other == own else seconds * self._contends(own, other)
             if part:
                 self._add(name, track, part, after, idle=True)
         return sent
+
+    def _contends(self, one: str, other: str) -> float:
+        """The fraction of its time by which a transfer on a link delays those on another."""
+        key = one, other
+        if key not in self._contention:
+            self._contention[key] = self.prices.contention(one, other)
+        return self._contention[key]
 
     def _wait_for(self, sent: Sent) -> None:
         self._waits.append(sent.task)

@@ -9,14 +9,15 @@ by the same seconds, all others do, too, and are skipped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Track
 from shardwright.program.step.instructions import StepProgram
-from shardwright.program.step.lower.purposes import purposes
+from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.sections import Sections
 from shardwright.program.step.unrolled import Item, Loop, in_order, unrolled
 from shardwright.simulate.time.steady_state import played
@@ -120,25 +121,56 @@ class LoopPlayer(Player):
 
     made: Clock
 
+    def __init__(
+        self,
+        kinds: Mapping[str, Purpose],
+        prices: StepPrices,
+        ranks: str,
+        made: TaskSchedule,
+        lost: Mapping[int, float],
+    ) -> None:
+        super().__init__(kinds, prices, ranks, made, lost)
+        self._own = [self._here, *self._tracks.values()]
+        self.disturbed = 0  # tasks on these tracks that others have added
+        self.quiet = 0.0  # seconds of computation before this rank leaves a loop, at least
+
     def _repeat(self, loop: Loop, following: Item) -> None:
         """Play iterations of a loop until they repeat; skip the others."""
-        if not self._ends_equally(loop, following):
-            super()._repeat(loop, following)
-            return
-        outside = self._outside(loop)
-        same, before, marks = 0, self._state(loop, None), self._marks()
-        for number in range(loop.times):
-            self._iterate(loop, number, following)
-            now, left = self._state(loop, number), loop.times - 1 - number
-            shift = now.shift(before)
+        for _ in self._iterations(loop, following):
+            pass
+
+    def _iterations(self, loop: Loop, following: Item) -> Iterator[bool]:
+        """Play iterations of a loop, in the steps of `_iteration`, until they repeat."""
+        may_skip = self._ends_equally(loop, following)
+        outside = self._outside(loop) if may_skip else []
+        same, number = 0, 0
+        before, marks, disturbed = self._state(loop, None), self._marks(), self.disturbed
+        while number < loop.times:
+            yield from self._iteration(loop, number, following)
+            now = self._state(loop, number)
+            shift = now.shift(before) if self.disturbed == disturbed else None
             same = 0 if shift is None else same + 1
-            if left and shift is not None and same >= max(1, loop.depth):
+            left = loop.times - 1 - number
+            self.quiet = max(0, left - 1) * (now.computed - before.computed)
+            if may_skip and left and shift is not None and same >= max(1, loop.depth):
+                left = int(min(left, self._unseen(shift)))
                 per = now.collectives - before.collectives
                 early = outside[number] <= before.free.get(self._here, 0.0)
-                if early and self._lose_the_same(per, left) and self._orders(loop):
+                if left and early and self._lose_the_same(per, left) and self._orders(loop):
                     self._skip(loop, number, left, shift, before, marks)
-                    return
-            before, marks = now, self._marks()
+                    number += left
+                    now, self.quiet = self._state(loop, number), 0.0
+            before, marks, disturbed = now, self._marks(), self.disturbed
+            number += 1
+
+    def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
+        """Play an iteration; yields where others may play."""
+        self._iterate(loop, number, following)
+        yield from ()
+
+    def _unseen(self, shift: float) -> float:
+        """How many iterations that take `shift` seconds each end before others may play."""
+        return inf
 
     def _ends_equally(self, loop: Loop, following: Item) -> bool:
         """Whether the last iteration ends as others do; what follows a transfer may wait for it."""
@@ -183,8 +215,8 @@ class LoopPlayer(Player):
         names: Sequence[Hashable] = () if number is None else loop.started(number)
         ends, free = self.made.ends, self.made.free[self._here]
         return _State(
-            dict(self.made.free),
-            dict(self.made.counts),
+            {track: self.made.free[track] for track in self._own},
+            {track: self.made.counts[track] for track in self._own},
             max((ends[task] - free for task in self._waits if ends[task] > free), default=0.0),
             {at: ends[self._sent[n].task] for at, n in enumerate(names) if n in self._sent},
             self._count,
@@ -206,8 +238,8 @@ class LoopPlayer(Player):
     ) -> None:
         """Skip the iterations behind iteration `number`, each of which takes `shift` seconds."""
         per, computed = self._count - before.collectives, self._computed - before.computed
-        for track, count in self.made.counts.items():
-            if count != before.counts.get(track):
+        for track in self._own:
+            if self.made.counts[track] != before.counts.get(track):
                 self.made.free[track] += times * shift
         free = self.made.free[self._here]
         self._waits = [self.made.later(task, times * shift) for task in self._waits]
