@@ -27,8 +27,9 @@ from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep
 from shardwright.simulate.memory.step.rank_step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
+from shardwright.simulate.time.stages import stages_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError
-from shardwright.simulate.time.step_program import simulated
+from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
 _WIDTHS = (1, 2)  # copies that count as one layer; 2 if layers of two kinds alternate
@@ -52,10 +53,13 @@ class FoldedCosts:
             prices = prices_of(plan, folded.folded.graph, self.machine)
             update = defaultdict(float, prices.update)
             for name, like in folded.folded.stands_for.items():
-                update[like] += prices.update[name]
+                update[like] += prices.update.get(name, 0.0)
             prices = replace(prices, update=update)
-            sections = folded.sections(0)
-            return simulated(sections, prices, plan.devices, plan.micro_batches).seconds
+            if plan.pipeline is None:
+                return step_seconds(folded.sections(0), prices, plan.micro_batches)
+            firsts = range(0, plan.devices, plan.layout_mesh.size)
+            groups = [folded.sections(rank) for rank in firsts]
+            return stages_seconds(groups, [prices] * len(groups))
 
         return self._first(plan, decisions, seconds)
 
@@ -77,7 +81,7 @@ class FoldedCosts:
         self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
     ) -> _Cost | None:
         """The cost for the first layer width with which the omitted layers run like the others."""
-        if plan.pipeline is not None:
+        if plan.is_asynchronous:
             return None
         if self._last is None or self._last[0] is not plan:
             self._last = plan, {}

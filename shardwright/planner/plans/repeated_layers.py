@@ -8,12 +8,13 @@ one layer, for plans and buckets that only repeat after so many copies.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
 
-from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.planner.space.repeats import Repeat, find_repeats, without_copies
 from shardwright.program.decisions import Decisions
@@ -89,6 +90,7 @@ class RepeatedLayers:
             for p in plan.parameters
         }
         segments = decisions.segments
+        stages = self._stages(decisions)
         spread = self._spread_segments(segments) if any(segments.values()) else set()
         for repeat, names, own in zip(self.repeats, self._names, self._own_leaves, strict=True):
             found: list[int] = []
@@ -99,9 +101,18 @@ class RepeatedLayers:
                     _pattern(again) if any(again) else (),
                     tuple([stored.get(name, -1) for name in own[c]]),
                     -1 if spread.isdisjoint(again) else c,
+                    _stage_of(repeat.copy(c), stages),
                 )
                 found.append(numbers.setdefault(marks, len(numbers)))
             yield _Marks(repeat, found)
+
+    def _stages(self, decisions: Decisions) -> list[int]:
+        """The indices of the operators that later pipeline stages begin with."""
+        cuts = () if decisions.pipeline is None else decisions.pipeline.cuts
+        if not cuts:
+            return []
+        position = {op.name: i for i, op in enumerate(self.graph.ops)}
+        return [position[name] for name in cuts if name in position]
 
     def _spread_segments(self, segments: Mapping[str, int]) -> set[int]:
         """Recomputed segments that are not within one copy of a repeat."""
@@ -147,14 +158,12 @@ class RepeatedLayers:
         ops = self.graph.ops
         layer_of: dict[str, Layer] = {}
         stands_for: dict[str, str] = {}
-        parameters = {leaf.name for leaf in self.graph.leaves_of(LeafKind.PARAMETER)}
         for number, gap in enumerate(gaps):
             own = self._own_leaves[self.repeats.index(gap.repeat)]
             for c in range(gap.begin, gap.end):
                 if gap.first <= c < gap.last:
                     like = own[gap.last + (c - gap.first) % gap.width]
-                    pairs = zip(own[c], like, strict=True)
-                    stands_for.update(pair for pair in pairs if pair[0] in parameters)
+                    stands_for.update(zip(own[c], like, strict=True))
                     continue
                 layer, at = divmod(c - (gap.first if c < gap.first else gap.last), gap.width)
                 for index, i in enumerate(gap.repeat.copy(c)):
@@ -164,6 +173,12 @@ class RepeatedLayers:
         short = without_copies(self.graph, [(gap.repeat, gap.first, gap.last) for gap in gaps])
         skipped = tuple((gap.last - gap.first) // gap.width for gap in gaps)
         return FoldedGraph(short, layer_of, skipped, stands_for)
+
+
+def _stage_of(copy: range, cuts: Sequence[int]) -> tuple[int, int]:
+    """The stages of the first and the last operator of a copy; its index if these differ."""
+    first, last = bisect_right(cuts, copy.start), bisect_right(cuts, copy.stop - 1)
+    return (first, 0) if first == last else (first, copy.start)
 
 
 def _pattern(segments: Sequence[int]) -> tuple[int, ...]:

@@ -41,9 +41,18 @@ class Crossing:
 
 
 class StagedGraph:
-    """A graph in stages with all layouts. Raises `PipelineError` for an impossible pipeline."""
+    """A graph in stages with all layouts; `micro` is its batch in micro-batches, if known.
 
-    def __init__(self, graph: Graph, analysis: Analysis, decisions: Decisions) -> None:
+    Raises `PipelineError` for an impossible pipeline.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        decisions: Decisions,
+        micro: MicroBatches | None = None,
+    ) -> None:
         assert decisions.pipeline is not None, "these decisions have no pipeline"
         self.graph = graph
         self.analysis = analysis
@@ -52,11 +61,13 @@ class StagedGraph:
         self.pipeline.check(decisions.micro_batches)
         # Stages that update their weights on their own cannot have copies of one.
         self.parts = _parts(graph, self.pipeline, copies=self.pipeline.weights is None)
-        count = decisions.micro_batches
-        whole = count == 1
-        self.micro: MicroBatches = (
-            undivided_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
-        )
+        if micro is None:
+            count = decisions.micro_batches
+            whole = count == 1
+            micro = (
+                undivided_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
+            )
+        self.micro = micro
         self.layouts_by_op = placings_of(graph, analysis, self.micro, decisions)
 
     @cached_property

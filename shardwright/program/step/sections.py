@@ -67,7 +67,7 @@ class FoldedGraph:
         graph: with two layers, or more, on both sides of each gap.
         layer_of: the layers of its operators and leaves, by name.
         skipped: by gap, how many layers were left out.
-        stands_for: the parameters that were left out, and that of the layer behind the gap.
+        stands_for: the leaves that were left out, and that of the layer behind the gap.
     """
 
     graph: Graph
@@ -101,8 +101,8 @@ class Seam(NamedTuple):
 class Sections:
     """A program divided into consecutive sections.
 
-    At `seams` the sections of layers were left out; `skipped` has their number by gap. `spans` has,
-    by the index of an instruction, its names of values of all layers.
+    At `seams`, one of each track, the sections of layers were left out; `skipped` has their number
+    by gap. `spans` has, by the index of an instruction, its names of values of all layers.
     """
 
     program: StepProgram
@@ -115,6 +115,18 @@ class Sections:
     def at(self) -> list[Section]:
         """The section of every instruction."""
         return [one for one in self.sections for _ in range(one.start, one.stop)]
+
+    def place(self, section: Section, at: int) -> int:
+        """The place of instruction `at` in its section, counted as in sections at the seam.
+
+        The first layers may begin otherwise than others, and the last ones end otherwise.
+        """
+        if section.gap == NOWHERE:
+            return at - section.start
+        before, _ = self.seams[section.track]
+        if section.start > before.start:
+            return at - section.start
+        return at - section.stop + before.stop - before.start
 
     def with_seams(self) -> Iterator[tuple[Section, Seam | None]]:
         """Every section, with the seam that it is behind, if it is."""
@@ -137,8 +149,14 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     for n, track in enumerate(tracks):
         first, second = (-1, 0) if track.ascending else (0, -1)
         seams.append(Seam(by_layer[n, first], by_layer[n, second]))
-    missing = set(range(len(folded.skipped))) - {track.gap for track in tracks}
-    if missing:
+    run = {
+        folded.layer_of[name].gap
+        for one in program.instructions
+        if isinstance(one, Forward)
+        for name in one.ops
+        if name in folded.layer_of
+    }
+    if run - {track.gap for track in tracks}:
         raise NotPeriodicError("no region begins at the same operator of every layer")
     at = [one for one in found for _ in range(one.start, one.stop)]
     spans = _spans(program, at, seams, folded.layer_of)
@@ -292,7 +310,8 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
             if (span := _place_in_span(sections, at, slot, section)) is not None:
                 mention = span
             elif where.gap == section.gap:
-                mention = where.track, where.layer - section.layer, at - where.start, slot
+                place = sections.place(where, at)
+                mention = where.track, where.layer - section.layer, place, slot
             else:
                 mention = NOWHERE, 0, at, slot
             positions.append(mention)

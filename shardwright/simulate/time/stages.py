@@ -9,10 +9,12 @@ that starts first gets a link first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from math import inf
+from typing import NamedTuple, TypeVar
 
+from shardwright.ir.layout import Seconds
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.timeline import Stream, Timeline, Track
@@ -27,16 +29,16 @@ from shardwright.program.step.instructions import (
     StepInstruction,
     StepProgram,
     Transfer,
-    Update,
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.region import Region
-from shardwright.program.step.unrolled import Played
-from shardwright.simulate.time.step_program import END, Player, StepPrices
+from shardwright.program.step.sections import Sections
+from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
+from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
+from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
 from shardwright.simulate.time.timeline import TaskSchedule
 
-_TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update
 _HALF = 0.5  # gradients of inputs and of weights take about as long
 
 Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
@@ -84,13 +86,48 @@ def simulated_stages(
     Raises:
         PipelineError: the groups wait for each other.
     """
-    first = _Pipeline(programs, prices, names, [{}] * len(programs))
+    parts = [(one, in_order(one)) for one in programs]
+    return _played(TaskSchedule, parts, prices, names).timeline
+
+
+def stages_seconds(programs: Sequence[Sections], prices: Sequence[StepPrices]) -> Seconds:
+    """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
+
+    Args:
+        programs: the step program of one rank of each group, which stands for that of the whole
+            graph.
+        prices: the prices of each group.
+
+    Raises:
+        PipelineError: the groups wait for each other.
+        NotPeriodicError: it cannot be told which transfer a layer waits for.
+    """
+    parts = [(one.program, unrolled(one)) for one in programs]
+    return _played(Clock, parts, prices, [f"group {i}" for i in range(len(parts))]).seconds
+
+
+# A group's program, and its instructions in order.
+_Program = tuple[StepProgram, Sequence[Item]]
+_Made = TypeVar("_Made", bound=TaskSchedule)
+
+
+def _played(
+    made: Callable[[], _Made],
+    programs: Sequence[_Program],
+    prices: Sequence[StepPrices],
+    names: Sequence[str],
+) -> _Made:
+    """The schedule of all tasks, with the seconds that groups wait for their slowest ranks."""
+    found = made()
+    first = _Pipeline(found, programs, prices, names, [{}] * len(programs))
     lost = [
         {} if price.late is None else player.lost(price.late)
         for player, price in zip(first.players, prices, strict=True)
     ]
-    last = _Pipeline(programs, prices, names, lost) if any(lost) else first
-    return last.made.timeline
+    if any(lost):
+        found = made()
+        _Pipeline(found, programs, prices, names, lost)
+    return found
 
 
 class _Pipeline:
@@ -98,40 +135,60 @@ class _Pipeline:
 
     def __init__(
         self,
-        programs: Sequence[StepProgram],
+        made: TaskSchedule,
+        programs: Sequence[_Program],
         prices: Sequence[StepPrices],
         names: Sequence[str],
         lost: Sequence[Lost],
     ) -> None:
-        self.made = TaskSchedule()
+        self.made = made
         self.done: dict[tuple[str, int], int] = {}  # operation of several groups -> its task
         self.links = Links()
+        # Whether messages delay collectives, so that the order of their starts matters.
+        pairs = zip(programs, prices, strict=True)
+        self.contends = any(_contend(program, price) for (program, _), price in pairs)
         self.players = [
             _Group(self, group, *one)
             for group, one in enumerate(zip(programs, prices, names, lost, strict=True))
         ]
-        left = {group: player.steps() for group, player in enumerate(self.players)}
-        while left:
-            ready = [group for group in left if not self.players[group].is_blocked]
-            if not ready:
+        self._left = {group: player.steps() for group, player in enumerate(self.players)}
+        while self._left:
+            now = self.times()
+            if not now:
                 raise PipelineError("the groups of the pipeline wait for each other")
-            group = min(ready, key=lambda group: self.players[group].now)
-            if next(left[group], None) is None:
-                del left[group]
+            group = min(now, key=lambda group: now[group])
+            if next(self._left[group], None) is None:
+                del self._left[group]
+
+    def times(self) -> dict[int, float]:
+        """The time at which each group can play its next instruction, if it can."""
+        players = ((group, self.players[group]) for group in self._left)
+        return {group: player.now for group, player in players if not player.is_blocked}
 
 
-class _Group(Player):
+def _contend(program: StepProgram, prices: StepPrices) -> bool:
+    """Whether messages of a program delay transfers on other links."""
+    links = [name for name in dict.fromkeys(prices.links.values()) if axis_of(name) != AXIS]
+    channels = dict.fromkeys(
+        [one.channel for one in program.messages()]
+        + [one.channel for one in program.transfers() if axis_of(one.channel) == AXIS]
+    )
+    return any(prices.contention(channel, link) for channel in channels for link in links)
+
+
+class _Group(LoopPlayer):
     """Plays the program of one group of the pipeline."""
 
     def __init__(
         self,
         pipeline: _Pipeline,
         group: int,
-        program: StepProgram,
+        given: _Program,
         prices: StepPrices,
         ranks: str,
         lost: Lost,
     ) -> None:
+        program, self._items_given = given
         super().__init__(purposes(program), prices, ranks, pipeline.made, lost)
         self._pipeline, self._group, self._program = pipeline, group, program
         self._keys: dict[str, tuple[str, int]] = {}  # handle -> operation of several groups
@@ -154,15 +211,42 @@ class _Group(Player):
 
     def steps(self) -> Iterator[bool]:
         """Play the program, one instruction at a time; also yields while `is_blocked`."""
-        for now, following in pairwise([*_timed(self._program), END]):
+        yield from self._steps(self._items_given, END)
+        self._order()
+
+    def _steps(self, order: Sequence[Item], end: Item) -> Iterator[bool]:
+        """Play some instructions, which `end` follows."""
+        for now, following in pairwise([*timed(order), end]):
+            if isinstance(now, Loop):
+                yield from self._iterations(now, following)
+                continue
             if isinstance(now.instruction, Wait):
                 self._needs = self._keys.get(now.instruction.handle)
                 if self.is_blocked:
                     yield True
                 self._needs = None
-            self._play(now, following)
+            self._play(now, first_of(following))
             yield True
-        self._order()
+
+    def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
+        """Play an iteration; yields at each instruction if messages may delay it."""
+        if self._pipeline.contends:
+            behind = self._behind_iteration(loop, number, following)
+            yield from self._steps(loop.iteration(number), behind)
+        else:
+            self._iterate(loop, number, following)
+
+    def _unseen(self, shift: float) -> float:
+        """How many iterations that take `shift` seconds each end before a message may start."""
+        if not self._pipeline.contends or not shift:
+            return inf
+        players = self._pipeline.players
+        others = [
+            max(now, players[group].made.free[players[group]._here] + players[group].quiet)
+            for group, now in self._pipeline.times().items()
+            if group != self._group
+        ]
+        return max(0.0, (min(others, default=inf) - self.now) / shift - 1)
 
     def _play(self, now: Played, following: Played) -> None:
         match now.instruction:
@@ -213,24 +297,13 @@ class _Group(Player):
             seconds, name = self.prices.message(received.one), _name(received.one)
             groups, home = [players[part.group] for part in parts], players[received.group]
             track = home._tracks[channel]
-        task = self._pipeline.done[key] = home._add(name, track, seconds, after)
+        self._pipeline.done[key] = home._add(name, track, seconds, after)
         for player in groups:
             for other, shared in player._tracks.items():
-                delay = seconds * self.prices.contention(channel, other)
+                delay = seconds * self._contends(channel, other)
                 if shared != track and delay and axis_of(other) != AXIS:
-                    player._add(name, shared, delay, self.made.tasks[task].after, idle=True)
-
-
-def _timed(program: StepProgram) -> Iterator[Played]:
-    """The instructions that take time; transfers and waits for them have numbers."""
-    numbers: dict[str, int] = {}
-    for one in program.instructions:
-        if isinstance(one, Transfer):
-            numbers[one.handle] = len(numbers)
-        if isinstance(one, Transfer | Wait):
-            yield Played(one, numbers.get(one.handle, -1))
-        elif isinstance(one, _TIMED):
-            yield Played(one)
+                    player._add(name, shared, delay, after, idle=True)
+                    player.disturbed += 1
 
 
 def _name(one: Recv) -> str:

@@ -8,76 +8,60 @@ repetition waits for the transfer that the preceding repetition started.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from shardwright.program.step.instructions import Forward, Transfer, Wait
-from shardwright.program.step.unrolled import Played
+from shardwright.program.step.instructions import Forward, Transfer
+from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
 
 class SteadyStateError(ValueError):
     """The second micro-batch of a program cannot be repeated."""
 
 
-def played(order: Sequence[Played], lowered: int, micro_batches: int) -> list[Played]:
+def played(order: Sequence[Item], lowered: int, micro_batches: int) -> list[Item]:
     """The instructions `order`, of `lowered` micro-batches, repeated for `micro_batches`.
 
-    Transfers are numbered in the order in which they are started. Raises `SteadyStateError` if the
-    transfers in flight at the end of the second micro-batch differ from those at its start.
+    Raises `SteadyStateError` if the transfers in flight at the end of the second micro-batch differ
+    from those at its start.
     """
-    numbers = _Numbers()
     if micro_batches <= lowered:
-        return list(numbers.of(order))
+        return list(order)
     start, end = (_first_run(order, batch) for batch in ("1", "2"))
     repeated = order[start:end]
-    waited = _waited(repeated)
-    found = [one for one in _in_flight(order[:start]) if one.transfer in waited]
-    left = _in_flight(repeated)
+    waited, left = _matched(repeated)
+    found = [one for one in _matched(order[:start])[1] if one.transfer in waited]
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
-    result = list(numbers.of(order[:start]))
-    for _ in range(micro_batches - lowered + 1):
-        result += numbers.of(repeated)
-        for one, latest in zip(found, left, strict=True):
-            numbers.known[one.transfer] = numbers.known[latest.transfer]
-    return [*result, *numbers.of(order[end:])]
+    names = [one.transfer for one in left]
+    loop = Loop(
+        micro_batches - lowered + 1,
+        lambda _: repeated,
+        lambda _: names,
+        [1] * len(names),
+        renames=dict(zip(names, (one.transfer for one in found), strict=True)),
+    )
+    return [*order[:start], loop, *order[end:]]
 
 
-class _Numbers:
-    """Numbers transfers in the order of their start; `known` has the latest number by name."""
-
-    def __init__(self) -> None:
-        self.known: dict[Hashable, int] = {}
-        self._next = 0
-
-    def of(self, order: Sequence[Played]) -> Iterator[Played]:
-        for one in order:
-            if one.transfer is None:
-                yield one
-                continue
-            if isinstance(one.instruction, Transfer):
-                self.known[one.transfer] = self._next
-                self._next += 1
-            yield Played(one.instruction, self.known[one.transfer])
-
-
-def _first_run(order: Sequence[Played], batch: str) -> int:
+def _first_run(order: Sequence[Item], batch: str) -> int:
     """The index of the first `Forward` of the micro-batch with the number `batch`."""
-    for position, (one, _) in enumerate(order):
-        if isinstance(one, Forward) and one.call.partition("@")[2] == batch:
+    for position, one in enumerate(order):
+        if isinstance(one, Loop) or not isinstance(one.instruction, Forward):
+            continue
+        if one.instruction.call.partition("@")[2] == batch:
             return position
     raise SteadyStateError(f"micro-batch {batch} runs no region")
 
 
-def _in_flight(order: Sequence[Played]) -> list[Played]:
-    """The transfers in `order` that are not waited for, in the order of their start."""
-    waited = _waited(order)
-    return [
-        one for one in order if isinstance(one.instruction, Transfer) and one.transfer not in waited
-    ]
-
-
-def _waited(order: Sequence[Played]) -> set[Hashable]:
-    return {one.transfer for one in order if isinstance(one.instruction, Wait)}
+def _matched(order: Iterable[Item]) -> tuple[set[Hashable], list[Played]]:
+    """The transfers that are waited for, and those that are started and not waited for."""
+    started, waited = [], set()
+    for one in transfers(order):
+        if isinstance(one.instruction, Transfer):
+            started.append(one)
+        else:
+            waited.add(one.transfer)
+    return waited, [one for one in started if one.transfer not in waited]
 
 
 def _form(one: Played) -> tuple[object, ...]:

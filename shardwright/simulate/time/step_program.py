@@ -13,7 +13,7 @@ at its wait, which is reduced by computation since its start. For that the progr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,14 +25,14 @@ from shardwright.program.step.instructions import (
     Forward,
     Free,
     Recv,
+    Send,
     StepProgram,
     Transfer,
     Update,
     Wait,
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
-from shardwright.program.step.sections import Sections
-from shardwright.program.step.unrolled import Played, in_order, unrolled
+from shardwright.program.step.unrolled import Item, Loop, Played, in_order
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule
 
@@ -41,7 +41,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 # would have the remaining skew.
 Late = Callable[[float, float], tuple[float, float]]
 
-_TIMED = Forward, Backward, Transfer, Wait, Update  # the others take no time
+_TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update  # the others take no time
 END = Played(Free(()))  # follows the last instruction
 
 _NAMES = {
@@ -122,15 +122,16 @@ class Sent(NamedTuple):
     task: int
     name: str
     empty: float
+    seconds: float
 
 
 def simulated(
-    program: StepProgram | Sections, prices: StepPrices, ranks: int, micro_batches: int = 1
+    program: StepProgram, prices: StepPrices, ranks: int, micro_batches: int = 1
 ) -> Timeline:
     """The timeline of a step of `program`, which is equal on each of `ranks`.
 
     Args:
-        program: a step program; one in sections stands for that of the whole graph.
+        program: a step program.
         prices: seconds of its instructions.
         ranks: the number of ranks, for the name of the tracks.
         micro_batches: micro-batches of the step; those of the program are repeated if they are
@@ -139,12 +140,7 @@ def simulated(
     Raises:
         SteadyStateError: the program's micro-batches cannot be repeated.
     """
-    if isinstance(program, Sections):
-        order, program = unrolled(program), program.program
-    else:
-        order = in_order(program)
-    lowered = max((number for _, number, _ in program.inputs), default=0) + 1
-    order, kinds = played(order, lowered, micro_batches), purposes(program)
+    order, kinds = played(in_order(program), lowered(program), micro_batches), purposes(program)
     given = kinds, prices, f"each of {ranks} ranks"
     first = Player(*given, TaskSchedule(), {})
     first.play(order)
@@ -154,6 +150,11 @@ def simulated(
     last = Player(*given, TaskSchedule(), lost)
     last.play(order)
     return last.made.timeline
+
+
+def lowered(program: StepProgram) -> int:
+    """The number of micro-batches that a program has."""
+    return max((number for _, number, _ in program.inputs), default=0) + 1
 
 
 class Player:
@@ -178,8 +179,10 @@ class Player:
         names = dict.fromkeys(prices.links.values())
         self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
         self._runs: dict[str, Run] = {}  # by call
+        self._priced_runs: dict[tuple[str, ...], Run] = {}  # by operators
+        self._contention: dict[tuple[str, str], float] = {}
         self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
-        self._sent: dict[Hashable, Sent] = {}  # by the number of the transfer
+        self._sent: dict[Hashable, Sent] = {}  # by the name of the transfer
         self._waits: list[int] = []  # tasks that the next computation waits for
         self._last = -1  # the last task on the compute stream
         self._phase = "forward"
@@ -190,12 +193,38 @@ class Player:
         self._orderings: list[tuple[float, int]] = []  # seconds computed before a wait, collective
         self._updated = 0.0  # seconds of the update
 
-    def play(self, order: Sequence[Played]) -> None:
+    def play(self, order: Sequence[Item]) -> None:
         """Play all instructions."""
-        timed = [one for one in order if isinstance(one.instruction, _TIMED)]
-        for now, following in pairwise([*timed, END]):
-            self._play(now, following)
+        self._items(order, END)
         self._order()
+
+    def _items(self, order: Sequence[Item], end: Item) -> None:
+        """Play some instructions, which `end` follows."""
+        for now, following in pairwise([*timed(order), end]):
+            if isinstance(now, Loop):
+                self._repeat(now, following)
+            else:
+                self._play(now, first_of(following))
+
+    def _repeat(self, loop: Loop, following: Item) -> None:
+        """Play all iterations of a loop."""
+        for number in range(loop.times):
+            self._iterate(loop, number, following)
+
+    def _iterate(self, loop: Loop, number: int, following: Item) -> None:
+        """Play an iteration of a loop."""
+        if number:
+            for name, other in loop.renames.items():
+                self._sent[other] = self._sent.pop(name)
+        self._items(loop.iteration(number), self._behind_iteration(loop, number, following))
+
+    def _behind_iteration(self, loop: Loop, number: int, following: Item) -> Played:
+        """The first instruction behind an iteration; transfers have the names they have there."""
+        if number == loop.times - 1:
+            return first_of(following)
+        end = first_of(timed(loop.iteration(number + 1))[0])
+        before = {other: name for name, other in loop.renames.items()}
+        return end._replace(transfer=before.get(end.transfer, end.transfer))
 
     def lost(self, late: Late) -> dict[int, float]:
         """Seconds that ranks wait for the slowest one in each collective, by its number.
@@ -245,7 +274,12 @@ class Player:
         self._compute("update of parameters", self._updated)
 
     def _run_of(self, one: Forward) -> Run:
-        """The run of a region, priced by its operators."""
+        """The run of a region, priced by its operators; that of equal operators is kept."""
+        if one.ops not in self._priced_runs:
+            self._priced_runs[one.ops] = self._new_run(one)
+        return self._priced_runs[one.ops]
+
+    def _new_run(self, one: Forward) -> Run:
         known = [(name, op) for name in one.ops if (op := self.prices.ops.get(name)) is not None]
         module = _common_module([op.module for _, op in known])
         count = f"{len(known)} operators"
@@ -269,7 +303,7 @@ class Player:
         self._compute(f"fill the buffer: {name}", seconds.fill)
         sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
         if not awaited:
-            slowed = self.made.tasks[sent.task].seconds * (1 - self.prices.hidden(one, purpose))
+            slowed = sent.seconds * (1 - self.prices.hidden(one, purpose))
             self._compute(f"slowed down: {sent.name}", slowed, idle=True)
 
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
@@ -277,14 +311,21 @@ class Player:
         seconds += self._lost.get(self._count, 0.0)
         after, own = self._behind, self.prices.links[channel]
         task = self._add(name, self._tracks[own], seconds, after)
-        sent = Sent(self._count, task, name, empty)
+        sent = Sent(self._count, task, name, empty, seconds)
         self._count += 1
         self._before.append(self._computed)
         for other, track in self._tracks.items():
-            part = 0.0 if other == own else seconds * self.prices.contention(own, other)
+            part = 0.0 if other == own else seconds * self._contends(own, other)
             if part:
                 self._add(name, track, part, after, idle=True)
         return sent
+
+    def _contends(self, one: str, other: str) -> float:
+        """The fraction of its time by which a transfer on a link delays those on another."""
+        key = one, other
+        if key not in self._contention:
+            self._contention[key] = self.prices.contention(one, other)
+        return self._contention[key]
 
     def _wait_for(self, sent: Sent) -> None:
         self._waits.append(sent.task)
@@ -322,6 +363,22 @@ class Player:
     ) -> int:
         """Schedule a task and return its number."""
         return self.made.add(Task(name, track, Seconds(seconds), after, self._phase, module, idle))
+
+
+def timed(order: Iterable[Item]) -> list[Item]:
+    """The instructions that take time, and loops of such."""
+    return [
+        one
+        for one in order
+        if (timed(one.iteration(0)) if isinstance(one, Loop) else isinstance(one[0], _TIMED))
+    ]
+
+
+def first_of(one: Item) -> Played:
+    """The first instruction of a loop that takes time."""
+    while isinstance(one, Loop):
+        one = timed(one.iteration(0))[0]
+    return one
 
 
 def _common_module(modules: Sequence[str]) -> str:

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import final
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Timeline, Track
 
 
-@final
 class TaskSchedule:
-    """Schedules tasks one after the other, each as early as possible."""
+    """Schedules tasks one after the other, each as early as possible.
+
+    Attributes:
+        tasks: all tasks.
+        starts: the seconds at which they start.
+        ends: the seconds at which they end.
+        free: when the last task of each track ends.
+    """
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
         self.starts: list[Seconds] = []
         self.ends: list[float] = []
-        self._free: defaultdict[Track, float] = defaultdict(float)
+        self.free: defaultdict[Track, float] = defaultdict(float)
 
     def add(self, task: Task) -> int:
         """Schedule a task and return its number.
@@ -32,19 +37,23 @@ class TaskSchedule:
         It starts when its track is free and all tasks that it depends on have ended. Raises
         `ValueError` if one of these has not been added.
         """
-        number = len(self.tasks)
-        start = self._free[task.track]
+        number = len(self.ends)
+        start = self.free[task.track]
         for before in task.after:
             if not 0 <= before < number:
                 raise ValueError(
                     f"task {number} ({task.name}) comes after {task.after}, not before"
                 )
             start = max(start, self.ends[before])
+        self.keep(task, start)
+        self.ends.append(start + task.seconds)
+        self.free[task.track] = self.ends[-1]
+        return number
+
+    def keep(self, task: Task, start: float) -> None:
+        """Record a task that was scheduled."""
         self.tasks.append(task)
         self.starts.append(Seconds(start))
-        self.ends.append(start + task.seconds)
-        self._free[task.track] = self.ends[-1]
-        return number
 
     @property
     def timeline(self) -> Timeline:

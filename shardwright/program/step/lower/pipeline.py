@@ -81,14 +81,17 @@ def lower_pipeline(
     rewrite: Rewrite | None = None,
     *,
     same_as: Sequence[int] | None = None,
+    sum_bytes: int | None = None,
 ) -> StepProgram:
     """Lower the step of `rank`, counted over all groups.
 
     `rewrite` is applied to each region. A simulation may give `same_as`: for each micro-batch the
-    number of an equally large one whose operators the program has instead.
+    number of an equally large one whose operators the program has instead; and `sum_bytes`, as in
+    `LoweringInput`.
     """
     every = range(staged.decisions.micro_batches)
-    return _GroupBuilder(staged, rank, rewrite, same_as or every).build()
+    program = _GroupBuilder(staged, rank, rewrite, same_as or every).build()
+    return program if sum_bytes is None else replace(program, sum_bytes=sum_bytes)
 
 
 class _GroupBuilder:

@@ -56,7 +56,8 @@ class PlanLowering:
     @cached_property
     def staged(self) -> StagedGraph:
         """The graph split into the plan's pipeline stages."""
-        return StagedGraph(self.graph, self.analysis, self.decisions)
+        micro = None if self.decisions.micro_batches == 1 else self.micro
+        return StagedGraph(self.graph, self.analysis, self.decisions, micro)
 
     @cached_property
     def first_equal(self) -> tuple[int, ...]:
@@ -89,7 +90,11 @@ class PlanLowering:
 
     def _lowered(self, rank: int) -> StepProgram:
         if self.decisions.pipeline is not None:
-            return optimized(lower_pipeline(self.staged, rank, in_place, same_as=self.first_equal))
+            staged, same_as = self.staged, self.first_equal
+            program = lower_pipeline(
+                staged, rank, in_place, same_as=same_as, sum_bytes=self._sum_bytes
+            )
+            return optimized(program)
         if self.decisions.micro_batches == 1:
             step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
             step = replace(step, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes)

@@ -80,16 +80,24 @@ class FoldedStep:
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""
         step, spec = self.step, self.trainer.optimizer
+        present = set(sections.program.leaves)
         stored = {
             leaf.name: step.stored(leaf.name).bytes
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
+            if leaf.name in present
         }
-        stored.update((name, stored[like]) for name, like in self.folded.stands_for.items())
+        left_out = [pair for pair in self.folded.stands_for.items() if pair[1] in present]
+        stored.update((name, stored[like]) for name, like in left_out if like in stored)
         granularity = step.allocator.granularity
         odd = self.trainer.rounding(tiles.values(), granularity)
         state = sum(tile.state_bytes(spec) for tile in tiles.values())
-        kinds = (LeafKind.INPUT, LeafKind.BUFFER, LeafKind.CONSTANT)
-        given = sum(self.whole.tensor[leaf.name].bytes for leaf in self.whole.leaves_of(*kinds))
+        present.update(name for name, _ in left_out)
+        given = sum(
+            self.whole.tensor[leaf.name].bytes
+            for leaf in self.whole.leaves
+            if leaf.kind is LeafKind.INPUT
+            or (leaf.kind is not LeafKind.PARAMETER and leaf.name in present)
+        )
         keys = step.keys + self._keys_left_out(sections)
         return sum(stored.values()) + state + odd + given + keys
 
