@@ -150,6 +150,8 @@ class Frontier(SearchedFrontier):
             None as above.
         least: for each plan, a lower bound in bytes on its memory; None as above.
         off_frontier: finds faster plans off the frontier within a limit; None as above.
+        deepen: gathers more buckets of parameters ahead in a plan, where that makes it faster; None
+            as above.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.
         device_bytes: memory of a device for tensors, the limit where none is given.

@@ -288,6 +288,18 @@ class Frontier:
         """
         return plan
 
+    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
+        """Gather as many buckets of parameters ahead in a plan as make it faster.
+
+        Args:
+            plan: a settled plan.
+            limit: bytes that it may need per rank; None for no limit.
+
+        Returns:
+            A plan with the same layouts and another `ahead`, or the same plan.
+        """
+        return plan
+
     def all_settled(self, most: int = MOST_SETTLED) -> Frontier:
         """The frontier of simulated time and memory.
 

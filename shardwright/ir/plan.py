@@ -201,6 +201,7 @@ class Plan:
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`;
+    * `ahead`: how many buckets of parameters are gathered before the one that operators read;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
     * `rivals`: the costs of the plans that it was chosen from.
@@ -228,6 +229,7 @@ class Plan:
     micro_batches: int = 1  # gradients of a step's micro-batches are accumulated
     gradient_sync: str | None = None  # as in `ir/gradient_sync.py`
     compiled: bool = False  # whether layers run through `torch.compile`
+    ahead: int = 1  # buckets of parameters that are gathered before they are read
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0

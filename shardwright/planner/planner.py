@@ -235,6 +235,7 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
         settle=refinement.settled,
         compare=refinement.compared,
+        deepen=refinement.deepened,
         least=lambda index: kept[index].least,
         off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,

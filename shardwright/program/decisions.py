@@ -19,7 +19,8 @@ class Decisions:
     that are `regathered` are not kept for the backward pass. Operators with the same non-zero
     number in `segments` are recomputed together in the backward pass, except those that are
     `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
-    (`ir/gradient_sync.py`) gives those after which gradients are reduced. With a `pipeline`, `mesh`
+    (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
+    gathered `ahead` buckets before they are read. With a `pipeline`, `mesh`
     is that of one of its groups.
     """
 
@@ -32,6 +33,7 @@ class Decisions:
     pipeline: Pipeline | None = None
     gradient_sync: str | None = None
     kept: frozenset[str] = frozenset()
+    ahead: int = 1
 
 
 def everything_whole(graph: Graph) -> Decisions:

@@ -83,4 +83,5 @@ def read_plan(
         plan.pipeline,
         plan.gradient_sync,
         frozenset(op.name for op in plan.ops if op.kept),
+        plan.ahead,
     )

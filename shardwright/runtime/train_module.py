@@ -291,13 +291,17 @@ class TrainModule(LastingModule, ABC):
     def compile_programs(self) -> None:
         """From the next step on run through `torch.compile`."""
         self._sw_compiled = True
-        found = self.programs()
-        within = {id(m) for program in found for m in program.modules() if m is not program}
+        owned: set[int] = set()  # modules of a step program
+        for module in list(self.modules()):
+            if isinstance(module, Regions):
+                module.compile_segments(self.get_buffer("_sw_random").device)
+            if isinstance(module, Regions | WholeBatch):  # its `plain` is differentiated twice
+                owned.update(map(id, module.modules()))
+        found = [program for program in self.programs() if id(program) not in owned]
+        owned.update(id(m) for program in found for m in program.modules() if m is not program)
         for parent in list(self.modules()):
-            if isinstance(parent, WholeBatch):  # its regions are; `plain` is differentiated twice
-                continue
             for name, program in list(parent.named_children()):
-                if isinstance(program, fx.GraphModule) and id(program) not in within:
+                if isinstance(program, fx.GraphModule) and id(program) not in owned:
                     setattr(parent, name, compiled(program))
 
 

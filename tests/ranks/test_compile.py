@@ -62,8 +62,8 @@ def _train_job(model, batch, text):
         optimizer.step()
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] >= 1
-    regions = module.main._sw_program.regions.parts
-    assert any(region._compiled_call_impl is not None for region in regions)
+    shared = module.main._sw_program.regions.compiled.shared
+    assert any(segment._compiled_call_impl is not None for segment in shared)
     assert any(module.main._sw_program.program.transfers()), "communication stays outside"
     assert graphs == [graphs[0]] * STEPS, "compiled again after the first step"
     return losses

@@ -1,5 +1,6 @@
 """A step of a whole batch on two ranks: hooks between buckets, errors, and foreign gradients."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -44,6 +45,30 @@ def _places_of_hooks(text):
     with mock.patch.object(collectives, "wait_for", lambda work, _: waited.append(work.wait())):
         module(**batch).backward()
     return list(seen), list(seen.values())
+
+
+def test_more_buckets_ahead_give_the_same_gradients():
+    run_ranks(2, _ahead, baselines(*even())["fully sharded"])
+
+
+def _ahead(text):
+    model, batch = even()
+    found, in_flight = [], []
+    for ahead in (1, 3):
+        plan = replace(sw.Plan.from_json(text), ahead=ahead)
+        module = sw.parallelize(model, plan)
+        for loss in (module(**batch), None):  # a call, and a whole step
+            if loss is not None:
+                loss.backward()
+            else:
+                module.zero_grad()
+                module.forward_backward(batch)
+            found.append({k: p.grad.to_local().clone() for k, p in module.named_parameters()})
+        text_of = str(module._sw_program.program)
+        in_flight.append(text_of.partition(" = forward")[0].count("all_gather"))
+    assert in_flight[1] == in_flight[0] + 2, in_flight
+    for other in found[1:]:
+        assert all(torch.equal(other[key], gradient) for key, gradient in found[0].items())
 
 
 class StopError(Exception):

@@ -12,6 +12,7 @@ from shardwright.ir.plan import Plan
 
 _NEAR_TIE = 1.1  # baselines slower than this multiple of a plan's additive time are not simulated
 
+Deepen = Callable[[Plan, Bytes | None], Plan]
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 
 
@@ -29,6 +30,8 @@ class SearchedFrontier(Frontier):
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
       memory fits into `limit`, among those that are dominated in additive memory only, or None.
       `share` is the smallest ratio of simulated to additive memory seen so far;
+    * `deepen`: `(plan, limit)` -> the settled plan with as many buckets of parameters gathered
+      ahead as make it faster within `limit`; None leaves plans as they are;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them.
     """
@@ -37,6 +40,7 @@ class SearchedFrontier(Frontier):
     compare: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
+    deepen: Deepen | None = field(default=None, compare=False, repr=False)
     chooses_baselines: bool = True
 
     @property
@@ -55,6 +59,10 @@ class SearchedFrontier(Frontier):
             `peak_bytes` and `memory` that the worst rank needs.
         """
         return self.settle(plan) if self.settle is not None else plan
+
+    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
+        """A settled plan that gathers more parameters ahead, where it is faster within `limit`."""
+        return plan if self.deepen is None else self.deepen(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
         """A plan with the time and peak that `settled` finds; it may have no timeline."""

@@ -20,7 +20,8 @@ class Preferred:
     """The plan to return within a memory limit, and the plans that it was chosen from.
 
     Attributes:
-        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`.
+        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`; with as
+            many buckets of parameters gathered ahead as make it faster.
         fastest: the fastest plan found.
         uniform: the fastest uniform strategy found that fits; None if there is none.
     """
@@ -62,6 +63,12 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
 
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
+    found = _preferred(frontier, memory_limit)
+    return replace(found, plan=frontier.deepened(found.plan, frontier.limit(memory_limit)))
+
+
+def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
+    """The same, with one bucket of parameters gathered ahead."""
     fastest = frontier.fastest(memory_limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)

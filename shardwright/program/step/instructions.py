@@ -337,7 +337,8 @@ class StepProgram:
     `outputs`, `gradients`: (leaf or input, gradient), and `updates`: (buffer, new content). With
     `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
     least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
-    `sum_bytes`. `passes` names the passes that were applied.
+    `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read. `passes`
+    names the passes that were applied.
     """
 
     mesh: Mesh
@@ -354,6 +355,7 @@ class StepProgram:
     fixed_offsets: bool = False
     alone_bytes: int | None = None
     sum_bytes: int = 0
+    ahead: int = 1
     passes: tuple[str, ...] = ()
 
     @property

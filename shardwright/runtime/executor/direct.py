@@ -84,10 +84,10 @@ class DirectStep:
         regions.running = one
         given = [values[name] for name in one.inputs]
         if one.saves:
-            found = regions.parts[one.region](*given, state)
+            found = regions.executed[one.region](*given, state)
         else:
             with torch.no_grad():
-                found = regions.parts[one.region](*given, state)
+                found = regions.executed[one.region](*given, state)
         wanted = regions.forms[one.region].differentiable
         for name, x, differentiable in zip(one.outputs, found, wanted, strict=True):
             values[name] = x if differentiable or not x.requires_grad else x.detach()

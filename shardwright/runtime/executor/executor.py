@@ -12,7 +12,7 @@ from weakref import finalize
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.optim import Optimizer
 
 from shardwright.program.step.instructions import (
@@ -41,8 +41,10 @@ from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight
+from shardwright.runtime.graph_modules.compiled import CompiledRegions
 from shardwright.runtime.graph_modules.fx import Special, region_module
 from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
+from shardwright.runtime.graph_modules.repeats import SharedCode
 
 Values = dict[str, torch.Tensor | None]
 
@@ -50,7 +52,9 @@ Values = dict[str, torch.Tensor | None]
 class Regions(nn.Module):
     """The distinct regions of a program as modules; `make` as in `to_module`.
 
-    `running` is the instruction for which a region runs. After a `failure` nothing runs.
+    `parts` run operators one by one. `executed` are the modules that a step runs: these, or
+    compiled ones. `running` is the instruction for which a region runs. After a `failure` nothing
+    runs.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Regions(nn.Module):
     ) -> None:
         super().__init__()
         self.forms = tuple(regions)
+        self.make, self.device = make, device
         self.running: Forward | None = None
         self.failure: Failure | None = None  # of a step that communicates
         self.variant = torch.zeros(1, dtype=torch.int64, device=device)
@@ -74,6 +79,18 @@ class Regions(nn.Module):
             )
             for region in regions
         )
+        self.executed: Sequence[nn.Module] = tuple(self.parts)
+        self.compiled: CompiledRegions | None = None
+
+    def compile_segments(self, device_of_state: torch.device) -> None:
+        """From now on run compiled regions; the random state is on `device_of_state`."""
+        self.compiled = CompiledRegions(self._segment, device_of_state)
+        self.executed = tuple(map(self.compiled.region, self.forms))
+
+    def _segment(self, code: SharedCode) -> fx.GraphModule:
+        make = chosen_by(self.variant, code.variants, self.make, self.device)
+        given = code.variants[0], code.inputs, code.outputs, self.device
+        return region_module(*given, make, numbered=code.draws)
 
 
 @final
@@ -405,7 +422,7 @@ class ProgramRun:
         region = regions.forms[one.region]
         if len(region.variants) > 1:
             regions.variant.fill_(one.variant)
-        return region, regions.parts[one.region]
+        return region, regions.executed[one.region]
 
 
 def _drain(in_flight: dict[str, InFlight]) -> None:

@@ -1,19 +1,75 @@
-"""Compiles programs with `torch.compile`, cut where copies of parameters are gathered again.
+"""Compiles programs with `torch.compile`.
 
-A region of a step program is compiled whole. In the program of a pipeline stage, operators that do
-not keep their gathered copies are not compiled, and the parts between them are.
+Regions of a step program are cut into segments at repeated layers (`graph_modules/repeats.py`), and
+equal segments are one compiled function, also those of several regions. In the program of an
+asynchronous pipeline's stage, operators that do not keep their gathered copies are not compiled,
+and the parts between them are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import fx, nn
 from torch.fx.passes.split_module import split_module
 
+from shardwright.program.step.region import Region
+from shardwright.runtime.graph_modules.repeats import SharedCode, segments
 from shardwright.runtime.parameters.reshard_after_forward import ReshardAfterForward
 from shardwright.tracing.export.operators import OVERLOAD, operator_of
+
+MakeSegment = Callable[[SharedCode], fx.GraphModule]
+
+
+class CompiledRegions(nn.Module):
+    """Compiles regions; each is called as the module of `region_module` is.
+
+    `make` makes the module of a segment, to which numbers are given if it draws. The random state
+    is on `device_of_state`. A segment of a single operator is not compiled.
+    """
+
+    def __init__(self, make: MakeSegment, device_of_state: torch.device) -> None:
+        super().__init__()
+        self.make, self.device_of_state = make, device_of_state
+        self.shared = nn.ModuleList()  # one for each distinct segment
+        self.regions = nn.ModuleList()
+        self._known: dict[SharedCode, int] = {}
+
+    def region(self, region: Region) -> fx.GraphModule:
+        """A module that runs a region in compiled segments."""
+        root, graph = nn.Module(), fx.Graph()
+        nodes = {name: graph.placeholder(f"leaf_{i}") for i, name in enumerate(region.inputs)}
+        state = graph.placeholder("random_state")
+        for at, segment in enumerate(segments(region)):
+            given = [nodes[name] for name in segment.inputs] + [state]
+            if segment.numbers:
+                numbers = torch.tensor(segment.numbers, device=self.device_of_state)
+                root.register_buffer(f"numbers_{at}", numbers, persistent=False)
+                given.append(graph.get_attr(f"numbers_{at}"))
+            root.add_module(f"segment_{at}", self.segment(segment.code))
+            results = graph.call_module(f"segment_{at}", tuple(given))
+            for i, name in enumerate(segment.outputs):
+                nodes[name] = graph.call_function(operator.getitem, (results, i))
+        graph.output(tuple(nodes[name] for name in region.outputs))
+        found = fx.GraphModule(root, graph, class_name="Segments")
+        self.regions.append(found)
+        return found
+
+    def segment(self, code: SharedCode) -> fx.GraphModule:
+        """The module of all segments with this code."""
+        if code not in self._known:
+            self._known[code] = len(self.shared)
+            module = self.make(code)
+            _out_of_place(module)
+            if _fuses(module):
+                # Segments with equal code may have inputs of several shapes: each is compiled.
+                module.compile(dynamic=False)
+            self.shared.append(module)
+        found = self.shared[self._known[code]]
+        assert isinstance(found, fx.GraphModule)
+        return found
 
 
 def compiled(program: fx.GraphModule) -> fx.GraphModule:

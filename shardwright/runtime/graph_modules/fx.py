@@ -34,6 +34,7 @@ Draws = Dropout | Uniform | Attention | RunModule  # those that take the random 
 Special = Draws | Redistribute | Compute | Joint | SharedAttention
 
 _RANDOM_STATE = "random state"
+_NUMBERS = "numbers"
 
 
 def to_module(
@@ -57,9 +58,14 @@ def region_module(
     outputs: Sequence[str],
     device: torch.device,
     make: Callable[[Special], nn.Module],
+    *,
+    numbered: bool = False,
 ) -> fx.GraphModule:
-    """A module called with the inputs of a region, and then the random state; see `to_module`."""
-    return _Writer(inputs, device, make).module(instructions, outputs)
+    """A module called with the inputs of a region, and then the random state; see `to_module`.
+
+    If it is `numbered`, the numbers of its random operators follow, int64 [operators that draw].
+    """
+    return _Writer(inputs, device, make, numbered).module(instructions, outputs)
 
 
 class _Recomputed(nn.Module):
@@ -78,13 +84,20 @@ class _Writer:
     """A graph while it is written."""
 
     def __init__(
-        self, inputs: Sequence[str], device: torch.device, make: Callable[[Special], nn.Module]
+        self,
+        inputs: Sequence[str],
+        device: torch.device,
+        make: Callable[[Special], nn.Module],
+        numbered: bool = False,
     ) -> None:
         self.device = device
         self.make = make
         self.root, self.graph = nn.Module(), fx.Graph()
         self.nodes = {name: self.graph.placeholder(f"leaf_{i}") for i, name in enumerate(inputs)}
         self.nodes[_RANDOM_STATE] = self.graph.placeholder("random_state")
+        if numbered:
+            self.nodes[_NUMBERS] = self.graph.placeholder("numbers")
+        self.drawn = 0  # random operators so far
         self.sources: dict[str, str] = {}  # copy of a parameter -> what it is made of again
 
     def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
@@ -115,13 +128,22 @@ class _Writer:
         if isinstance(instruction, Redistribute):
             self.sources[instruction.result] = instruction.value
         if isinstance(instruction, Draws | RecomputedSegment):
-            given.append(self.nodes[_RANDOM_STATE])
+            given.append(self.random_state())
         name = f"{type(instruction).__name__.lower()}_{number}"
         self.root.add_module(name, module)
         node = self.graph.call_module(name, tuple(given))
         if isinstance(instruction, Draws):
             self.note(node, instruction, number)
         self.name(node, instruction)
+
+    def random_state(self) -> fx.Node:
+        """The random state for the next operator, with its number if numbers are given."""
+        state = self.nodes[_RANDOM_STATE]
+        if _NUMBERS not in self.nodes:
+            return state
+        self.drawn += 1
+        number = self.graph.call_method("narrow", (self.nodes[_NUMBERS], 0, self.drawn - 1, 1))
+        return self.graph.call_function(torch.cat, ([state, number],))
 
     def note(self, node: fx.Node, instruction: Compute | Draws, number: int) -> None:
         """Store a node's operator and position for interpreters of the graph."""

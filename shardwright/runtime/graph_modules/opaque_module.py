@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.program.instructions import RunModule
-from shardwright.runtime.random.fused_rng import seed_of, seeded
+from shardwright.runtime.random.fused_rng import number_in, seed_of, seeded
 from shardwright.tracing.export.opaque import OpaqueCall
 from shardwright.tracing.gradients.autograd_functions import FunctionCall
 
@@ -52,7 +52,7 @@ class OpaqueModule(nn.Module):
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Parameters and buffers of the module, its tensors, and the random state."""
         *tensors, state = given
-        with seeded(seed_of(state, "module", self.number), self.device):
+        with seeded(seed_of(state, "module", number_in(state, self.number)), self.device):
             return tuple(self.call(tensors))
 
     def extra_repr(self) -> str:

@@ -82,12 +82,11 @@ class _Watching(fx.Interpreter):
 @contextmanager
 def _watched(module: ParallelModule | PipelineModule, found: _Found) -> Iterator[None]:
     programs = module.programs()
-    ops = {
-        part: _running_ops(regions, module.graph)
-        for regions in module.modules()
-        if isinstance(regions, Regions)
-        for part in regions.parts
-    }
+    every = [one for one in module.modules() if isinstance(one, Regions)]
+    ops = {part: _running_ops(regions, module.graph) for regions in every for part in regions.parts}
+    executed = [regions.executed for regions in every]
+    for regions in every:  # compiled segments are not told operator by operator
+        regions.executed = tuple(regions.parts)
     for program in programs:
         program.forward = _Watching(program, found, ops.get(program)).run
     try:
@@ -95,6 +94,8 @@ def _watched(module: ParallelModule | PipelineModule, found: _Found) -> Iterator
     finally:
         for program in programs:
             del program.forward
+        for regions, before in zip(every, executed, strict=True):
+            regions.executed = before
 
 
 def _running_ops(regions: Regions, graph: Graph) -> Callable[[], Sequence[Op]]:

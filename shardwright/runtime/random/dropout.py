@@ -21,7 +21,10 @@ from shardwright.tracing.export.operators import to_torch
 
 
 def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
-    """The state that masks depend on: int64 [2], seed and step."""
+    """The state that masks depend on: int64 [2], seed and step.
+
+    A third element, where there is one, is added to the number of the operator that draws.
+    """
     return torch.tensor([seed, step], dtype=torch.int64, device=device)
 
 
@@ -59,7 +62,8 @@ class _Draws(nn.Module):
     def bits(self, state: torch.Tensor) -> torch.Tensor:
         """int32, one per element, the last dimension's positions along the last dimension."""
         state = state.to(self.rows.device)
-        key = _mix(_to_int32(state[0] + 0x9E3779B9 * (self.number + 1)))
+        number = self.number + 1 if state.numel() == 2 else state[2] + self.number + 1
+        key = _mix(_to_int32(state[0] + 0x9E3779B9 * number))
         key = _mix(key ^ _to_int32(state[1]))
         rows, columns = self.rows, self.columns
         if self.alternative is not None:

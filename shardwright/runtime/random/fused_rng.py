@@ -25,10 +25,15 @@ from shardwright.tracing.export.operators import call_op
 
 
 def seed_of(state: torch.Tensor, *what: object) -> int:
-    """A seed for one call, from int64 [2] (seed, step) and whatever else tells calls apart."""
-    seed, step = state.tolist()
+    """A seed for one call, from a `random_state` and whatever else tells calls apart."""
+    seed, step = state[:2].tolist()
     digest = hashlib.blake2b(repr((seed, step, what)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def number_in(state: torch.Tensor, number: int) -> int:
+    """The number of an operator that draws, to which a `random_state` may add."""
+    return number + int(state[2:].sum())
 
 
 @contextmanager
@@ -93,9 +98,13 @@ class FastAttention(nn.Module):
 
 
 def _drawn(
-    draw: Callable[[], torch.Tensor], what: object, state: torch.Tensor, device: torch.device
+    draw: Callable[[], torch.Tensor],
+    what: tuple[str, int, object],
+    state: torch.Tensor,
+    device: torch.device,
 ) -> torch.Tensor:
-    with seeded(seed_of(state, what), device):
+    kind, number, positions = what
+    with seeded(seed_of(state, (kind, number_in(state, number), positions)), device):
         return draw()
 
 

@@ -95,5 +95,6 @@ def _program(
         fixed_offsets=step.fixed_offsets,
         alone_bytes=step.alone_bytes,
         sum_bytes=sum_bucket_bytes(step.graph) if step.sum_bytes is None else step.sum_bytes,
+        ahead=step.ahead,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))

@@ -39,6 +39,7 @@ def micro_batched_step(
         lowered.reductions,
         rewrite,
         fixed_offsets=graph.numerics.rng == "fast",
+        ahead=decisions.ahead,
     )
 
 

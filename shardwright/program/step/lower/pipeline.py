@@ -145,6 +145,7 @@ class _GroupBuilder:
             updates=tuple(one for stage in stages for one in stage.updates()),
             fixed_offsets=self.table.fixed_offsets,
             sum_bytes=sum_bucket_bytes(self.staged.graph),
+            ahead=self.staged.decisions.ahead,
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 

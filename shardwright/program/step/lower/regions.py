@@ -72,7 +72,7 @@ class RegionTable:
         """The number and variant of a region of one variant."""
         (variant,) = found.variants
         form = variant if self.fixed_offsets else tuple(map(without_offsets, variant))
-        key = replace(found, variants=(form,)), tuple(map(_written_arguments, form))
+        key = replace(found, variants=(form,)), tuple(map(written_arguments, form))
         number = self._known.setdefault(key, len(self.regions))
         if number == len(self.regions):
             self.regions.append(found)
@@ -84,7 +84,7 @@ class RegionTable:
         return Used(number, known.index(variant))
 
 
-def _written_arguments(one: Instruction) -> str:
+def written_arguments(one: Instruction) -> str:
     """The arguments as text, in which 1, 1.0 and True differ, as their results may."""
     return str((one.op.args, one.op.kwargs)) if isinstance(one, CALLS) else ""
 

@@ -56,6 +56,7 @@ class LoweringInput:
         fixed_offsets: whether regions whose tiles start at different offsets are different regions.
         alone_bytes: that of the backend (`BackendSpec`).
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
+        ahead: how many buckets ahead copies of parameters are gathered.
         prefix: the first part of names of values, that of a stage where a rank has several.
     """
 
@@ -68,6 +69,7 @@ class LoweringInput:
     fixed_offsets: bool = False
     alone_bytes: int | None = None
     sum_bytes: int | None = None
+    ahead: int = 1
     prefix: str = ""
 
 

@@ -26,4 +26,5 @@ def whole_step(
         [prepared(lower(graph, analysis, decisions, rank), graph)],
         rewrite=rewrite,
         fixed_offsets=graph.numerics.rng == "fast",
+        ahead=decisions.ahead,
     )

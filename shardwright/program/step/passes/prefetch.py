@@ -1,8 +1,8 @@
 """Starts gathers of parameters ahead of their first reader.
 
-The next bucket is gathered while operators read the one before it, in the forward pass, in the
-backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). A gather for the
-backward part is not started before the `Seed`, as the backward part may never be asked for.
+The next bucket, or the next few, are gathered while operators read the one before, in the forward
+pass, in the backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). A gather
+for the backward part is not started before the `Seed`, as the backward part may never be asked for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 
 
-def prefetch(program: StepProgram, *, ahead: int = 1) -> StepProgram:
-    """`program` with each bucket of copies started when the one `ahead` buckets before arrives."""
+def prefetch(program: StepProgram) -> StepProgram:
+    """`program` with each bucket of copies started when an earlier one arrives.
+
+    `program.ahead` is how many buckets earlier that one is, at least 1.
+    """
     at = next((i for i, one in enumerate(program.instructions) if isinstance(one, Seed)), 0)
     known = purposes(program)
     parts = program.instructions[:at], program.instructions[at:]
-    instructions = [one for part in parts for one in _prefetched(part, program, known, ahead)]
+    instructions = [one for part in parts for one in _prefetched(part, program, known)]
     return replace(program, instructions=tuple(instructions))
 
 
@@ -34,9 +37,9 @@ def _prefetched(
     instructions: Sequence[StepInstruction],
     program: StepProgram,
     known: Mapping[str, Purpose],
-    ahead: int,
 ) -> list[StepInstruction]:
     """One part of the program."""
+    ahead = program.ahead
     leaves = set(program.leaves)
     waiting: list[str] = []  # handles of gathers, in the order in which they are waited for
     gathers: dict[str, Transfer] = {}

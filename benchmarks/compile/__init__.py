@@ -1,0 +1,1 @@
+"""Compile time by number of layers: equal layers are one compiled function."""

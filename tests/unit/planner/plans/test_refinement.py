@@ -1,0 +1,85 @@
+"""Depth of prefetch: as many buckets of parameters ahead as make a step faster within a limit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.plans.refinement import MOST_AHEAD, Refinement
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.rank_steps import step_program
+from shardwright.rules.analysis import analyze
+from shardwright.tracing.op_memory.footprints import Footprints
+
+
+class Deep(nn.Module):
+    """Wide layers, each in buckets of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+@pytest.fixture(scope="module")
+def subject():
+    """The graph, a machine that hides most communication, and a function that settles plans."""
+    with torch.device("meta"):
+        graph = sw.capture(Deep(), (torch.empty(4096, 4096),))
+    machine = replace(sw.Machine.preset("2x2xH100"), overlap=0.8)
+    return graph, machine, Expansion(graph, machine, "adamw")
+
+
+def refinement_of(subject, **changes):
+    graph, machine, expansion = subject
+    machine = replace(machine, **changes)
+    return Refinement(graph, machine, "adamw", Footprints(on_cpu=False), expansion.sources.analysis)
+
+
+def plan_of(subject, strategy):
+    return subject[2].expanded(Strategy.parse(strategy)).plan(0.0, ())
+
+
+def test_sharded_parameters_are_gathered_as_far_ahead_as_it_is_faster(subject):
+    refinement, plan = refinement_of(subject), plan_of(subject, "dp_shard=4")
+    one = refinement.settled(plan)
+    found = refinement.deepened(one, None)
+    assert 1 < found.ahead <= MOST_AHEAD and found.peak_bytes > one.peak_bytes
+    assert found.step_seconds < one.step_seconds
+    assert found.timeline.seconds == found.step_seconds
+    assert found.lower_bound_seconds <= found.step_seconds
+    assert f"gathers {found.ahead} buckets of parameters ahead" in found.notes[-1]
+    assert refinement.deepened(one, one.peak_bytes) is one, "there is no memory for another bucket"
+    assert refinement.deepened(one, found.peak_bytes).ahead == found.ahead
+
+
+def test_plans_that_gain_nothing_are_left_as_they_are(subject):
+    plan = plan_of(subject, "dp_replicate=4 zero=0")
+    refinement = refinement_of(subject)
+    one = refinement.settled(plan)
+    assert refinement.deepened(one, None) is one
+    refinement, plan = refinement_of(subject, overlap=0.0), plan_of(subject, "dp_shard=4")
+    one = refinement.settled(plan)
+    assert refinement.deepened(one, None) is one
+
+
+def test_the_program_of_a_plan_gathers_as_the_plan_says(subject):
+    graph, _, _ = subject
+    plan, analysis = plan_of(subject, "dp_shard=4"), analyze(graph)
+
+    def in_flight(ahead):
+        """The most gathers before the first product that reads one."""
+        read = sw.Plan.from_json(sw.Plan.of(replace(plan, ahead=ahead)).to_json())
+        assert read.ahead == ahead
+        text = str(step_program(graph, analysis, read_plan(read, graph, analysis), 0))
+        return text.partition(" = forward")[0].count("all_gather")
+
+    assert [in_flight(ahead) for ahead in (1, 2, 4)] == [2, 3, 5]
