@@ -6,6 +6,7 @@ WORKERS ?= 2
 MODELS ?=
 VENV := .venv
 READY := $(VENV)/.ready
+FRAMEWORKS := build/frameworks
 PIP := $(VENV)/bin/python -m pip install --quiet
 
 .PHONY: help demo test models benchmarks-quick check docs clean
@@ -19,7 +20,7 @@ demo: $(READY) ## Plan a small GPT for two devices and train it on two local pro
 
 # One file stays on one worker: module fixtures are built once, and each worker starts one group of
 # ranks at a time. Files go in order, so that the last ones are the many short ones of tests/unit.
-test: $(READY) ## Run the whole test suite
+test: $(READY) $(FRAMEWORKS)/.ready ## Run the whole test suite
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 models: $(READY) ## Capture, plan and verify every model, and write docs/models.md
@@ -61,4 +62,14 @@ $(READY): pyproject.toml constraints.txt requirements.lock
 	$(PIP) --require-hashes --no-deps --requirement requirements.lock; \
 	$(PIP) --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"; \
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Other training frameworks, whose parsers read what is written for them. They stay out of the environment: some packages do
+# other things where DeepSpeed is installed.
+$(FRAMEWORKS)/.ready: $(READY) tests/frameworks/latest.lock tests/frameworks/toml.lock
+	@echo "make: installing other frameworks into $(FRAMEWORKS)" >&2
+	@rm -rf $(FRAMEWORKS)
+	@for name in latest toml; do \
+		$(PIP) --require-hashes --no-deps --target $(FRAMEWORKS)/$$name --requirement tests/frameworks/$$name.lock || exit 1; \
+	done
 	@touch $@

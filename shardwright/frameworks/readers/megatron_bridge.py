@@ -55,7 +55,8 @@ FLAG_OF = {
     "optimizer.use_precision_aware_optimizer": "use-precision-aware-optimizer",
 }
 KEY_OF = {flag: key for key, flag in reversed(FLAG_OF.items())}
-REDUCES = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
+REDUCES = "mixed_precision.grad_reduce_in_fp32"
+_REDUCES_ALONE = "ddp.grad_reduce_in_fp32"
 _RECIPES = {  # names of mixed precision -> format and recipe of fp8
     "bf16_mixed": None,
     "fp16_mixed": None,
@@ -93,9 +94,13 @@ def read(settings: Settings, given: Given) -> Understood:
         )
         narrow = "float16" if name.startswith("fp16") else "bfloat16"
         fields |= {"param_dtype": narrow, "fp8": _RECIPES[name] or fields["fp8"]}
-    for key in REDUCES:
-        if not settings.switch(key, True, "reduce_dtype", "grad_dtype"):
-            fields |= {"reduce_dtype": "bfloat16", "grad_dtype": "bfloat16"}
+        if narrow == "float16":  # whose recipe sums gradients in it
+            fields |= {"reduce_dtype": narrow, "grad_dtype": narrow}
+    if not settings.switch(REDUCES, True, "reduce_dtype", "grad_dtype"):
+        fields |= dict.fromkeys(("reduce_dtype", "grad_dtype"), fields["param_dtype"])
+    if _REDUCES_ALONE in settings:
+        settings.switch(_REDUCES_ALONE, True)
+        settings.notes.append(f"{_REDUCES_ALONE} has no effect: {REDUCES} replaces it")
     return Understood(
         dialect=found.dialect,
         fields=fields,

@@ -40,6 +40,8 @@ def cp_style(settings: Settings) -> str:
 def storage(settings: Settings, dp: int) -> dict[str, Any]:
     """Sharding of data parallelism: of what, over which ranks, and when gradients are reduced."""
     shards = settings.switch("use-distributed-optimizer", False, "zero")
+    # Megatron-Bridge has two switches, and both are on where one is.
+    shards |= settings.switch("optimizer.use_distributed_optimizer", False, "zero")
     zero, again, sync = (1 if shards else 0), None, "last"
     if settings.switch("use-megatron-fsdp", False, "zero") or settings.switch(
         "use-custom-fsdp", False, "zero"

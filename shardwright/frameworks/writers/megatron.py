@@ -23,6 +23,11 @@ _DTYPES = {
     },
     WHOLE: "float32",
 }
+# Names of mixed precision say the dtype of gradients too, in place of what `ddp` says.
+_BRIDGE_DTYPES = {
+    ("bfloat16", "float32", "float32", "float32"): "bf16 with gradients in float32",
+    ("float16", "float16", "float16", "float32"): "fp16 with gradients in float16",
+}
 _COMM = {style: word for word, style in reversed(CP_STYLES.items()) if "+" not in word}
 _STRATEGY = {zero: word for word, zero in SHARDED.items()}
 _CORE = Recompute("modules", names=("core_attn",))
@@ -54,12 +59,16 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
             "only the optimizer's state is kept on the host as a whole",
             offload=("optimizer",) if offloaded else (),
         )
-    near.dtypes(_DTYPES, WHOLE)
+    if bridge:
+        near.dtypes(_BRIDGE_DTYPES, next(iter(_BRIDGE_DTYPES)))
+    else:
+        near.dtypes(_DTYPES, WHOLE)
     near.one_of(
         "fp8", (None, *RECIPES), "tensorwise", "float8 is delayed, tensorwise, blockwise or mxfp8"
     )
     if near.strategy.fp8 and near.strategy.param_dtype != "bfloat16":
-        near.change("float8 needs bf16", param_dtype="bfloat16")
+        sums = {"reduce_dtype": "float32", "grad_dtype": "float32"} if bridge else {}
+        near.change("float8 needs bf16", param_dtype="bfloat16", **sums)
     near.change("layers are not compiled as a whole", compile="off")
     near.one_of(
         "loss",
@@ -81,6 +90,8 @@ def _storage(near: Nearest, bridge: bool) -> None:
         near.change("Megatron-FSDP gathers parameters again", reshard_after_forward=True)
     now = near.strategy
     every = now.zero >= 2
+    if every and (now.reshards or now.zero == 2):
+        near.change("Megatron-FSDP has pipelines outside of data parallelism", order=AXES)
     near.change(
         "gradients are reduced after every micro-batch where they are kept sharded, else after the"
         " last",
@@ -216,11 +227,9 @@ def bridge_settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     for name in (*off, "optimizer-cpu-offload", "cross-entropy-loss-fusion"):
         given[name] = bool(given[name])
     found: dict[str, Any] = {KEY_OF[name]: value for name, value in given.items()}
+    # Where one of the two is on, both are.
+    found["optimizer.use_distributed_optimizer"] = given["use-distributed-optimizer"]
     # The class of dataset decides which of its two names for the length there is.
     found["model.seq_length"] = found["dataset.seq_length"] = facts.batch.sequence
-    found["ddp.grad_reduce_in_fp32"] = strategy.reduce_dtype != "bfloat16"
-    if strategy.param_dtype == "float32":
-        found["mixed_precision"] = None
-        return found | {"mixed_precision.bf16": False, "mixed_precision.fp16": False}
     mixed = "fp16_mixed" if strategy.param_dtype == "float16" else _MIXED[strategy.fp8]
     return {**found, "mixed_precision": mixed}

@@ -34,6 +34,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
             "all-gather",
             "context parallelism gathers or rotates keys and values; it has no Ulysses",
         )
+        near.change("tensor parallelism has sequence parallelism", sequence_parallel=True)
     elif near.strategy.cp > 1:
         near.change("context parallelism gathers keys and values", cp_style="all-gather")
     _experts(near, is_toml)
@@ -146,7 +147,7 @@ def settings(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, 
         reader.PP: strategy.pp,
         reader.EP: strategy.ep,
         "parallelism.fsdp_reshard_after_forward": reshard,
-        "parallelism.enable_sequence_parallel": strategy.sequence_parallel,
+        "parallelism.enable_sequence_parallel": None if is_toml else strategy.sequence_parallel,
         **_pipeline_keys(strategy, facts, is_toml),
         **_batch_keys(strategy, facts, dialect),
         "training.enable_cpu_offload": bool(strategy.offload),

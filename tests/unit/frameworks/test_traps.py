@@ -205,3 +205,21 @@ def test_12_always_and_never_reshard_differ_from_the_default():
     assert any("norm and lm_head" in note for note in notes)
     always = read_text(f'{TITAN}fsdp_reshard_after_forward = "always"\n').notes
     assert not any("norm and lm_head" in note for note in always)
+
+
+def test_megatron_bridge_takes_dtypes_of_gradients_from_its_mixed_precision():
+    """Its classes replace what `ddp` says, and share the switch of the sharded optimizer."""
+    below = "model: {tensor_model_parallel_size: 1}\nddp: {grad_reduce_in_fp32: false}\n"
+    plain = read_text(below, framework="megatron-bridge", devices=8)
+    assert plain.strategy.grad_dtype == "float32"
+    assert any("ddp.grad_reduce_in_fp32 has no effect" in note for note in plain.notes)
+    half = read_text(
+        f"{below}mixed_precision: fp16_mixed\n", framework="megatron-bridge", devices=8
+    )
+    assert half.strategy.grad_dtype == half.strategy.reduce_dtype == "float16"
+    narrow = "model: {}\nmixed_precision: {bf16: true, grad_reduce_in_fp32: false}\n"
+    assert (
+        read_text(narrow, framework="megatron-bridge", devices=8).strategy.grad_dtype == "bfloat16"
+    )
+    sharded = f"{below}optimizer: {{use_distributed_optimizer: true}}\n"
+    assert read_text(sharded, framework="megatron-bridge", devices=8).strategy.zero == 1
