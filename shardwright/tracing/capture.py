@@ -134,7 +134,7 @@ def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Capture
             constants.update((name, value_of(values[name])) for name in e.names)
             lines.update(dict.fromkeys(e.names, e.line))
         except CaptureError as e:
-            if e.refused:
+            if e.refused and lines:
                 raise
             return None
     return None
