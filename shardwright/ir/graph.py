@@ -82,6 +82,27 @@ class Symbol:
 Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorValue:
+    """A tensor argument whose elements are part of the graph: sizes were taken from them.
+
+    Attributes:
+        dtype: its dtype, as torch names it; integers or truth values.
+        shape: its shape.
+        elements: its elements, in row-major order.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    elements: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+Constant = None | bool | int | float | str | TensorValue  # an argument that is part of the graph
+
+
 def whole_number(arg: Arg) -> int:
     """An argument that is a whole number in every call of its operator."""
     assert isinstance(arg, int), arg
@@ -252,7 +273,8 @@ class Graph:
         outputs: names of the values that are returned.
         values: name, shape and dtype of every value.
         updates: pairs (buffer, value): the buffer's content after the step.
-        constants: arguments of the call that are no tensors, by path.
+        constants: arguments of the call whose values are part of the graph, by path: those that
+            are no tensors, and tensors that sizes were taken from.
         note: what was unusual about the capture; empty if nothing was.
         numerics: how far the graph departs from one device (`rng`, `batch_norm`, `precision`).
     """
@@ -262,7 +284,7 @@ class Graph:
     outputs: tuple[str, ...]
     values: tuple[Tensor, ...]
     updates: tuple[tuple[str, str], ...] = ()
-    constants: tuple[tuple[str, bool | int | float | str | None], ...] = ()
+    constants: tuple[tuple[str, Constant], ...] = ()
     note: str = ""
     numerics: Numerics = EXACT
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
+import re
+from math import inf, prod
 from typing import Any, TypeVar
 
 from shardwright.ir.atomic_io import check_printable
+from shardwright.ir.graph import Constant, TensorValue
 
 T = TypeVar("T")
 
@@ -42,10 +44,27 @@ def at_least_one(value: Any) -> int:
     return int(value)
 
 
-def plain_constant(value: Any) -> Any:
-    """`value`, a number, text, truth value or None."""
+def constant(value: Any) -> Constant:
+    """The constant that `packed_constant` wrote: a number, text, truth value, None or tensor."""
+    if isinstance(value, dict) and value.keys() == {"dtype", "shape", "elements"}:
+        if not re.fullmatch(r"bool|u?int\d+", kind := str(value["dtype"])):
+            raise ValueError(f"a constant tensor of {kind!r}, not of integers or truth values")
+        shape = tuple(map(size, value["shape"]))
+        elements = tuple(of_type(one, int) for one in value["elements"])
+        if prod(shape) != len(elements):
+            raise ValueError(f"a constant tensor of shape {shape} with {len(elements)} elements")
+        return TensorValue(kind, shape, elements)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"{value!r} where a plain constant is needed")
     if isinstance(value, str):
         check_printable(value)
+    plain: Constant = value
+    return plain
+
+
+def packed_constant(value: Constant) -> Any:
+    """JSON for a constant of a graph, which `constant` reads."""
+    if isinstance(value, TensorValue):
+        shape, elements = list(value.shape), list(value.elements)
+        return {"dtype": value.dtype, "shape": shape, "elements": elements}
     return value

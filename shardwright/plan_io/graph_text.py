@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.ir.graph import Arg, Graph, Leaf, LeafKind, Op, Ref, Source, Symbol, Tensor
 from shardwright.ir.options.numerics import Numerics
+from shardwright.plan_io.checks import constant, packed_constant
 
 
 def graph_to_json(graph: Graph) -> str:
@@ -37,7 +38,7 @@ def graph_to_json(graph: Graph) -> str:
             ],
             "outputs": list(graph.outputs),
             "updates": [list(pair) for pair in graph.updates],
-            "constants": [list(pair) for pair in graph.constants],
+            "constants": [[key, packed_constant(value)] for key, value in graph.constants],
             "note": graph.note,
             "numerics": asdict(graph.numerics),
         }
@@ -69,7 +70,7 @@ def graph_from_json(text: str) -> Graph:
         outputs=tuple(data["outputs"]),
         values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
         updates=tuple((a, b) for a, b in data["updates"]),
-        constants=tuple((key, value) for key, value in data["constants"]),
+        constants=tuple((key, constant(value)) for key, value in data["constants"]),
         note=data["note"],
         numerics=Numerics(**data["numerics"]),
     )

@@ -31,9 +31,10 @@ from shardwright.ir.plan import (
 from shardwright.ir.redistribution import communication_named
 from shardwright.ir.strategy.fields import SYNCS
 from shardwright.plan_io.checks import at_least_one as _at_least_one
+from shardwright.plan_io.checks import constant as _constant
 from shardwright.plan_io.checks import number as _number
 from shardwright.plan_io.checks import of_type as _is
-from shardwright.plan_io.checks import plain_constant as _plain
+from shardwright.plan_io.checks import packed_constant
 from shardwright.plan_io.checks import size as _size
 from shardwright.plan_io.consistency import check_consistent
 from shardwright.plan_io.timeline_text import timeline_of, timeline_tables
@@ -73,7 +74,7 @@ def plan_to_json(plan: Plan) -> str:
             "remarks": [_remark_row(remark) for remark in plan.remarks],
             "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
             "inputs": [_input_row(given) for given in plan.inputs],
-            "constants": [[key, value] for key, value in plan.constants],
+            "constants": [[key, packed_constant(value)] for key, value in plan.constants],
             "parameters": [_parameter_row(parameter) for parameter in plan.parameters],
             "ops": [_op_row(op) for op in plan.ops],
             "reads": [[op.name, *op.reads] for op in plan.ops],
@@ -176,7 +177,7 @@ def _read(data: dict[str, Any]) -> Plan:
         notes=tuple(_is(note, str) for note in data["notes"]),
         remarks=tuple(_remark(row) for row in data.get("remarks", [])),
         inputs=tuple(_input(row) for row in data["inputs"]),
-        constants=tuple((_is(key, str), _plain(value)) for key, value in data["constants"]),
+        constants=tuple((_is(key, str), _constant(value)) for key, value in data["constants"]),
         rivals=tuple(_rival(row) for row in data.get("rivals", [])),
         parameters=tuple(_parameter(row, mesh) for row in data["parameters"]),
         ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),

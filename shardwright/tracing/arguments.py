@@ -138,8 +138,11 @@ class CallForm:
         # One object per argument: the same tensor may be passed twice, and cut in two ways.
         distinct = changed((tuple(args), dict(kwargs)), lambda tensor: tensor.view_as(tensor))
         of = {id(tensor): key for key, tensor in self.inputs(*distinct).items()}
-        found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = changed(distinct, lambda tensor: part(of[id(tensor)], tensor))
+
+        def cut(tensor: torch.Tensor) -> Any:  # a tensor that is a constant of the plan stays
+            return part(of[id(tensor)], tensor) if id(tensor) in of else tensor
+
+        found: tuple[tuple[Any, ...], dict[str, Any]] = changed(distinct, cut)
         return found
 
     def _default(self, name: str) -> Any:
@@ -276,6 +279,12 @@ def _difference(path: str, given: Any, planned: Any) -> str:
             f"the argument {path} is {_described_value(given)}, and the plan was made without it:"
             " leave it out, or capture and plan with it"
         )
+    if isinstance(planned, torch.Tensor) and isinstance(given, torch.Tensor):
+        return (
+            f"the argument {path} is {_described_value(given)} with other values than the"
+            f" {_described_value(planned)} that the plan was made with, and sizes of the captured"
+            " graph depend on its values: pass the same, or capture and plan with the other values"
+        )
     return (
         f"the argument {path} is {_described_value(given)}, and the plan was made with"
         f" {_described_value(planned)}, which is part of the captured graph: pass that, or capture"
@@ -293,6 +302,9 @@ def _equal(one: Any, other: Any) -> bool:
     """Whether two values other than tensors give the same graph."""
     if one is other:
         return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        return same and torch.equal(one.cpu(), other.cpu())
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return not one and not other
     if isinstance(one, float) and isinstance(other, float):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardwright.ir.graph import TensorValue
 from shardwright.ir.plan import InputSpec
 
 
@@ -36,9 +37,10 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inverse of `flatten`; containers become tuples and dicts."""
+    """The inverse of `flatten`; containers become tuples and dicts, tensor constants tensors."""
     tree: dict[str, Any] = {"args": {}, "kwargs": {}}
-    for path, value in leaves.items():
+    for path, leaf in leaves.items():
+        value = tensor_of(leaf) if isinstance(leaf, TensorValue) else leaf
         *parents, last = path.split(".")
         node = tree
         for parent in parents:
@@ -46,6 +48,18 @@ def unflatten(leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any
         node[last] = value
     args = tuple(_sequences(tree["args"][str(i)]) for i in range(len(tree["args"])))
     return args, {key: _sequences(value) for key, value in tree["kwargs"].items()}
+
+
+def tensor_of(value: TensorValue) -> torch.Tensor:
+    """The tensor that a constant of a graph describes, on the CPU."""
+    dtype = getattr(torch, value.dtype)
+    return torch.tensor(value.elements, dtype=dtype, device="cpu").view(value.shape)
+
+
+def value_of(tensor: torch.Tensor) -> TensorValue:
+    """A tensor of integers or truth values as a constant of a graph."""
+    elements = tuple(map(int, tensor.detach().reshape(-1).tolist()))
+    return TensorValue(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), elements)
 
 
 def split_call(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.tracing.call import CaptureError, split_call
+from shardwright.tracing.call import CaptureError, split_call, value_of
 from shardwright.tracing.checkpointing import checkpointing_disabled
 from shardwright.tracing.export.export import FlatCall, export
 from shardwright.tracing.export.opaque import OpaqueModules
@@ -21,7 +21,10 @@ from shardwright.tracing.gradients.hooks import refuse_backward_hooks, refuse_ho
 from shardwright.tracing.graph_builder import Captured, build
 from shardwright.tracing.model_copies import call_of_copy, call_on_meta
 from shardwright.tracing.state_check import check_state
+from shardwright.tracing.values.known_values import ReadInputsError
+from shardwright.tracing.values.selection import EXPECTED
 
+_MOST_READ = 2**16  # elements of an input that is a constant of the graph
 _MOST_OPAQUE = 16  # a model with more opaque modules is refused, because hardly any of it is traced
 
 
@@ -60,33 +63,89 @@ def _captured(
 ) -> Captured:
     opaque = OpaqueModules(model)
     first: CaptureError | None = None
+    found: Captured | None = None
     for _ in range(_MOST_OPAQUE):
         call = FlatCall(model, tensors, constants, numerics, outputs)
         try:
-            refuse_backward_hooks(model, opaque.reasons)
-            with opaque.replaced(), suspicions() as suspected:
-                functions = Functions(model)
-                with checkpointing_disabled() as checkpoints, functions.intercepted():
-                    program, how = export(call, tensors, numerics)
-                if how or call.returned.changed:
-                    trials = (call_on_meta(call, tensors), call_of_copy(call, tensors))
-                    changed, named = call.returned.changed, call.returned.named
-                    check_state(changed, trials, type(model).__name__, named)
-            notes = [text for text in (how, opaque.note(), checkpoints.note()) if text]
-            calls = {**opaque.calls, **functions.calls}
-            with calls_runnable(calls):
-                captured = build(program, call, numerics, "; ".join(notes), calls)
-                probe(call, tensors, captured, suspected)
-            return captured
+            return _attempt(call, tensors, opaque)
         except CaptureError as e:
+            if first is None and not e.refused:
+                found = _with_values(call, tensors)
+                if found is not None and not any(op.target == EXPECTED for op in found.graph.ops):
+                    return found
             first, path = first or e, _next_opaque(model, e.module, opaque)
+            if not path and found is not None:  # it decides by data as for the example batch
+                return found
             if not path:
                 raise (e if e is first or e.refused else _both_errors(first, e)) from e
             opaque.add(path, str(e))
     assert first is not None
+    if found is not None:
+        return found
     raise CaptureError(
         f"{first} ({len(opaque.reasons)} sub-modules were kept whole, and that was not enough)"
     )
+
+
+def _attempt(
+    call: FlatCall, tensors: Mapping[str, torch.Tensor], opaque: OpaqueModules, note: str = ""
+) -> Captured:
+    """The graph of `call`, with the modules that `opaque` keeps whole."""
+    model, numerics = call.model, call.numerics
+    refuse_backward_hooks(model, opaque.reasons)
+    with opaque.replaced(), suspicions() as suspected:
+        functions = Functions(model)
+        with checkpointing_disabled() as checkpoints, functions.intercepted():
+            program, how = export(call, tensors, numerics)
+        if how or call.returned.changed:
+            trials = (
+                call_on_meta(call, tensors),
+                call_of_copy(call, tensors),
+                call_of_copy(call, tensors, as_given=True),
+            )
+            changed, named = call.returned.changed, call.returned.named
+            check_state(changed, trials, type(model).__name__, named)
+    notes = [text for text in (note, how, opaque.note(), checkpoints.note()) if text]
+    calls = {**opaque.calls, **functions.calls}
+    with calls_runnable(calls):
+        captured = build(program, call, numerics, "; ".join(notes), calls)
+        probe(call, tensors, captured, suspected)
+    return captured
+
+
+def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Captured | None:
+    """The graph of `call` with values of its inputs followed; None if that does not help.
+
+    Inputs whose values Python code reads become constants of the graph. Raises `CaptureError` if
+    such an input holds data that differ from batch to batch.
+    """
+    values = {key: tensor for key, tensor in tensors.items() if not tensor.is_meta}
+    constants, lines = dict(call.constants), dict[str, str]()
+    for _ in range(len(values) + 1):
+        rest = {key: tensor for key, tensor in tensors.items() if key not in constants}
+        again = FlatCall(call.model, rest, constants, call.numerics, call.outputs)
+        again.follow_values({key: values[key] for key in rest if key in values})
+        try:
+            note = _values_note(lines)
+            return _attempt(again, rest, OpaqueModules(call.model), note)
+        except ReadInputsError as e:
+            if any(values[name].numel() > _MOST_READ for name in e.names):
+                return None
+            constants.update((name, value_of(values[name])) for name in e.names)
+            lines.update(dict.fromkeys(e.names, e.line))
+        except CaptureError as e:
+            if e.refused and lines:
+                raise
+            return None
+    return None
+
+
+def _values_note(lines: Mapping[str, str]) -> str:
+    """A note that names the inputs that are constants of a graph, and the line that reads each."""
+    if not lines:
+        return "captured with the counts of the example's selections"
+    names = ", ".join(f"{name.partition('.')[2]} ({line})" for name, line in lines.items())
+    return f"captured with the values of inputs as constants, which the model reads: {names}"
 
 
 def _both_errors(first: CaptureError, last: CaptureError) -> CaptureError:

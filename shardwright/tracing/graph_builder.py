@@ -46,7 +46,6 @@ from shardwright.tracing.outputs import OutputTree
 from shardwright.tracing.renumber import renumbered
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
-_DEAD = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _SPARSE = {  # the argument that requests a sparse gradient
     "aten.embedding.default": 4,
     "aten._embedding_bag.default": 5,
@@ -92,7 +91,7 @@ def build(
     builder = _Builder(call.model, opaque)
     constants = builder.add_leaves(program, call)
     for node in program.graph.nodes:
-        if node.op == "call_function" and str(node.target) not in _DEAD:
+        if node.op == "call_function":
             builder.add_node(node)
     outputs, updates = builder.add_outputs(program)
     graph = Graph(

@@ -34,17 +34,30 @@ def call_on_meta(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], 
     return make
 
 
-def call_of_copy(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
-    """Return a function that copies the model with its values, for a call on random numbers."""
+def call_of_copy(
+    call: FlatCall, tensors: Mapping[str, Tensor], *, as_given: bool = False
+) -> Callable[[], ModelTrial]:
+    """Return a function that copies the model with its values, for a call on random numbers.
+
+    With `as_given`, the call is on copies of `tensors` themselves: a model may accept no random
+    numbers, e.g. one that counts the tokens that stand for image features.
+    """
 
     def make() -> ModelTrial:
         generator = torch.Generator(device="cpu").manual_seed(0)
         own = [*call.model.parameters(), *call.model.buffers()]
-        given = {k: sample_like(t, generator, own) for k, t in tensors.items()}
         device = own[0].device if own else torch.device("cpu")
+        given = {
+            k: _copy_to(t, device) if as_given else sample_like(t, generator, own)
+            for k, t in tensors.items()
+        }
         return _trial(call, copy.deepcopy(call.model), given, device)
 
     return make
+
+
+def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
 
 def _trial(

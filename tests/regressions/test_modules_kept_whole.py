@@ -146,3 +146,63 @@ def test_a_buffer_that_no_sample_changed_is_watched_in_every_call():
     call([torch.zeros(()), X])
     with pytest.raises(ValueError, match="block changed its buffer seen for this batch"):
         call([torch.zeros(()), X * 1e8])
+
+
+class Counts(nn.Module):
+    """Returns a list of how many rows are positive, and of how many are not, as routers do."""
+
+    def forward(self, x):
+        positive = x[:, 0] > 0
+        order = positive.to(torch.int64).argsort(stable=True)
+        return order, [int((~positive).sum()), int(positive.sum())]
+
+
+class Halves(nn.Module):
+    """Scales rows in runs whose lengths a module inside returns as numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.scales = Counts(), nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    def forward(self, x):
+        order, sizes = self.counts(x)
+        parts = x[order].split(sizes)
+        rows = torch.cat([part * scale for part, scale in zip(parts, self.scales, strict=True)])
+        return torch.zeros_like(rows).index_copy(0, order, rows)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_that_a_module_takes_from_its_data_are_no_constants(sign):
+    torch.manual_seed(0)
+    model = Around(Halves()).double()
+    batch = {"x": X.double()}
+    one = Subject(model, batch)
+    assert set(one.captured.opaque) == {"block"}
+    x = sign * batch["x"]
+    torch.testing.assert_close(one.one_device()(x=x), model(x=x))
+
+
+class Scaled(nn.Module):
+    """Scales by a number that a module inside returns, another one for large data."""
+
+    def __init__(self):
+        super().__init__()
+        self.level = Level()
+
+    def forward(self, x):
+        x, factor = self.level(x)
+        return x * factor
+
+
+class Level(nn.Module):
+    """Returns its argument and a number."""
+
+    def forward(self, x):
+        return x * 1.0, 2 if x.abs().max() > 1e6 else 1
+
+
+def test_numbers_that_only_a_later_batch_changes_are_refused():
+    call = capture_call(Around(Scaled()), (X,)).opaque["block.level"]
+    call([X])
+    with pytest.raises(ValueError, match=r"block.level returned \[2\] .* and \[1\] when"):
+        call([X * 1e8])

@@ -19,6 +19,7 @@ from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.discovery.discover import with_rules
+from shardwright.tracing.gradients.autograd_functions import calls_runnable
 from tests.zoo import ZOO
 
 
@@ -30,7 +31,8 @@ class Subject:
 
     def __init__(self, model, batch, wide=True):
         captured = capture_call(model, (), batch)
-        self.narrow = with_rules(captured.graph)
+        with calls_runnable(captured.opaque):
+            self.narrow = with_rules(captured.graph)
         self.graph = to_float64(self.narrow) if wide else self.narrow
         self.captured = replace(captured, graph=self.graph)
         self.analysis = analyze(self.graph)

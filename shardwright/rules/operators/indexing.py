@@ -106,6 +106,15 @@ def index_select(call: Call) -> Notation:
     return parse(f"{' '.join(source)}, {places} -> {' '.join(found)}", call.operands, call.results)
 
 
+def of_whole_mask(call: Call) -> Notation:
+    """Positions of the True elements of a mask, or their numbers in order: all of it is needed."""
+    mask, result = (
+        " ".join(f"{letter}{d}!" for d in range(len(shape)))
+        for letter, shape in (("m", call.operands[0]), ("p", call.results[0]))
+    )
+    return parse(f"{mask} -> {result}", call.operands, call.results, reason="it counts over all")
+
+
 def topk(call: Call) -> Notation:
     """The largest elements along one dimension, which is whole and changes its size."""
     dim = call.dim(2, "dim", -1)

@@ -54,6 +54,9 @@ TEXT: dict[str, tuple[str, str]] = {
     "triu": ("... y! x! -> ... y! x!", ""),
     "view_as_complex": ("... p! -> ...", ""),
     "view_as_real": ("... -> ... p!", ""),
+    "all_true": ("... -> ...", ""),
+    "expected": ("... -> ...", ""),
+    "ctc_losses": ("t! n c!, n s!, n, n -> n", ""),
     "moments": ("n c ... -> t! c", ""),
     "statistics": ("t! c -> c, c", ""),
     "standardize": ("n c ..., t! c, c, c -> n c ...", ""),
@@ -83,11 +86,14 @@ LOSSES = _names("""
 
 # Reductions other than sums over given dimensions, which are not split.
 REDUCTIONS = _names("""
-    amax amin all any argmax argmin logsumexp mean prod std var std_mean var_mean
+    amax amin all any _is_all_true _is_any_true argmax argmin logsumexp mean prod std var
+    std_mean var_mean
     """)
 
 # Operators that keep the shape but mix along the dimension in their argument `dim`.
-ALONG_DIM = _names("softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort")
+ALONG_DIM = _names(
+    "softmax _softmax log_softmax _log_softmax cumsum cumprod flip roll sort argsort"
+)
 
 # Operators whose notation depends on their arguments.
 BUILDERS: dict[str, Builder] = {
@@ -146,6 +152,8 @@ BUILDERS: dict[str, Builder] = {
     "gather": indexing.gather,
     "scatter": indexing.scatter,
     "scatter_add": indexing.scatter,
+    "placements": indexing.of_whole_mask,
+    "positions": indexing.of_whole_mask,
     "topk": indexing.topk,
     "slice_scatter": indexing.slice_scatter,
     "select_scatter": indexing.select_scatter,

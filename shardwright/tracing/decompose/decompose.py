@@ -11,6 +11,7 @@ Functions return Any: the results, or NotImplemented to leave the call unchanged
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from shardwright.tracing.decompose.tables import (
     recurrent,
 )
 from shardwright.tracing.export.attention import attention
+from shardwright.tracing.values.selection import placements
 
 aten: Any = torch.ops.aten
 
@@ -153,6 +155,28 @@ def _repeat_interleave(
     return x.expand(sizes)
 
 
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """Rows of `source` in place of those of `x` where `mask` is True, as a look-up of rows.
+
+    `mask` is (..., 1) or expanded from it, or has the shape of `x`, whose rows are then numbers.
+    The positions of rows are integers; rows of `x` can be split, like those of a look-up.
+    """
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    mask, dims = mask.expand(shape), len(shape)
+    while dims and (shape[dims - 1] == 1 or mask.stride(dims - 1) == 0):
+        dims -= 1
+    width = prod(shape[dims:])
+    rows = source.numel() // max(1, width)
+    if not rows:
+        return NotImplemented
+    marked = mask
+    for dim in reversed(range(dims, len(shape))):
+        marked = marked.select(dim, 0)
+    at = placements(marked, rows)
+    placed = source.reshape(-1)[: rows * width].view(rows, *shape[dims:])[at]
+    return torch.where(mask, placed, x)
+
+
 def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     """Decompositions by operator, for `ExportedProgram.run_decompositions`.
 
@@ -179,6 +203,7 @@ def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     found[aten.copy.default] = _copy
     found[aten.chalf.default] = _chalf
     found[aten.repeat_interleave.self_int] = _repeat_interleave
+    found[aten.masked_scatter.default] = _masked_scatter
     norms = {**batchnorm.table(), **local_batchnorm.table(numerics)}
     composed = {**composed_losses.table(), **deviations.table()}
     return {**found, **norms, **composed, **random_ops.table(), **recurrent.table()}

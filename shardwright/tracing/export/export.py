@@ -13,12 +13,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from shardwright.ir.graph import TensorValue
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.tracing.call import CaptureError, select_outputs, unflatten
+from shardwright.tracing.call import CaptureError, select_outputs, tensor_of, unflatten
 from shardwright.tracing.decompose import decompose
 from shardwright.tracing.decompose.buffers import (
     buffer_guard,
@@ -43,7 +44,9 @@ from shardwright.tracing.export.source_location import FRAME, source_of
 from shardwright.tracing.gradients.gradient_guard import GradientGuard
 from shardwright.tracing.outputs import OutputTree, split_outputs
 from shardwright.tracing.python_state import Snapshot, StateLocation
+from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
+ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
@@ -79,6 +82,12 @@ class FlatCall(nn.Module):
         self.differentiable = frozenset(key for key, t in tensors.items() if t.requires_grad)
         self.order = (*tensors, *constants)
         self.constants = dict(constants)
+        self.values: dict[str, torch.Tensor] = {}  # of inputs, for models that read them
+        self.follows_values = False
+        self._fixed = {
+            key: tensor_of(value) if isinstance(value, TensorValue) else value
+            for key, value in constants.items()
+        }
         self.numerics = numerics
         self.returned = Returned()
         self.repeats: Repeats | None = None
@@ -109,17 +118,43 @@ class FlatCall(nn.Module):
         finally:
             self.repeats = None
 
+    def follow_values(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Follow the `values` of inputs in later calls, and those of tensor constants."""
+        self.follows_values = True
+        self.values = {key: tensor.detach().cpu().clone() for key, tensor in values.items()}
+
+    def _followed(
+        self, inputs: Mapping[str, torch.Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, KnownValues]:
+        """The model's result, with what is computed from inputs alone known."""
+        fixed = {k: v for k, v in self._fixed.items() if isinstance(v, torch.Tensor)}
+        known = KnownValues(inputs, self.values, fixed)
+        with known:
+            result = self.model(*args, **kwargs)
+        if data := known.data & fixed.keys():
+            raise CaptureError(
+                f"the sizes of {type(self.model).__name__} depend on the values of"
+                f" {', '.join(sorted(data))}, which every batch has others of",
+                refused=True,
+            )
+        return result, known
+
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         given = (cast_input(tensor, self.numerics) for tensor in tensors)
-        args, kwargs = unflatten({**self.constants, **dict(zip(self.paths, given, strict=True))})
+        inputs = dict(zip(self.paths, given, strict=True))
+        args, kwargs = unflatten({**self._fixed, **inputs})
         before = dict(self.model.named_buffers())
         kinds = dtypes_and_shapes(before)
-        result = self.model(*args, **kwargs)
+        known: KnownValues | None = None
+        if self.follows_values:
+            result, known = self._followed(inputs, args, kwargs)
+        else:
+            result = self.model(*args, **kwargs)
         self.returned.keys, outputs = select_outputs(result)
         if self.outputs == "model":
             self.returned.whole, outputs = split_outputs(result, outputs)
         update_in_place(self.model, before, kinds)
-        return tuple(outputs)
+        return tuple(outputs if known is None else known.with_decisions(outputs))
 
 
 def export(
@@ -140,10 +175,12 @@ def export(
     )
     try:
         return _export(call, example, numerics, strict=False), ""
-    except CaptureError:
+    except (CaptureError, ReadInputsError):
         raise
     except Exception as e:
         reason = _explain(call.model, e)
+        if call.follows_values:  # which bytecode cannot be interpreted with
+            raise CaptureError(reason, _module_of(call.model, e)) from e
         call.guarded, call.returned.changed = False, ()
         try:
             program = _export(call, example, numerics, strict=True)
@@ -170,7 +207,8 @@ def _export(
         ):
             warnings.simplefilter("ignore")
             table = decompose.table(numerics)
-            functional = None if strict else _with_repeats(call, example, table)
+            shared = not strict and not call.follows_values
+            functional = _with_repeats(call, example, table) if shared else None
             if functional is None:
                 said.truncate(said.seek(0))  # the export starts again
                 rewritten = nullcontext() if strict else Rewritten()
@@ -211,7 +249,18 @@ def _functional(program: ExportedProgram, table: Table) -> Functional:
     inline_regions(program)
     found = decomposed(program, table) or decomposed_at_once(program, table)
     gather_selected(found.graph)
+    _drop_checks(found.graph)
     return found
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    """Remove assertions, and the numbers that are read for them and for nothing else."""
+    for node in reversed(graph.nodes):
+        values = node.meta.get("val")
+        read = isinstance(values, torch.SymInt | torch.SymFloat | torch.SymBool | type(None))
+        asserts = str(node.target) in ASSERTIONS
+        if node.op == "call_function" and not node.users and (asserts or read):
+            graph.erase_node(node)
 
 
 def _refuse_numpy_draws(program: Functional, name: str) -> None:

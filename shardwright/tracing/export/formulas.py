@@ -3,7 +3,8 @@
 `torch.cov` warns if there are too few observations, and `gaussian_nll_loss` raises for a negative
 variance: both branch on a value, which a graph cannot. For a negative variance the result is NaN.
 `instance_norm` updates running statistics that its schema does not declare. `embedding_bag`
-flattens all its bags into one row, which cannot be split by bags.
+flattens all its bags into one row, which cannot be split by bags. `ctc_loss` also returns a table
+of a size that depends on data.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
+from shardwright.tracing.decompose.tables.ctc import ctc_loss
 from shardwright.tracing.export.lookup import MODES, embedding_bags
 
 
@@ -195,5 +197,6 @@ _REWRITTEN: dict[Any, Callable[..., Any]] = {
     F.gaussian_nll_loss: _gaussian_nll_loss,
     F.instance_norm: _instance_norm,
     F.embedding_bag: _embedding_bag,
+    F.ctc_loss: ctc_loss,
     **{getattr(Tensor, f"{name}_"): _unseen(name) for name in _LOGICAL},
 }

@@ -72,10 +72,15 @@ class OpaqueCall:
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Results for the module's own tensors, by `names`, followed by the call's tensors.
 
-        Raises `ValueError` for results of other shapes than at capture, and for a change of a
-        buffer that kept its value in every sample of `observe`.
+        Raises `ValueError` for results of other shapes than at capture, for other numbers beside
+        them, and for a change of a buffer that kept its value in every sample of `observe`.
         """
-        _, found, state = self._run(tensors)
+        around, found, state = self._run(tensors)
+        if (numbers := _plain_parts(around)) != (before := _plain_parts(self.returned)):
+            raise ValueError(
+                f"{self.path} returned {numbers} beside its tensors for this batch, and {before}"
+                " when it was captured; return tensors of what depends on the data"
+            )
         for name, before in zip(self.names, tensors, strict=False):
             kept = name in self.buffers and name not in self.changed
             if kept and not _equal_with_nan(before, state[name]):
@@ -111,6 +116,7 @@ class OpaqueCall:
         tensors.
         """
         shapes: list[list[tuple[torch.Size, torch.dtype]]] = []
+        numbers: list[list[Any]] = []
         changed: set[str] = set()
         around, state = None, dict(zip(self.names, own, strict=True))
         for sign in (1, -1):
@@ -130,6 +136,13 @@ class OpaqueCall:
             before = dict(zip(self.names, own, strict=True))
             changed |= {n for n in self.buffers if not _equal_with_nan(before[n], state[n])}
             shapes.append([(t.shape, t.dtype) for t in found])
+            numbers.append(_plain_parts(around))
+        if numbers[0] != numbers[1]:
+            raise CaptureError(
+                f"{self.path} returns {numbers[0]} or {numbers[1]} beside its tensors, depending on"
+                " the data; return tensors of what depends on the data",
+                self.path,
+            )
         if shapes[0] != shapes[1]:
             one, other = ([tuple(shape) for shape, _ in results] for results in shapes)
             raise CaptureError(
@@ -176,6 +189,15 @@ class OpaqueCall:
                 " copy (x = x.clone())",
                 self.path,
             )
+
+
+def _plain_parts(structure: Any) -> list[Any]:
+    """The numbers, texts and None in the structure of a module's results."""
+    if isinstance(structure, Mapping):
+        return [part for item in structure.values() for part in _plain_parts(item)]
+    if isinstance(structure, tuple | list):
+        return [part for item in structure for part in _plain_parts(item)]
+    return [structure] if structure is None or isinstance(structure, int | float | str) else []
 
 
 def _copy(module: nn.Module) -> nn.Module:

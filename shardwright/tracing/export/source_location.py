@@ -64,12 +64,12 @@ def source_of(node: fx.Node) -> Source:
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     users = [(f, int(n)) for f, n in frames if not f.startswith((_TORCH, _OURS, "<"))]
     file, line = users[-1] if users else ("", 0)
-    file = _importable(file)
+    file = importable(file)
     module = re.sub(r"@\d+$", "", module)
     return Source("" if module == "model" else module.removeprefix(PREFIX), file, line)
 
 
-def _importable(file: str) -> str:
+def importable(file: str) -> str:
     """The path relative to the import folder, which is short and equal on all machines."""
     folders = [f for f in (os.getcwd(), *sys.path) if f and file.startswith(f + os.sep)]
     return file[len(max(folders, key=len)) + 1 :] if folders else file

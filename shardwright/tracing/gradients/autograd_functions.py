@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import enum
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,13 +246,14 @@ def _patch() -> Callable[[], None]:
         now = _now.get()
         if now is None or kwargs:
             return original(*args, **kwargs)
-        if cls.__module__ == _TRANSFORMED:
+        if cls.__module__ == _TRANSFORMED and not _is_lookup(cls):
             raise CaptureError(
                 "an autograd function is called inside a transform of torch.func, where its"
                 " backward cannot be kept; call it outside",
                 now._module(),
             )
-        if cls.__module__.startswith(_TRANSPARENT) or (cls.__module__, cls.__name__) == _HOOKS:
+        own = cls.__module__.startswith(_TRANSPARENT) or _is_lookup(cls)
+        if own or (cls.__module__, cls.__name__) == _HOOKS:
             return original(*args)
         return now.call(cls, args, original)
 
@@ -264,6 +266,11 @@ def _patch() -> Callable[[], None]:
             _BASE.apply = before
 
     return undo
+
+
+def _is_lookup(cls: Any) -> bool:
+    """Whether a class is torch's index of mask functions inside `vmap`, which is an `index`."""
+    return re.sub("Vmapped|Generated", "", cls.__name__) == "ModIndex"
 
 
 def _text(cls: Any, arguments: Any) -> str:

@@ -147,6 +147,8 @@ class GradientGuard(TorchFunctionMode):
                     f"the model sets requires_grad of its parameter {of} to {bool(wanted)} while it"
                     " runs; set it before the call, use detach(), or make a model of each phase"
                 )
+            if self._outside is not None:
+                self._outside.add(id(first))
         elif name == "__set__" and getattr(func, "__self__", None) is _DATA:
             if self._whole and not of:
                 return

@@ -55,9 +55,11 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
     behind: dict[tuple[str, Gradients], str] = {}  # call, part -> the one whose part is next
     runs: dict[str, Forward] = {}
     backward: defaultdict[str, set[Gradients]] = defaultdict(set)
+    dropped: defaultdict[str, set[int]] = defaultdict(set)  # inputs that exist again for backward
     for one in hard:
         if isinstance(one, Backward):
             backward[one.call].add(one.part)
+            dropped[one.call].update(at for at, _ in one.copies)
     again = {one.call for one in hard if isinstance(one, Forward) and one.again}
     for one, following in itertools.pairwise(hard):
         match one, following:
@@ -72,11 +74,15 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
             name, batch = _stretch(one.call)
             batches[name].append(batch)
 
-    def fits(first: str, second: str) -> bool:
+    def fits(chain: Sequence[str], second: str) -> bool:
+        first = chain[-1]
         if batches[first] != batches[second]:
             return False
         for batch in batches[first]:
             a, b = _call(first, batch), _call(second, batch)
+            made = {name for one in chain for name in runs[_call(one, batch)].outputs}
+            if any(runs[b].inputs[at] in made for at in dropped[b]):
+                return False  # inside of the chain it would not be dropped
             if follows.get((a, False)) != b or backward[a] != backward[b]:
                 return False
             if runs[a].saves != runs[b].saves:
@@ -91,7 +97,7 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
 
     found: list[list[str]] = []
     for name in batches:
-        if found and fits(found[-1][-1], name):
+        if found and fits(found[-1], name):
             found[-1].append(name)
         else:
             found.append([name])

@@ -1,0 +1,458 @@
+"""Follows the values of a call's inputs while the call is traced, where sizes depend on them.
+
+A trace has no values. Some models take sizes from them all the same: from the grid sizes of their
+images, from how many elements of a mask are True. Here what is computed from nothing but such
+inputs is computed beside the trace too, on the example batch. What Python code reads of it is then
+a number. Inputs of which it reads the values become constants of the plan, and a call with other
+values is refused. The number of selected elements is a constant too, which operators check.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shardwright.tracing.call import CaptureError
+from shardwright.tracing.decompose.buffers import is_users
+from shardwright.tracing.decompose.tables.ctc import padded
+from shardwright.tracing.export.source_location import importable
+from shardwright.tracing.values.selection import all_true, expected, positions
+
+_MOST_ELEMENTS = 2**20  # of a value that is computed beside the trace
+_MOST_DECISIONS = 64
+_FINITE = "numbers that are finite"  # an input that stands for what is not known yet is assumed
+_OF_GRADIENTS = frozenset(("__set__", "requires_grad_", "retain_grad", "register_hook"))
+_LOSSES = (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.ctc_loss)
+_ALWAYS: frozenset[str] = frozenset()  # the inputs of what is true of every batch
+_FINITENESS = frozenset(("isfinite", "isinf", "isnan"))
+_READS = frozenset(("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy"))
+_MADE = frozenset(
+    (
+        "arange", "zeros", "ones", "full", "empty", "tensor", "as_tensor", "eye", "linspace",
+        "scalar_tensor", "meshgrid",
+    )
+)  # fmt: skip
+_OF_SIZES = frozenset(
+    (
+        *_MADE, "view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_full",
+        "new_empty", "narrow", "unfold", "tile", "pad", "interpolate", "unflatten", "topk", "chunk",
+        "split", "roll", "rand", "randn",
+    )
+)  # fmt: skip
+_OF_VALUES = frozenset(
+    ("unique", "unique_consecutive", "bincount", "repeat_interleave", "tensor_split")
+)  # functions whose results have sizes that depend on values
+_SELECTS = frozenset(("nonzero", "argwhere", "masked_select", "where"))
+
+
+class ReadInputsError(Exception):
+    """Raised when the model reads values of inputs that are no constants of the plan yet."""
+
+    def __init__(self, names: frozenset[str], line: str) -> None:
+        super().__init__(", ".join(sorted(names)))
+        self.names = names
+        self.line = line
+
+
+class _Known(NamedTuple):
+    """A value beside the trace, the inputs that it is computed from, and its traced tensor."""
+
+    value: Tensor
+    inputs: frozenset[str]
+    traced: Tensor  # kept, so that no other gets the same identity
+    storage: int  # the address of the value's storage
+
+
+@final
+class KnownValues(TorchFunctionMode):
+    """A mode in which functions of tensors with known values have known results.
+
+    `given` are the inputs of the call as they are traced, by name, and `values` their values.
+    `constants` are the values of constants of the plan, by name, which are tensors of the trace
+    themselves. `data` has, afterwards, the inputs whose elements are looked up in tables or are
+    targets of a loss: those differ from batch to batch.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self._known: dict[int, _Known] = {}
+        self._names = {id(tensor): name for name, tensor in given.items()}
+        self._written: dict[int, frozenset[str]] = {}  # inputs of what was written, by storage
+        self._spoiled: set[int] = set()  # storages of values that were overwritten unseen
+        self._constants = frozenset(constants)
+        # What no decision may depend on: numbers that differ from batch to batch.
+        reals = (name for name, t in given.items() if t.is_floating_point())
+        self._reals = frozenset((*reals, _FINITE))
+        self._worker = ThreadPoolExecutor(1)  # a thread of its own traces nothing
+        self._decisions: list[Tensor] = []
+        self._drawn: dict[int, Tensor] = {}  # numbers from 0 to 1, by identity
+        self._sources: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of selections, by identity
+        self.data: set[str] = set()
+        for name, tensor in given.items():
+            if name in values and values[name].numel() <= _MOST_ELEMENTS:
+                self._note(tensor, values[name], frozenset((name,)))
+        for name, tensor in constants.items():
+            self._note(tensor, tensor, frozenset((name,)))
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name == "__get__" and not isinstance(args[0], Tensor):
+            return func(*args, **kwargs)
+        self._note_data(func, args, kwargs)
+        if name in _READS:
+            return self._read(func, name, args, kwargs)
+        if name in _OF_SIZES:
+            own = 0 if name in _MADE else 1
+            args = (*args[:own], *(self._numbers(arg) for arg in args[own:]))
+            kwargs = {key: self._numbers(value) for key, value in kwargs.items()}
+        if name in ("__getitem__", "__setitem__"):
+            args = (args[0], self._index(args[1]), *args[2:])
+            if name == "__getitem__" and isinstance(args[1], Tensor):
+                mask = self._of(args[1])
+                if mask is not None and mask.value.dtype == torch.bool:
+                    return self._selected(args[0], args[1], mask)
+            args = (args[0], self._with_positions(args[1]), *args[2:])
+        if func is F.ctc_loss:
+            return func(*self._with_padded_targets(*args), **kwargs)
+        if name in _SELECTS and (found := self._chosen(name, args, kwargs)) is not None:
+            return found
+        known_inputs = self._all_known(args, kwargs) if name in _OF_VALUES else None
+        if known_inputs is not None and not known_inputs & (self._reals | self.data):
+            known = known_inputs
+            self._require_constant(known)
+            return self._constant(self._beside(func, args, kwargs), known)
+        result = func(*args, **kwargs)
+        if name in _FINITENESS and self._all_known(args, kwargs) is None:
+            # A step that gets numbers that are not finite is not one to plan for.
+            finite, shape = name == "isfinite", tuple(args[0].shape)
+            every = self._aside(lambda: torch.full((), finite, device="cpu").expand(shape))
+            self._note(result, every, frozenset((_FINITE,)))
+            return result
+        if name == "rand":
+            self._drawn[id(result)] = result
+        if name in ("__lt__", "lt") and id(args[0]) in self._drawn and _at_most_zero(args[1]):
+            shape = tuple(result.shape)
+            self._note(result, self._aside(lambda: torch.zeros(shape, dtype=torch.bool)), _ALWAYS)
+            return result
+        self._follow(func, name, args, kwargs, result)
+        return result
+
+    # --- what is known -----------------------------------------------------------------------
+
+    def _note(self, traced: Tensor, value: Tensor, inputs: frozenset[str]) -> None:
+        try:
+            storage = self._aside(lambda: value.untyped_storage().data_ptr())
+        except NotImplementedError:  # inside of `vmap`, where a tensor stands for many
+            return
+        self._known[id(traced)] = _Known(value, inputs, traced, storage)
+
+    def _of(self, value: Any) -> _Known | None:
+        """The known value of a tensor; None if it is not known."""
+        known = self._known.get(id(value))
+        if known is None or known.storage in self._spoiled:
+            return None
+        written = self._written.get(known.storage)
+        return known if written is None else known._replace(inputs=known.inputs | written)
+
+    def _all_known(self, args: Any, kwargs: Any) -> frozenset[str] | None:
+        """The inputs that all tensors among arguments are computed from; None if one is unknown."""
+        inputs: frozenset[str] = frozenset()
+        for tensor in _tensors((args, tuple(kwargs.values()))):
+            known = self._of(tensor)
+            if known is None:
+                return None
+            inputs |= known.inputs
+        return inputs
+
+    def _beside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a call on the known values, computed where nothing is traced."""
+
+        def value(arg: Any) -> Any:
+            if isinstance(arg, Tensor):
+                return self._known[id(arg)].value
+            if isinstance(arg, torch.device):
+                return torch.device("cpu")
+            if isinstance(arg, slice):
+                return slice(value(arg.start), value(arg.stop), value(arg.step))
+            if isinstance(arg, tuple) and hasattr(arg, "_fields"):
+                return type(arg)(*map(value, arg))
+            return type(arg)(map(value, arg)) if type(arg) in (tuple, list) else arg
+
+        return self._aside(
+            lambda: func(*value(args), **{key: value(arg) for key, arg in kwargs.items()})
+        )
+
+    def _aside(self, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, without a trace of it."""
+
+        def call() -> Any:
+            with torch.no_grad():
+                return compute()
+
+        return self._worker.submit(call).result()
+
+    def _follow(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Compute the values of a traced call's results beside the trace, if they are known."""
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        made = list(_tensors(result))
+        known = self._all_known(args, kwargs)
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if known is None or (not given and name not in _MADE):
+            if writes and given and (target := self._known.get(id(given[0]))) is not None:
+                self._spoiled.add(target.storage)
+            return
+        if name in _OF_GRADIENTS:
+            return
+        if writes and given and (target := self._known.get(id(given[0]))) is not None:
+            self._written[target.storage] = self._written.get(target.storage, known) | known
+        if not writes and sum(t.numel() for t in made) > _MOST_ELEMENTS:
+            return
+        try:
+            values = list(_tensors(self._beside(func, args, kwargs)))
+        except Exception:  # e.g. it names a device
+            values = []
+        if len(values) != len(made) and writes:
+            self._spoiled.update(one.storage for t in given[:1] if (one := self._of(t)))
+        for traced, value in zip(made, values, strict=False):
+            if tuple(traced.shape) == tuple(value.shape):
+                self._note(traced, value, known)
+
+    def _note_data(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Record inputs that are looked up, or that are targets."""
+        given: tuple[Any, ...] = ()
+        if func is F.embedding:
+            given = (*args[:1], kwargs.get("input"))
+        elif func in _LOSSES:
+            given = (*args[1:2], kwargs.get("target"))
+        for tensor in given:
+            known = self._of(tensor)
+            if name := self._names.get(id(tensor)):
+                self.data.add(name)
+            elif known is not None and func is not F.embedding:
+                self.data.update(known.inputs)
+
+    # --- what Python code reads --------------------------------------------------------------
+
+    def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """The number or list that Python code reads of a tensor."""
+        frame = _users_frame()
+        if name == "__bool__" and frame is not None and (checked := _checked(frame)) is not None:
+            return checked
+        known = self._of(args[0])
+        if known is None:
+            return func(*args, **kwargs)
+        found = self._beside(func, args, kwargs)
+        if not self._is_read(name, args[0], known, found, frame):
+            return func(*args, **kwargs)
+        return found
+
+    def _is_read(
+        self, name: str, read: Tensor, known: _Known, found: Any, frame: FrameType | None
+    ) -> bool:
+        """Whether Python code may read `found`, which is noted; not if it is a number of data."""
+        if not known.inputs & (self._reals | self.data):
+            self._require_constant(known.inputs, frame)
+        elif name == "__bool__" or isinstance(found, int):
+            self._decide(read, found, frame)
+        else:
+            return False
+        return True
+
+    def _decide(self, read: Tensor, found: int, frame: FrameType | None) -> None:
+        """Note a number or truth value of data that Python code reads."""
+        same = read != 0 if isinstance(found, bool) else read == found
+        wanted = found if isinstance(found, bool) else True
+        self._decisions.append(expected(same.reshape(()), wanted, _line_of(frame)))
+        if len(self._decisions) > _MOST_DECISIONS:
+            raise CaptureError(
+                f"{_line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
+                " depends on them out of forward",
+                refused=True,
+            )
+
+    def with_decisions(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of the model, the first of which checks what the model decided by data."""
+        if not self._decisions or not outputs:
+            return list(outputs)
+        same = torch.stack(self._decisions).all()
+        return [torch.where(same, outputs[0], outputs[0]), *outputs[1:]]
+
+    def _require_constant(self, inputs: Iterable[str], frame: FrameType | None = None) -> None:
+        missing = frozenset(inputs) - self._constants
+        if missing:
+            raise ReadInputsError(missing, _line_of(frame or _users_frame()))
+
+    def _constant(self, result: Any, inputs: frozenset[str]) -> Any:
+        """Known values as tensors of the trace, which export makes constants of the graph."""
+        for value in _tensors(result):
+            self._note(value, value, inputs)
+        return result
+
+    def _numbers(self, arg: Any) -> Any:
+        """`arg` with numbers in place of known tensors of no dimension."""
+        if isinstance(arg, Tensor) and arg.dim() == 0 and not arg.is_floating_point():
+            known = self._of(arg)
+            if known is None:
+                return arg
+            found = self._aside(known.value.item)
+            self._is_read("item", arg, known, found, _users_frame())
+            return found
+        return type(arg)(map(self._numbers, arg)) if type(arg) in (tuple, list) else arg
+
+    def _index(self, index: Any) -> Any:
+        """An index with numbers as the ends of its slices."""
+        if isinstance(index, slice):
+            return slice(*map(self._numbers, (index.start, index.stop, index.step)))
+        return tuple(map(self._index, index)) if type(index) is tuple else index
+
+    # --- selections --------------------------------------------------------------------------
+
+    def _positions(self, mask: Tensor, known: _Known) -> tuple[Tensor, ...]:
+        """The positions of a mask's True elements, a tensor per dimension."""
+        if known.inputs <= self._constants:
+            found = self._aside(lambda: known.value.nonzero(as_tuple=True))
+            return tuple(self._constant(found, known.inputs))
+        return tuple(positions(mask, self._aside(lambda: int(known.value.sum()))).unbind(1))
+
+    def _with_positions(self, index: Any) -> Any:
+        """An index with positions in place of known masks."""
+        if type(index) is not tuple:
+            index = (index,)
+        found: list[Any] = []
+        for one in index:
+            known = self._of(one) if isinstance(one, Tensor) else None
+            if known is not None and known.value.dtype == torch.bool and known.value.dim():
+                found += self._positions(one, known)
+            else:
+                found.append(one)
+        return tuple(found) if len(found) != 1 else found[0]
+
+    def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
+        """`x[mask]`, for a known mask."""
+        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._constants:
+            return x[self._positions(mask, known)]
+        rest = (1,) * (x.dim() - mask.dim())
+        every = all_true(mask).view(*mask.shape, *rest)
+        return torch.where(every, x, x).flatten(0, mask.dim() - 1)
+
+    def _with_padded_targets(self, *args: Any) -> tuple[Any, ...]:
+        """Arguments of a CTC loss with padded targets for targets selected from rows by a mask.
+
+        The selection has as many elements as the batch has labels, and the padded form always as
+        many.
+        """
+        source = self._sources.get(id(args[1])) if len(args) > 3 else None
+        if source is None or source[0].dim() != 2 or not isinstance(args[3], Tensor):
+            return args
+        values, mask, _ = source
+        lengths = args[3]
+        same = all_true(lengths == mask.sum(1))
+        lengths = torch.where(same, lengths, lengths)
+        return (args[0], padded(values, mask), args[2], lengths, *args[4:])
+
+    def _chosen(self, name: str, args: Any, kwargs: Any) -> Any:
+        """The result of a function that selects by a known mask; None for other calls."""
+        if name == "masked_select":
+            x, mask = (*args, *kwargs.values())[:2]
+            known = self._of(mask)
+            if known is None or tuple(x.shape) != tuple(mask.shape):
+                return None
+            selected = self._selected(x, mask, known)
+            self._sources[id(selected)] = (x, mask, selected)
+            return selected
+        known = self._of(args[0]) if args else None
+        if known is None or (name == "where" and len(args) + len(kwargs) > 1):
+            return None
+        mask = args[0] if known.value.dtype == torch.bool else args[0] != 0
+        value = self._aside(lambda: known.value != 0)
+        found = self._positions(mask, known._replace(value=value))
+        as_tuple = name == "where" or kwargs.get("as_tuple", False)
+        return found if as_tuple else torch.stack(found, 1)
+
+
+def _at_most_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value <= 0
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, slice):
+        yield from _tensors((value.start, value.stop, value.step))
+
+
+def _users_frame() -> FrameType | None:
+    """The frame of the user's code that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """File and line of the user's code that runs in `frame`."""
+    if frame is None:
+        return "an unknown line"
+    return f"{importable(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _checked(frame: FrameType) -> bool | None:
+    """The value of the condition that runs in `frame` for which it raises nothing.
+
+    None unless the line is the condition of an `if` whose branch ends with `raise`, or of an
+    `assert`: such a check of values is left out, like all others, because a trace has none.
+    """
+    lines = linecache.getlines(frame.f_code.co_filename)
+    block = inspect.getblock(lines[frame.f_code.co_firstlineno - 1 :])
+    try:
+        tree = ast.parse(textwrap.dedent("".join(block)))
+    except SyntaxError:
+        return None
+    line = frame.f_lineno - frame.f_code.co_firstlineno + 1
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.Assert) and _covers(node.test, line):
+            checks = isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise)
+            wanted = set(_operands(node.test, isinstance(node, ast.Assert)))
+            return wanted.pop() if checks and len(wanted) == 1 else None
+    return None
+
+
+def _operands(test: ast.expr, wanted: bool) -> Iterator[bool]:
+    """For each operand of a condition, the value with which the condition can be `wanted`."""
+    if isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield from _operands(operand, wanted)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _operands(test.operand, not wanted)
+    else:
+        yield wanted
+
+
+def _covers(node: ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
