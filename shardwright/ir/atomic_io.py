@@ -9,8 +9,11 @@ import stat
 import tempfile
 from pathlib import Path
 
-# C0 and C1 control characters, and those that change the direction of a text.
-_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
+# C0 and C1 control characters, line and paragraph separators, those that change the direction of a
+# text, and halves of surrogate pairs, which no terminal or file can be given.
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:

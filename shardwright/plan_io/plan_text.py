@@ -147,7 +147,8 @@ def _read(data: dict[str, Any]) -> Plan:
     schedule = _is(data["schedule"], str)
     mesh = whole_mesh if schedule == NONE else stage_mesh(whole_mesh)
     cuts, receive_seconds = _stages(data)
-    reads = data.get("reads", [[row[0]] for row in data["ops"]])
+    ops = _rows(data, "ops")
+    reads = _rows(data, "reads", [[row[0]] for row in ops])
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
@@ -164,7 +165,7 @@ def _read(data: dict[str, Any]) -> Plan:
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_size(data["peak_bytes"])),
-        memory=_memory(data.get("memory"), data.get("shares", [])),
+        memory=_memory(data.get("memory"), _rows(data, "shares", [])),
         timeline=timeline_of(data["tracks"], data["tasks"]) if "tasks" in data else None,
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
@@ -174,23 +175,28 @@ def _read(data: dict[str, Any]) -> Plan:
         numerics=Numerics(
             **{f.name: _is(data[f.name], str) for f in fields(Numerics) if f.name in data}
         ),
-        notes=tuple(_is(note, str) for note in data["notes"]),
-        remarks=tuple(_remark(row) for row in data.get("remarks", [])),
-        inputs=tuple(_input(row) for row in data["inputs"]),
-        constants=tuple((_is(key, str), _constant(value)) for key, value in data["constants"]),
-        rivals=tuple(_rival(row) for row in data.get("rivals", [])),
-        parameters=tuple(_parameter(row, mesh) for row in data["parameters"]),
-        ops=tuple(_op(row, read, mesh) for row, read in zip(data["ops"], reads, strict=True)),
-        transfers=tuple(_transfer(row) for row in data["transfers"]),
+        notes=tuple(_is(note, str) for note in _rows(data, "notes")),
+        remarks=tuple(_remark(row) for row in _rows(data, "remarks", [])),
+        inputs=tuple(_input(row) for row in _rows(data, "inputs")),
+        constants=tuple((_is(key, str), _constant(value)) for key, value in _rows(data, "constants")),
+        rivals=tuple(_rival(row) for row in _rows(data, "rivals", [])),
+        parameters=tuple(_parameter(row, mesh) for row in _rows(data, "parameters")),
+        ops=tuple(_op(row, read, mesh) for row, read in zip(ops, reads, strict=True)),
+        transfers=tuple(_transfer(row) for row in _rows(data, "transfers")),
     )
+
+
+def _rows(data: dict[str, Any], key: str, default: list[Any] | None = None) -> list[Any]:
+    """The table `key`; `default` where an older version wrote none, else `KeyError`."""
+    return _is(data[key] if default is None else data.get(key, default), list)
 
 
 def _stages(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Seconds, ...]]:
     """The cuts between stages, and the seconds to receive what each stage but the first is sent."""
-    cuts = tuple(_is(name, str) for name in data.get("cuts", ()))
+    cuts = tuple(_is(name, str) for name in _rows(data, "cuts", []))
     if _is(data["stages"], int) != len(cuts) + 1:
         raise ValueError(f"{data['stages']} stages with {len(cuts)} cuts between them")
-    receive_seconds = tuple(Seconds(_number(way)) for way in data.get("ways", ()))
+    receive_seconds = tuple(Seconds(_number(way)) for way in _rows(data, "ways", []))
     if len(receive_seconds) not in (0, len(cuts)):
         raise ValueError(f"{len(receive_seconds)} ways into the stages behind {len(cuts)} cuts")
     return cuts, receive_seconds
@@ -285,7 +291,7 @@ def _transfer(row: list[Any]) -> PlannedTransfer:
         tuple(map(_step, _is(names, str).split(", "))),
         Bytes(_size(size)),
         Seconds(_number(seconds)),
-        _at_least_one(times[0] if times else 1),
+        _size(_at_least_one(times[0] if times else 1)),
     )
 
 

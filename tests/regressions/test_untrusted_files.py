@@ -232,8 +232,9 @@ def test_names_in_plans_and_machines_are_names_and_open_nothing(path, tmp_path):
             opened.append((event, args[0]))
 
     plan = json.loads(plan_to_json(PLAN))
+    plan = json.loads(plan_to_json(PLAN).replace(json.dumps(plan["parameters"][0][0]), f'"{path}"'))
     plan |= {"name": path, "machine": path, "notes": [path]}
-    plan["parameters"][0][0] = plan["ops"][0][-4] = path
+    plan["ops"][0][-4] = path
     Path("plan.json").write_text(json.dumps(plan))
     text = to_toml(preset("2xcpu")).replace('"2xcpu"', json.dumps(path))
     Path("machine.toml").write_text(text)

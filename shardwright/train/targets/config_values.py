@@ -28,6 +28,8 @@ _IMPLEMENTATIONS = {
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 # Fields that make transformers download weights, or load code or kernels.
 _FETCHING = ("use_pretrained_backbone", "use_kernels", "trust_remote_code")
+# Model types whose layers are made by timm, which downloads the one that a config names.
+_OTHER_LIBRARY = re.compile(r"^timm_")
 # Fields that name code of the config's author; they are dropped.
 _CODE = ("auto_map", "custom_pipelines", "_auto_class")
 
@@ -45,6 +47,13 @@ _LIMITS = (
     (_PARTS, 2**16),
     (_SIZES, 2**31 - 1),
 )
+_ROPE = ("rope_scaling", "rope_parameters")
+# Numbers of rotary embeddings that divide, or are divided by.
+_ROPE_FACTORS = re.compile(
+    r"^(rope_theta|.*factor|beta_(fast|slow)|original_max_position_embeddings)$"
+)
+_MOST_PIXELS = 2**26  # values of one image; 4096 x 4096 in four channels
+
 # Required sizes of a model: the usual names, and those of GPT-2 and T5.
 _POSITIVE = frozenset(
     (
@@ -54,7 +63,9 @@ _POSITIVE = frozenset(
         "num_attention_heads",
         "num_key_value_heads",
         "vocab_size",
+        "moe_intermediate_size",
         "n_embd",
+        "n_inner",
         "n_layer",
         "n_head",
         "n_positions",
@@ -96,7 +107,8 @@ def read_config(file: Path) -> dict[str, Any]:
         raise TargetError(
             f"{file} is nested more than {_DEEPEST} levels deep; give a Hugging Face config.json"
         )
-    return _without_code(data)
+    found: dict[str, Any] = _without_code(data)
+    return found
 
 
 def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
@@ -109,21 +121,30 @@ def check_values(file: Path | None, data: Mapping[str, Any]) -> None:
     for key, value in _fields(data):
         name = key.rpartition(".")[2]
         _check_named(file, key, name, value)
+        _check_number(file, key, name, value)
         _check_size(file, key, name, value)
+    _check_image(file, data)
     for part in (data, *(x for x in data.values() if isinstance(x, dict))):
         _check_groups(file, part)
 
 
 def refused(file: Path | None, key: str, value: object, needed: str) -> NoReturn:
     """Raise `TargetError` with the field's value, in the file or of `--set`, and what is needed."""
-    text = json.dumps(value, default=str)
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    where = f"--set {key}={shown}: " if file is None else f"{file}: {key} is {shown}; "
-    raise TargetError(where + needed)
+    raise TargetError(said(file, key, value, needed))
+
+
+def said(file: Path | None, key: str, value: object, needed: str) -> str:
+    """The error text for a field: the file or `--set`, the key, its value, and what is needed."""
+    shown, key = _short(json.dumps(value, default=str)), _short(key)
+    return (f"--set {key}={shown}: " if file is None else f"{file}: {key} is {shown}; ") + needed
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
-    """Check fields that name an implementation or dtype or start a download, and real numbers."""
+    """Check fields that name an implementation, a dtype or a library, or start a download."""
     known = _IMPLEMENTATIONS.get(name.removeprefix("_").removesuffix("_internal"))
     if known is not None and value is not None:
         names = value.values() if isinstance(value, dict) else (value,)
@@ -131,16 +152,41 @@ def _check_named(file: Path | None, key: str, name: str, value: Any) -> None:
             refused(file, key, value, f"give one of {', '.join(known)}, or leave it out")
     if name in _FETCHING and value:
         refused(file, key, value, "nothing is fetched from a hub; give false")
-    named = isinstance(value, str) and name in ("dtype", "torch_dtype")
-    if named and value.removeprefix("torch.") not in _DTYPES:
+    if name == "model_type" and isinstance(value, str) and _OTHER_LIBRARY.search(value):
+        refused(file, key, value, "timm may fetch what it names; write a function that makes it")
+    named = name.endswith("dtype") and (isinstance(value, str) or key in ("dtype", "torch_dtype"))
+    if named and value is not None and str(value).removeprefix("torch.") not in _DTYPES:
         refused(file, key, value, f"give one of {', '.join(_DTYPES[:4])}")
+    if name == "quantization_config" and not isinstance(value, dict | None):
+        refused(file, key, value, "an object with fields is needed, or leave it out")
+
+
+def _check_number(file: Path | None, key: str, name: str, value: Any) -> None:
+    """Check that a real number is finite, and probabilities and factors are in their ranges."""
     if isinstance(value, float) and not math.isfinite(value):
         refused(file, key, value, "a finite number is needed")
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number:
         if _PROBABILITY.search(name) and not 0 <= value <= 1:
             refused(file, key, value, "a probability from 0 to 1 is needed")
         if name.endswith(("_eps", "_epsilon")) and value < 0:
             refused(file, key, value, "a number of 0 or more is needed")
+    if _ROPE_FACTORS.search(name) and (name == "rope_theta" or key.startswith(_ROPE)):
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            wrong = isinstance(number, bool) or not isinstance(number, int | float | None)
+            if wrong or (number is not None and number <= 0):
+                refused(file, key, value, "a number above 0 is needed")
+
+
+def _check_image(file: Path | None, data: Mapping[str, Any]) -> None:
+    """Check that one image has no more values than batches can be made of."""
+    size, channels = data.get("image_size"), data.get("num_channels", 3)
+    sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
+    numbers = [*sides, channels]
+    if all(isinstance(n, int) for n in numbers) and math.prod(numbers) > _MOST_PIXELS:
+        needed = f"at most {_MOST_PIXELS} values in an image of {channels} channels are needed"
+        refused(file, "image_size", size, needed)
 
 
 def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
@@ -155,7 +201,7 @@ def _check_size(file: Path | None, key: str, name: str, value: Any) -> None:
         refused(file, key, value, "a whole number of 1 or more is needed")
     # In fields outside of `_POSITIVE`, -1 and -2 may mean none, or count from the end.
     for n in numbers:
-        if isinstance(n, int) and ((needed and n < 1) or n > most):
+        if isinstance(n, int) and (n < (1 if needed else -2) or n > most):
             refused(file, key, value, f"a whole number from {int(needed)} to {most} is needed")
 
 
@@ -170,16 +216,18 @@ def _fields(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     """Every field with its path, such as `text_config.hidden_size`, at every level."""
     for name, value in data.items():
         yield f"{prefix}{name}", value
-        if isinstance(value, dict):
-            yield from _fields(value, f"{prefix}{name}.")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                yield from _fields(part, f"{prefix}{name}.")
 
 
-def _without_code(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _without_code(value) if isinstance(value, dict) else value
-        for name, value in data.items()
-        if name not in _CODE
-    }
+def _without_code(value: Any) -> Any:
+    """`value` without the fields, at every level, that name code."""
+    if isinstance(value, list):
+        return [_without_code(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_code(part) for name, part in value.items() if name not in _CODE}
 
 
 def _depth(value: object, most: int) -> int:

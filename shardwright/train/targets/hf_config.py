@@ -7,7 +7,6 @@ because their inputs are not known.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +17,14 @@ from torch import nn
 
 from shardwright.train.data.batch import Batch, JobError
 from shardwright.train.job import Job
-from shardwright.train.targets.config_values import refused
+from shardwright.train.targets.config_schema import (
+    config_of,
+    culprit,
+    reason,
+    refusal,
+    refused_settings,
+)
+from shardwright.train.targets.config_values import refused, said
 from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import ConfigTarget, is_integer
 
@@ -35,7 +41,7 @@ def config_job(target: ConfigTarget) -> Job:
     sizes_of_images: dict[str, Any] = {
         name: given[name] for name in ("image_size", "num_channels") if name in given
     }
-    config = _config(file, target.content, given)
+    config = config_of(file, target.content, given)
     make = _architecture(file, config)
     takes = set(inspect.signature(make.forward).parameters)
     if {"pixel_values", "labels"} <= takes and make.__name__.endswith("ForImageClassification"):
@@ -54,21 +60,13 @@ def config_job(target: ConfigTarget) -> Job:
         return torch.optim.AdamW(parameters)
 
     return Job(
-        model=lambda: _made(make, config, file, given),
+        model=lambda: _made(make, config, target),
         batch=example,
         optimizer=adamw,
         data=lambda: iter([example()]),
         steps=_STEPS,
         name=str(config.model_type),
     )
-
-
-def unknown_setting(owner: str, name: str, known: Iterable[str], what: str) -> str:
-    """The error text for a field or argument `name` that `owner` lacks, with similar ones."""
-    close = get_close_matches(name, list(known), 3, 0.4) or sorted(known)[:5]
-    there = f"there are {', '.join(close)}" if close else f"it takes no {what}s"
-    hint = ", and the options --machine and --optimizer" * (name in ("machine", "optimizer"))
-    return f"--set {name}: {owner} has no {what} {name}; {there}{hint}"
 
 
 def _tokens(file: Path, config: Any, batch: int, seq: int | None) -> Callable[[], Batch]:
@@ -137,55 +135,6 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _config(file: Path, data: dict[str, Any], given: dict[str, Any]) -> Any:
-    try:
-        from transformers import AutoConfig
-    except ImportError as e:
-        raise TargetError("a config.json needs transformers: pip install 'shardwright[hf]'") from e
-    try:
-        config = AutoConfig.for_model(**data)
-    except Exception as e:  # of many classes, some derived from Exception only
-        raise TargetError(
-            f"{file}: this version of transformers does not take it: {_reason(e)}"
-        ) from e
-    of_images = config.model_type in _image_types()
-    changed = {}
-    for name, value in given.items():
-        if hasattr(config, name):
-            changed[name] = value
-        elif not (of_images and name in ("image_size", "num_channels")):
-            raise TargetError(unknown_setting(str(file), name, config.to_dict(), "field"))
-    if changed:
-        try:
-            config = AutoConfig.for_model(**{**data, **changed})
-        except Exception as e:
-            raise TargetError(_refused_config(file, changed, e)) from e
-    config.use_cache = False  # a training step returns no keys and values
-    return config
-
-
-def _image_types() -> frozenset[str]:
-    """The model types for which transformers has an image classifier."""
-    import transformers
-
-    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    return frozenset(config.model_type for config in known)
-
-
-def _refused_config(file: Path, given: Mapping[str, Any], error: Exception) -> str:
-    """The error text for `given` fields that transformers refuses, with its reason."""
-    said = " ".join(f"--set {name}={json.dumps(value)}" for name, value in given.items())
-    return f"{said}: {file} does not take it: {_reason(error)}"
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause of an error in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or "no reason is given"
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
-
-
 def _architecture(file: Path, config: Any) -> type[nn.Module]:
     """The class of the config's architecture, else the causal LM or classifier of its type.
 
@@ -244,19 +193,26 @@ def _listed_classes(config: Any) -> dict[str, type[nn.Module]]:
     }
 
 
-def _made(make: type[nn.Module], config: Any, file: Path, given: Mapping[str, Any]) -> nn.Module:
+def _made(make: type[nn.Module], config: Any, target: ConfigTarget) -> nn.Module:
     try:
         return make(config).train()
     except Exception as e:
-        if torch.get_default_device().type == "meta":  # `build_model` tries a real device next
-            raise
-        if given:
-            raise JobError(_refused_config(file, given, e)) from e
-        cause = _known_cause(config)
-        if cause is not None:
+        if torch.get_default_device().type == "meta" and _is_of_meta(e):
+            raise  # `build_model` tries a real device next
+        file = target.file
+        if (cause := _known_cause(config)) is not None:
             key, value, needed = cause
-            raise JobError(f"{file}: {key} is {json.dumps(value)}; {needed}") from e
-        raise JobError(f"{file}: {make.__name__} cannot be made: {_reason(e)}") from e
+            raise JobError(said(None if key in target.given else file, key, value, needed)) from e
+        if (found := culprit(make, target.content, target.given)) is not None:
+            raise JobError(refusal(file, make, found, target.given, e)) from e
+        if target.given:
+            raise JobError(refused_settings(file, target.given, e)) from e
+        raise JobError(f"{file}: {make.__name__} cannot be made: {reason(e)}") from e
+
+
+def _is_of_meta(error: Exception) -> bool:
+    """Whether an error is about the meta device, so that a real device may do better."""
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _known_cause(config: Any) -> tuple[str, Any, str] | None:

@@ -23,8 +23,9 @@ from shardwright.runtime.weight_files.stored_weights import StoredSources, Store
 from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
+from shardwright.train.targets.config_schema import unknown_setting
 from shardwright.train.targets.config_values import read_config
-from shardwright.train.targets.hf_config import config_job, unknown_setting
+from shardwright.train.targets.hf_config import config_job
 from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import (
     ConfigTarget,

@@ -86,6 +86,7 @@ class FakeApi(types.ModuleType):
                 numerics=graph.numerics,
                 machine=machine.name,
                 step_seconds=plan.step_seconds / scale,
+                lower_bound_seconds=plan.lower_bound_seconds / scale,
                 peak_bytes=int(plan.peak_bytes / scale),
                 mesh=plans.simple(mesh=f"dp={machine.devices}").mesh,
             )

@@ -120,6 +120,23 @@ CASES = {
     "escape": (edited(name="\x1b[2J"), "has the control character '\\x1b'"),
     "escape in a constant": (edited(constants=[["kwargs.f", "\x9b2J"]]), "control character"),
     "reversed": (edited(notes=["a \u202e b"]), "has the control character '\\u202e'"),
+    "half a surrogate pair": (edited(fingerprint="\ud800"), "has the control character"),
+    "another line": (edited(name="a\u2028b"), "has the control character '\\u2028'"),
+    "notes in one text": (edited(notes="abc"), "'abc' where a list is needed"),
+    "cuts in one text": (edited(cuts=""), "'' where a list is needed"),
+    "bound above the time": (edited(lower_bound_seconds=9), "a lower bound of 9.0 seconds above"),
+    "time of no timeline": (
+        json.dumps(json.loads(plan_to_json(plans.timed(PLAN))) | {"step_seconds": 7.0}),
+        "a step of 7.0 seconds whose tasks end after 0.04563",
+    ),
+    "peak of no parts": (
+        json.dumps(json.loads(SETTLED) | {"peak_bytes": 5}),
+        "a peak of 5 bytes with parts of 157286400",
+    ),
+    "overlap": (edited(overlap=2), "an overlap of 2.0, which is a part from 0 to 1"),
+    "micro-batches": (edited(micro_batches=2**40), "micro-batches, at most 1048576"),
+    "times": (row("transfers", slice(6, None), [2**70]), "a number from 0 to 2^63 is needed"),
+    "consumer": (row("transfers", 1, "nowhere"), "a transfer to 'nowhere', which is no operator"),
     "constant": (edited(constants=[["kwargs.f", {"a": 1}]]), "where a plain constant is needed"),
 }
 

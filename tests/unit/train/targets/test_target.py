@@ -159,7 +159,10 @@ def test_the_configs_own_architecture_is_built(tmp_path):
     [
         ("{", "cannot read .*config.json: .*give a Hugging Face config.json"),
         ("[]", "config.json names no model_type"),
-        ('{"model_type": "nothing"}', "config.json: this version of transformers does not take it"),
+        (
+            '{"model_type": "nothing"}',
+            "config.json: model_type is .nothing.; give a type that transformers knows, as",
+        ),
         (json.dumps(GPT2), "--seq 17 is longer than the 16 positions of .*config.json"),
     ],
 )
