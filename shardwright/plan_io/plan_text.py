@@ -178,7 +178,9 @@ def _read(data: dict[str, Any]) -> Plan:
         notes=tuple(_is(note, str) for note in _rows(data, "notes")),
         remarks=tuple(_remark(row) for row in _rows(data, "remarks", [])),
         inputs=tuple(_input(row) for row in _rows(data, "inputs")),
-        constants=tuple((_is(key, str), _constant(value)) for key, value in _rows(data, "constants")),
+        constants=tuple(
+            (_is(key, str), _constant(value)) for key, value in _rows(data, "constants")
+        ),
         rivals=tuple(_rival(row) for row in _rows(data, "rivals", [])),
         parameters=tuple(_parameter(row, mesh) for row in _rows(data, "parameters")),
         ops=tuple(_op(row, read, mesh) for row, read in zip(ops, reads, strict=True)),

@@ -169,7 +169,7 @@ class LoopPlayer(Player):
         yield from ()
 
     def _unseen(self, shift: float) -> float:
-        """How many iterations that take `shift` seconds each end before others may play."""
+        """The number of iterations, of `shift` seconds each, that end before others may play."""
         return inf
 
     def _ends_equally(self, loop: Loop, following: Item) -> bool:
