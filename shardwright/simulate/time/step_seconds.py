@@ -69,7 +69,7 @@ class Clock(TaskSchedule):
 
     @property
     def seconds(self) -> Seconds:
-        """When the last task ends."""
+        """The time when the last task ends."""
         return Seconds(max(self.free.values(), default=0.0))
 
     def later(self, number: int, seconds: float) -> int:
@@ -79,7 +79,7 @@ class Clock(TaskSchedule):
 
 
 class _Order(NamedTuple):
-    """What iterations of a loop add to the record of waits for the slowest rank."""
+    """The addition of iterations of a loop to the record of waits for the slowest rank."""
 
     before: list[float]
     orderings: list[tuple[float, int]]
