@@ -37,19 +37,20 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the page, do not write")
     parser.add_argument("--planned", action="store_true", help="plan only, start no ranks")
     parser.add_argument("--tilings", type=int, default=10, help="random ones on each mesh")
-    parser.add_argument("--part", default="1/1", help="1/2: start ranks for every second model")
+    parser.add_argument("--part", default="1/1", help="1/3: every third model alone")
     parser.add_argument("--workers", type=int, default=2, help="processes that plan")
     options = parser.parse_args()
     quiet()
     start = time.perf_counter()
-    plans = planned(options.only, options.workers)
+    first, parts = map(int, options.part.split("/"))
+    names = options.only[first - 1 :: parts]
+    plans = planned(names, options.workers)
     say(f"planned {len(plans)} models in {time.perf_counter() - start:.0f} s")
     before = read(PAGE)
-    rows = {n: Row.replanned(n, plans[n], before.get(n, ())) for n in options.only}
+    rows = {n: Row.replanned(n, plans[n], before.get(n, ())) for n in names}
     if not options.planned:
         start = time.perf_counter()
-        first, parts = map(int, options.part.split("/"))
-        errors = verified(options.only[first - 1 :: parts], options.tilings)
+        errors = verified(names, options.tilings)
         say(f"verified {len(errors)} models in {time.perf_counter() - start:.0f} s")
         rows |= {name: Row.of(name, plans[name], errors[name]) for name in errors}
     for row in rows.values():
