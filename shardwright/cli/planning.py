@@ -121,6 +121,14 @@ def capture_job(
     return CapturedTarget(job, graph, name, seconds)
 
 
+def useful_seconds(captured: CapturedTarget, machine: Machine) -> float:
+    """Seconds of a step's useful operations at the peak of one device."""
+    from shardwright.planner.audit import utilisation
+    from shardwright.rules.analysis import analyze
+
+    return utilisation.useful_seconds(captured.graph, analyze(captured.graph), machine.device)
+
+
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[CapturedTarget, Plan]:
     """TARGET captured with the plan's numerics, and the plan, checked against it."""
     numerics = asdict(load_plan(given.plan).numerics)

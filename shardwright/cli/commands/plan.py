@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -18,6 +20,7 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
 from shardwright.report import plan_json
+from shardwright.report.answer import LABEL, alternatives, answer_lines
 from shardwright.report.choice import fit, why
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
@@ -50,6 +53,9 @@ from shardwright.train.targets.target_text import Target
 @options.optimizer
 @groups.numerics
 @click.option("-o", "--output", type=OutputFile(), help="Plan file to write.")
+@click.option(
+    "--all", "whole", is_flag=True, help="The whole frontier, the baselines and the reasons."
+)
 @options.as_json
 @paused_to_the_end()
 def command(
@@ -61,7 +67,7 @@ def command(
     numerics: Mapping[str, str],
     output: str | None,
     as_json: bool,
-    **config: str | None,
+    **config: Any,
 ) -> None:
     """Choose the best plan to train TARGET on a machine."""
     framework, file = config["framework"], config["config_file"]
@@ -84,7 +90,11 @@ def command(
         shown = content(found, captured.seconds, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    print_choice(found, limit, objective, pipelines=wanted.pipelines)
+    print_verdict(found, limit, pipelines=wanted.pipelines)
+    if config["whole"]:
+        print_reasons(found, limit, objective)
+    else:
+        print_answer(found, limit, planning.useful_seconds(captured, known))
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
     if offered is not None and framework is not None:
@@ -117,12 +127,12 @@ def _uniform(found: Preferred | None) -> dict[str, object] | None:
     }
 
 
-def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines: bool) -> None:
-    """Print whether the plan fits, its kinds of parallelism, the frontier, and the reasons.
+def print_verdict(found: Choice, limit: int | None, *, pipelines: bool) -> None:
+    """Print whether the plan fits, and its kinds of parallelism.
 
     `pipelines` says whether pipelines were searched.
     """
-    plan, frontier = found.plan, found.frontier
+    plan = found.plan
     click.echo(wrapped(fit(plan, limit)))
     if text := str(found.preferred or ""):
         click.echo(wrapped(text))
@@ -131,6 +141,23 @@ def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n")
+
+
+def print_answer(found: Choice, limit: int | None, useful_seconds: float) -> None:
+    """Print speed, memory, limits, what would help, and other plans that fit; notes in short."""
+    plan = found.plan
+    for line in answer_lines(plan, found.frontier, limit, useful_seconds):
+        click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * LABEL))
+    click.echo("\n".join(["", *alternatives(plan, found.frontier, limit)]))
+    for line in notes.short(plan):
+        click.echo(wrapped(line))
+    for note in plan.notes:
+        click.echo(wrapped(f"note: {note}"))
+
+
+def print_reasons(found: Choice, limit: int | None, objective: str) -> None:
+    """Print the frontier, why the plan was chosen, and all notes on its operators."""
+    plan, frontier = found.plan, found.frontier
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)
     text = f"chosen: {summary(plan)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.commands.plan import print_choice
+from shardwright.cli.commands.plan import print_answer, print_verdict
 from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
 from shardwright.cli.console import print_json, wrapped
 from shardwright.cli.errors import UsageError
@@ -128,7 +128,8 @@ def _planned(
         cache.keep(key, chosen)
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
-        print_choice(choice, limit, "time", pipelines=wanted.pipelines)
+        print_verdict(choice, limit, pipelines=wanted.pipelines)
+        print_answer(choice, limit, planning.useful_seconds(captured, known))
     return chosen
 
 

@@ -17,12 +17,11 @@ from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.priced_as import priced_as
+from shardwright.planner.audit.utilisation import useful_seconds
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies
-from shardwright.planner.strategies.unpriced import dtypes_of
-from shardwright.simulate.costs.useful_flop import useful_flop
 
 _SAME = 1e-3  # relative differences of step time and memory below this are ignored
 _ROUNDS = 8  # the most single changes that are applied one after the other
@@ -99,15 +98,14 @@ class Auditor:
         return self._expansion.expanded(strategy).plan(0.0, ())
 
     @cached_property
-    def flop(self) -> int:
-        """Floating point operations of a step, without recomputation."""
-        return useful_flop(self.graph, self._expansion.sources.analysis)
+    def useful_seconds(self) -> float:
+        """Seconds of a step's useful operations at the peak of one device."""
+        analysis = self._expansion.sources.analysis
+        return useful_seconds(self.graph, analysis, self.machine.device)
 
     def utilisation(self, plan: Plan) -> float:
-        """Model FLOPs utilisation (MFU): `flop` over peak flop of all devices in one step."""
-        dtype = dtypes_of(self.graph)[0] or "float32"
-        peak = self.machine.device.peak_flop_per_s(dtype) * plan.devices
-        return self.flop / (plan.step_seconds * peak)
+        """Model FLOPs utilisation (MFU) of a plan on all of its devices."""
+        return self.useful_seconds / (plan.step_seconds * plan.devices)
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether `peak_bytes` are within the memory limit."""

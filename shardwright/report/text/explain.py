@@ -90,7 +90,7 @@ def head(plan: Plan) -> list[str]:
         _item("parallelism", headline(plan)),
         _item("step time", f"{_ms(plan.step_seconds)} ms"),
         _item("", f"= compute {_ms(compute)} + communication {_ms(moved)} + update {_ms(update)}"),
-        _item("optimum", _gap(plan)),
+        _item("optimum", gap(plan)),
         _item("inputs", ", ".join(f"{i.key} {i.dtype}{list(i.shape)}" for i in plan.inputs)),
         _item("peak memory", f"{_size(plan.peak_bytes)} per rank"),
     ]
@@ -179,7 +179,8 @@ def _item(label: str, text: str) -> str:
     return f"  {label:<14}{text}"
 
 
-def _gap(plan: Plan) -> str:
+def gap(plan: Plan) -> str:
+    """How far the plan is from the optimum, at most."""
     bound = plan.lower_bound_seconds
     if bound <= 0:
         return "no lower bound is known"

@@ -49,6 +49,17 @@ def lines(plan: Plan, width: int) -> Iterator[str]:
         )
 
 
+def short(plan: Plan) -> Iterator[str]:
+    """One sentence about each kind of remarks, with its share of the step."""
+    by_kind: dict[RemarkKind, list[Remark]] = {}
+    for remark in plan.remarks:
+        by_kind.setdefault(remark.kind, []).append(remark)
+    for kind, found in by_kind.items():
+        count = sum(remark.count for remark in found)
+        share = sum(costs(plan, remark)["share"] for remark in found)
+        yield f"{kind.value}: {count} operators, {share:.1%} of the step (--all, explain)"
+
+
 def as_json(plan: Plan) -> list[dict[str, object]]:
     """The remarks with their costs, for `--json`."""
     return [

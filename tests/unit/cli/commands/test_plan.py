@@ -6,9 +6,22 @@ from shardwright.plan_io.files import load_plan
 from shardwright.tracing.export.opaque import WeightsNeededError
 
 
+def test_plan_answers_in_a_few_lines(api, target, shardwright_command):
+    result = shardwright_command("plan", target, "--machine", "2xcpu")
+    assert result.exit_code == 0, result.exception
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 25 and max(map(len, lines)) <= 100
+    assert lines[0].startswith("fits with 7.16 GiB to spare on 2 devices of 2xcpu: 80.0 ms a step")
+    named = dict(line.split(maxsplit=1) for line in lines if line)
+    assert named["speed"].startswith("100 samples/s, 50 per device, MFU ")
+    assert named["limited"].startswith("by  computing ")
+    assert "100 ms  " in result.stdout  # another plan that fits
+    assert "data parallel, the best of the baselines" not in result.stdout
+
+
 def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shardwright_command):
     file = tmp_path / "plan.json"
-    result = shardwright_command("plan", target, "--machine", "2xcpu", "-o", file)
+    result = shardwright_command("plan", target, "--machine", "2xcpu", "--all", "-o", file)
     assert result.exit_code == 0, result.exception
     first, second, blank, *_ = result.stdout.splitlines()
     assert first == (
@@ -137,7 +150,7 @@ def test_constraints_and_seconds_are_handed_to_the_search(api, target, as_json):
 
 def test_the_devices_own_memory_is_the_default_limit(api, target, shardwright_command):
     result = shardwright_command("plan", target, "--machine", "2xcpu")
-    assert "that fits 7.45 GiB per rank" in result.stdout
+    assert "300 MiB per device of 7.45 GiB" in result.stdout
 
 
 def test_the_jobs_optimizer_is_planned_unless_another_is_named(api, target, as_json):

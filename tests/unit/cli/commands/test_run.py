@@ -46,9 +46,10 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     result = shardwright_command("run", target, "--devices", 2, "--machine", "2xcpu")
     assert result.exit_code == 0, result.exception
     order = [
-        "data parallel",
-        "chosen: DDP 2: dp=2 splits batch",
-        "because it is the fastest",
+        "fits with ",
+        "DDP 2 · no pipeline",
+        "speed  ",
+        "others that fit",
         f"training {target} on 2 ranks",
         "loss 2.0000 at step 1, 0.4000 at step 5",
         "step time: predicted 80.0 ms, measured 40.0 ms (median), 2.00 of it",
