@@ -7,7 +7,7 @@ these run in the same way (`program/step/sections.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, final
 
@@ -22,6 +22,7 @@ from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
+from shardwright.program.step.steady_passes import few_micro_batches, steady_pairs
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep
@@ -59,7 +60,7 @@ class FoldedCosts:
                 return step_seconds(folded.sections(0), prices, plan.micro_batches)
             firsts = range(0, plan.devices, plan.layout_mesh.size)
             groups = [folded.sections(rank) for rank in firsts]
-            return stages_seconds(groups, [prices] * len(groups))
+            return stages_seconds(groups, [prices] * len(groups), folded.repeats(groups))
 
         return self._first(plan, decisions, seconds)
 
@@ -101,7 +102,11 @@ class FoldedCosts:
     def _folded(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
         folded = self._layers.folded(plan, decisions, width)
         if folded is None:
-            return None
+            count = decisions.micro_batches
+            pipeline = decisions.pipeline
+            if pipeline is None or few_micro_batches(pipeline, count) == count or width > 1:
+                return None
+            folded = FoldedGraph(self.graph, {}, (), {})  # with all its layers
         few = replace(
             decisions,
             tilings={op.name: decisions.tilings[op.name] for op in folded.graph.ops},
@@ -113,7 +118,7 @@ class FoldedCosts:
         alone_bytes = self.machine.backend_spec.alone_bytes
         sum_bytes = sum_bucket_bytes(self.graph)
         given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
-        return _FoldedPlan(folded, PlanLowering(*given))
+        return _FoldedPlan(folded, PlanLowering(*given, few=True))
 
     def _split(self, folded: FoldedGraph) -> Split:
         """The micro-batch split of a graph of few layers, shared by plans of equal counts."""
@@ -135,6 +140,20 @@ class _FoldedPlan:
     def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
         self.folded, self.lowering = folded, lowering
         self._sections: dict[int, Sections | NotPeriodicError] = {}
+
+    def repeats(self, groups: Sequence[Sections]) -> list[tuple[int, int]] | None:
+        """For each group the micro-batch whose passes are repeated, and how many times they run.
+
+        Raises `NotPeriodicError` if those of the next one do not do the same.
+        """
+        if not self.lowering.left_out:
+            return None
+        found = []
+        for group, sections in enumerate(groups):
+            first = self.lowering.steady_batch(group)
+            steady_pairs(sections.program, first)
+            found.append((first, self.lowering.left_out + 1))
+        return found
 
     def sections(self, rank: int) -> Sections:
         """The program of a rank in sections; raises `NotPeriodicError`."""

@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import Dropout, Uniform
-from shardwright.program.step.instructions import Forward
+from shardwright.program.step.instructions import Forward, StepProgram
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
     FoldedGraph,
@@ -24,6 +24,7 @@ from shardwright.program.step.sections import (
     Section,
     Sections,
 )
+from shardwright.program.step.steady_passes import steady_pairs
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
@@ -63,6 +64,7 @@ class FoldedStep:
                 tiles[name] = tiles[like]
         skipped = _NOTHING
         peak = heights.highest[0]
+        skipped_at: dict[int, AllocatedBytes] = {}
         for section, seam in sections.with_seams():
             if seam is not None and section.start not in whole.written:
                 first, second = (heights.changes(one) for one in seam)
@@ -70,12 +72,26 @@ class FoldedStep:
                     raise NotPeriodicError("layers on both sides of a gap need different memory")
                 skipped = skipped.plus(first[-1][1], sections.skipped[section.gap])
                 skipped = skipped.plus(heights.copied(section.start), -1)
+            skipped_at.update(dict.fromkeys(range(section.start, section.stop), skipped))
             for at in whole.places(section.start, section.stop):
                 peak = max(peak, heights.highest[at].plus(skipped), key=lambda level: level.total)
+        if self.step.lowering.left_out:
+            self._check_passes(sections.program, heights, skipped_at)
         update, granularity = self.trainer.update(tiles.values()), allocator.granularity
         last = allocator.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
+
+    def _check_passes(
+        self, program: StepProgram, heights: _Heights, skipped: Mapping[int, AllocatedBytes]
+    ) -> None:
+        """Raise `NotPeriodicError` if micro-batches that were left out would add memory."""
+        first = self.step.lowering.steady_batch(self.step.group)
+        one, other = steady_pairs(program, first)
+        changes = heights.changes(one)
+        grown = changes[-1][1] != _NOTHING or skipped[one.start] != skipped[other.start]
+        if grown or changes != heights.changes(other):
+            raise NotPeriodicError("passes of two micro-batches need different memory")
 
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""
