@@ -182,6 +182,18 @@ class _Pipeline:
         return {group: player.now for group, player in players if not player.is_blocked}
 
 
+def _is_message(one: Item) -> bool:
+    """Whether several groups may take part in an instruction."""
+    if isinstance(one, Loop):
+        return bool(one.renames)
+    match one.instruction:
+        case Send() | Recv():
+            return True
+        case Transfer() as sent:
+            return axis_of(sent.channel) == AXIS
+    return False
+
+
 def _contend(program: StepProgram, prices: StepPrices) -> bool:
     """Whether messages of a program delay transfers on other links."""
     links = [name for name in dict.fromkeys(prices.links.values()) if axis_of(name) != AXIS]
@@ -214,6 +226,9 @@ class _Group(LoopPlayer):
                 track = Track(ranks, Stream.COMMUNICATION, one.channel)
                 self._tracks.setdefault(one.channel, track)
         self._to_inputs = _parts_to_inputs(program)
+        self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
+        self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
+        self.quiet = 0.0  # seconds of computation before the next message, at least
 
     @property
     def is_blocked(self) -> bool:
@@ -232,20 +247,45 @@ class _Group(LoopPlayer):
 
     def _steps(self, order: Sequence[Item], end: Item) -> Iterator[bool]:
         """Play some instructions, which `end` follows."""
-        for now, following in pairwise([*timed(order), end]):
+        items = timed(order)
+        quiet = self._until_messages(items)
+        for at, (now, following) in enumerate(pairwise([*items, end])):
             if isinstance(now, Loop):
                 if now.renames:
                     yield from self._micro_batches(now, following)
                 else:
+                    self.quiet = quiet[at + 1]
                     yield from self._iterations(now, following)
                 continue
+            self.quiet = quiet[at]
             if isinstance(now.instruction, Wait):
                 self._needs = self._keys.get(now.transfer)
                 if self.is_blocked:
                     yield True
                 self._needs = None
             self._play(now, first_of(following))
+            self.quiet = quiet[at + 1]
             yield True
+
+    def _until_messages(self, items: Sequence[Item]) -> list[float]:
+        """For each instruction, the seconds of computation from it to the next message."""
+        found = [0.0]
+        for one in reversed(items):
+            found.append(0.0 if _is_message(one) else found[-1] + self._seconds_of(one))
+        return found[::-1]
+
+    def _seconds_of(self, item: Item) -> float:
+        """The seconds of computation of an instruction, at least."""
+        if isinstance(item, Loop):
+            if id(item) not in self._computing:
+                self._computing[id(item)] = sum(map(self._seconds_of, item.iteration(0)))
+            return item.times * self._computing[id(item)]
+        match item.instruction:
+            case Forward() as one:
+                return self._run_of(one).forward
+            case Backward(part=Gradients.ALL) as one:
+                return self._run_of(self._calls[one.call]).backward
+        return 0.0
 
     def _micro_batches(self, loop: Loop, following: Item) -> Iterator[bool]:
         """Play passes of all micro-batches of a loop, between which messages are waited for."""
@@ -266,8 +306,13 @@ class _Group(LoopPlayer):
     def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
         """Play an iteration; yields at each instruction if messages may delay it."""
         if self._pipeline.contends:
+            rest = self.quiet
+            coming = (loop.times - 1 - number) * self._seconds_of(loop) / loop.times
             behind = self._behind_iteration(loop, number, following)
-            yield from self._steps(loop.iteration(number), behind)
+            for _ in self._steps(loop.iteration(number), behind):
+                self.quiet += coming + rest
+                yield True
+            self.quiet = rest
         else:
             self._iterate(loop, number, following)
 
