@@ -6,8 +6,8 @@ these run in the same way (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TypeVar, final
 
@@ -22,6 +22,7 @@ from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
+from shardwright.program.step.steady_passes import few_micro_batches, steady_pairs
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep
@@ -32,7 +33,9 @@ from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
-_WIDTHS = (1, 2)  # copies that count as one layer; 2 if layers of two kinds alternate
+_KEPT = 32  # programs of few layers
+# Copies that count as one layer: 2 if layers of two kinds alternate; 0: no layer is left out.
+_WIDTHS = (1, 2, 0)
 
 
 @final
@@ -42,9 +45,12 @@ class FoldedCosts:
     def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
         self.graph, self.analysis, self.machine = graph, analysis, machine
         self._layers = RepeatedLayers(graph)
+        self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
         # The last plan, and for each layer width its program with few layers.
         self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
+        # Programs of the latest plans, by what decides them.
+        self._known: OrderedDict[Hashable, _FoldedPlan] = OrderedDict()
 
     def seconds(self, plan: Plan, decisions: Decisions) -> Seconds | None:
         """Seconds of a step; None if only the whole program determines them."""
@@ -59,7 +65,7 @@ class FoldedCosts:
                 return step_seconds(folded.sections(0), prices, plan.micro_batches)
             firsts = range(0, plan.devices, plan.layout_mesh.size)
             groups = [folded.sections(rank) for rank in firsts]
-            return stages_seconds(groups, [prices] * len(groups))
+            return stages_seconds(groups, [prices] * len(groups), folded.repeats(groups))
 
         return self._first(plan, decisions, seconds)
 
@@ -68,14 +74,9 @@ class FoldedCosts:
     ) -> Bytes | None:
         """The peak memory of a rank; None if only the whole program determines it."""
 
-        def peak(folded: _FoldedPlan) -> Bytes:
-            found = []
-            for rank in ranks_that_differ(folded.lowering):
-                given = self.graph, folded.folded, folded.lowering, rank, trainer, tracer
-                found.append(FoldedStep(*given).peak(folded.sections(rank)))
-            return max(found)
-
-        return self._first(plan, decisions, peak)
+        return self._first(
+            plan, decisions, lambda folded: folded.peak_bytes(self.graph, trainer, tracer)
+        )
 
     def _first(
         self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
@@ -99,21 +100,30 @@ class FoldedCosts:
         return None
 
     def _folded(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
-        folded = self._layers.folded(plan, decisions, width)
+        if width:
+            folded = self._layers.folded(plan, decisions, width)
+        else:
+            count, pipeline = decisions.micro_batches, decisions.pipeline
+            some = pipeline is not None and few_micro_batches(pipeline, count) < count
+            folded = self._whole if some else None
         if folded is None:
             return None
-        few = replace(
-            decisions,
-            tilings={op.name: decisions.tilings[op.name] for op in folded.graph.ops},
-            storage={
-                leaf.name: decisions.storage[leaf.name]
-                for leaf in folded.graph.leaves_of(LeafKind.PARAMETER)
-            },
+        few = _of_graph(decisions, folded.graph)
+        key = (
+            *(id(folded), few.mesh, few.micro_batches, few.pipeline, few.gradient_sync),
+            *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
+            *(tuple(few.segments.values()), few.kept),
         )
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
         alone_bytes = self.machine.backend_spec.alone_bytes
         sum_bytes = sum_bucket_bytes(self.graph)
         given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
-        return _FoldedPlan(folded, PlanLowering(*given))
+        found = self._known[key] = _FoldedPlan(folded, PlanLowering(*given, few=True))
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return found
 
     def _split(self, folded: FoldedGraph) -> Split:
         """The micro-batch split of a graph of few layers, shared by plans of equal counts."""
@@ -128,13 +138,52 @@ class FoldedCosts:
         return split
 
 
+def _of_graph(decisions: Decisions, graph: Graph) -> Decisions:
+    """The decisions about a part of a graph."""
+    ops = [op.name for op in graph.ops]
+    parameters = [leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)]
+    return replace(
+        decisions,
+        tilings={name: decisions.tilings[name] for name in ops},
+        storage={name: decisions.storage[name] for name in parameters},
+        regathered=decisions.regathered.intersection(parameters),
+        segments={name: decisions.segments[name] for name in ops if name in decisions.segments},
+        kept=decisions.kept.intersection(ops),
+    )
+
+
 @final
 class _FoldedPlan:
     """A plan of the graph `folded`, which has only a few of many equal layers."""
 
     def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
         self.folded, self.lowering = folded, lowering
-        self._sections: dict[int, Sections | NotPeriodicError] = {}
+        self._sections: dict[int, Sections | str] = {}  # or why there are none
+        self._peak: tuple[Trainer, Bytes] | None = None
+
+    def peak_bytes(self, whole: Graph, trainer: Trainer, tracer: OpTracer) -> Bytes:
+        """The peak memory of a rank in a step of the graph `whole`; raises `NotPeriodicError`."""
+        if self._peak is None or self._peak[0] is not trainer:
+            found = []
+            for rank in ranks_that_differ(self.lowering):
+                step = FoldedStep(whole, self.folded, self.lowering, rank, trainer, tracer)
+                found.append(step.peak(self.sections(rank)))
+            self._peak = trainer, max(found)
+        return self._peak[1]
+
+    def repeats(self, groups: Sequence[Sections]) -> list[tuple[int, int]] | None:
+        """For each group the micro-batch whose passes are repeated, and how many times they run.
+
+        Raises `NotPeriodicError` if those of the next one do not do the same.
+        """
+        if not self.lowering.left_out:
+            return None
+        found = []
+        for group, sections in enumerate(groups):
+            first = self.lowering.steady_batch(group)
+            steady_pairs(sections.program, first)
+            found.append((first, self.lowering.left_out + 1))
+        return found
 
     def sections(self, rank: int) -> Sections:
         """The program of a rank in sections; raises `NotPeriodicError`."""
@@ -143,8 +192,8 @@ class _FoldedPlan:
             try:
                 self._sections[rank] = sections_of(program, self.folded)
             except NotPeriodicError as e:
-                self._sections[rank] = e
+                self._sections[rank] = str(e)
         found = self._sections[rank]
-        if isinstance(found, NotPeriodicError):
-            raise found
+        if isinstance(found, str):
+            raise NotPeriodicError(found)
         return found

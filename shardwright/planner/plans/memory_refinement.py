@@ -7,18 +7,16 @@ lowered for its first rank, and for its last rank if ranks may differ, and its m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Mesh, largest_atoms, local_atoms
+from shardwright.ir.layout import largest_atoms, local_atoms
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
@@ -65,38 +63,39 @@ def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
     """The ranks to simulate; one of them has the largest peak memory of all ranks."""
     decisions = lowering.decisions
     size, pipeline = decisions.mesh.size, decisions.pipeline
-    alone = size == 1 or ranks_are_equal(lowering.graph, lowering.analysis, decisions)
+    alone = size == 1 or ranks_are_equal(lowering)
     places = (0,) if alone else (0, size - 1)
     groups = 1 if pipeline is None else pipeline.groups
     return tuple(group * size + place for group in range(groups) for place in places)
 
 
-def ranks_are_equal(graph: Graph, analysis: Analysis, decisions: Decisions) -> bool:
+def ranks_are_equal(lowering: PlanLowering) -> bool:
     """Whether all ranks certainly use equal memory: every cut gives parts of one size.
 
     Joint splits may be uneven in other ways, so they count as unequal.
     """
-    mesh = decisions.mesh
+    decisions, analysis = lowering.decisions, lowering.analysis
+    mesh, count = decisions.mesh, decisions.micro_batches
     last = mesh.coordinate(mesh.size - 1)
     for name, layout in decisions.storage.items():
         atoms = analysis.atoms[name]
         if local_atoms(atoms, layout, last) != largest_atoms(atoms, layout):
             return False
-    pairs = ((analysis.rules[op.name], decisions.tilings[op.name]) for op in graph.ops)
+    shape, tilings = mesh.shape, decisions.tilings
+    if count > 1:
+        shape, tilings = (count, *shape), lowering.micro.tilings(tilings)
+    pairs = ((analysis.rules[op.name], tilings[op.name]) for op in lowering.graph.ops)
     distinct = {(id(rule), tiling): (rule, tiling) for rule, tiling in pairs}
-    return all(
-        _cuts_evenly(rule, tiling, mesh, decisions.micro_batches)
-        for rule, tiling in distinct.values()
-    )
+    return all(_cuts_evenly(rule, tiling, shape) for rule, tiling in distinct.values())
 
 
-def _cuts_evenly(rule: Rule, tiling: Tiling, mesh: Mesh, micro_batches: int) -> bool:
-    """Whether all parts of what an operator splits are equal, also in each micro-batch."""
+def _cuts_evenly(rule: Rule, tiling: Tiling, shape: Sequence[int]) -> bool:
+    """Whether all parts of what an operator splits along axes of these sizes are equal."""
     shared = {factor for group in rule.joint_splits for factor in group}
     left = {name: factor.size for name, factor in rule.factor.items()}
-    for choice, parts in zip(tiling, mesh.shape, strict=True):
+    for choice, parts in zip(tiling, shape, strict=True):
         for name in rule.cuts(choice):
-            if name in shared or left[name] % (parts * micro_batches):
+            if name in shared or left[name] % parts:
                 return False
             left[name] //= parts
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shardwright.ir.graph import OPAQUE, Arg, Graph, LeafKind, Op, Ref, VerifyError, argument
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
@@ -350,8 +351,11 @@ class _Writer:
         return tuple(found)
 
 
-def with_operands(op: Op, names: list[str]) -> Op:
-    """The call with its operands, in order of appearance, replaced by `names`."""
+def with_operands(op: Op, names: list[str], **others: Any) -> Op:
+    """The call with its operands, in order of appearance, replaced by `names`.
+
+    `others` are other attributes to replace.
+    """
     remaining = iter(names)
 
     def rewrite(arg: Arg) -> Arg:
@@ -362,7 +366,8 @@ def with_operands(op: Op, names: list[str]) -> Op:
         return arg
 
     args = tuple(rewrite(a) for a in op.args)
-    return replace(op, args=args, kwargs=tuple((k, rewrite(v)) for k, v in op.kwargs))
+    kwargs = tuple((k, rewrite(v)) for k, v in op.kwargs)
+    return replace(op, args=args, kwargs=kwargs, **others)
 
 
 def verify(program: Program) -> None:

@@ -322,7 +322,7 @@ def _check(sections: Sections, layer_of: Mapping[str, Layer]) -> None:
             raise NotPeriodicError("a layer runs more instructions than the one before it")
         pairs = zip(range(before.start, before.stop), range(behind.start, behind.stop), strict=True)
         for first, second in pairs:
-            if not _same(program, program.instructions[first], program.instructions[second]):
+            if not is_same(program, program.instructions[first], program.instructions[second]):
                 raise NotPeriodicError(f"{program.instructions[second]}: not as a layer before")
             if len(named[first]) != len(named[second]):
                 raise NotPeriodicError(f"{program.instructions[second]}: not as a layer before")
@@ -342,7 +342,7 @@ def _place_in_span(
     return None
 
 
-def _same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
+def is_same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
     """Whether two instructions are equal but for names."""
     if type(one) is not type(other):
         return False

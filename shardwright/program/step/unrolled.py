@@ -24,7 +24,7 @@ from shardwright.program.step.spanning import extended
 
 
 class Played(NamedTuple):
-    """An instruction when its turn comes; of a `Transfer` or a `Wait` a name of the transfer."""
+    """An instruction when its turn comes; a transfer, a message or a wait has a name of it."""
 
     instruction: StepInstruction
     transfer: Hashable = None
@@ -62,7 +62,7 @@ Item = Played | Loop
 def in_order(program: StepProgram) -> list[Item]:
     """The instructions of a program, once."""
     return [
-        Played(one, one.handle if isinstance(one, Transfer | Wait) else None)
+        Played(one, one.handle if isinstance(one, Transfer | Send | Recv | Wait) else None)
         for one in program.instructions
     ]
 
@@ -164,7 +164,8 @@ class _Writer:
             elif isinstance(one, Wait) and not self._is_of_message(one):
                 found.append(Played(one, self._known(section, one, layer)))
             else:
-                found.append(Played(one))
+                message = one.handle if isinstance(one, Send | Recv | Wait) else None
+                found.append(Played(one, message))
         return found
 
     def whole(self, section: Section) -> int:

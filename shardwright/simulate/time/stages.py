@@ -9,7 +9,7 @@ that starts first gets a link first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -35,6 +35,7 @@ from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.region import Region
 from shardwright.program.step.sections import Sections
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
+from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
 from shardwright.simulate.time.timeline import TaskSchedule
@@ -90,19 +91,34 @@ def simulated_stages(
     return _played(TaskSchedule, parts, prices, names).timeline
 
 
-def stages_seconds(programs: Sequence[Sections], prices: Sequence[StepPrices]) -> Seconds:
+def stages_seconds(
+    programs: Sequence[Sections | StepProgram],
+    prices: Sequence[StepPrices],
+    repeats: Sequence[tuple[int, int]] | None = None,
+) -> Seconds:
     """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
 
     Args:
-        programs: the step program of one rank of each group, which stands for that of the whole
-            graph.
+        programs: the step program of one rank of each group; one in sections stands for that of
+            the whole graph.
         prices: the prices of each group.
+        repeats: for each group a micro-batch, and how many times the passes from its forward pass
+            to the next one run; None: once.
 
     Raises:
         PipelineError: the groups wait for each other.
+        SteadyStateError: passes leave other transfers in flight than they find.
         NotPeriodicError: it cannot be told which transfer a layer waits for.
     """
-    parts = [(one.program, unrolled(one)) for one in programs]
+    parts = [
+        (one.program, unrolled(one)) if isinstance(one, Sections) else (one, in_order(one))
+        for one in programs
+    ]
+    if repeats is not None:
+        parts = [
+            (program, repeated(order, *repeat))
+            for (program, order), repeat in zip(parts, repeats, strict=True)
+        ]
     return _played(Clock, parts, prices, [f"group {i}" for i in range(len(parts))]).seconds
 
 
@@ -166,6 +182,18 @@ class _Pipeline:
         return {group: player.now for group, player in players if not player.is_blocked}
 
 
+def _is_message(one: Item) -> bool:
+    """Whether several groups may take part in an instruction."""
+    if isinstance(one, Loop):
+        return bool(one.renames)
+    match one.instruction:
+        case Send() | Recv():
+            return True
+        case Transfer() as sent:
+            return axis_of(sent.channel) == AXIS
+    return False
+
+
 def _contend(program: StepProgram, prices: StepPrices) -> bool:
     """Whether messages of a program delay transfers on other links."""
     links = [name for name in dict.fromkeys(prices.links.values()) if axis_of(name) != AXIS]
@@ -191,13 +219,16 @@ class _Group(LoopPlayer):
         program, self._items_given = given
         super().__init__(purposes(program), prices, ranks, pipeline.made, lost)
         self._pipeline, self._group, self._program = pipeline, group, program
-        self._keys: dict[str, tuple[str, int]] = {}  # handle -> operation of several groups
+        self._keys: dict[Hashable, tuple[str, int]] = {}  # name -> operation of several groups
         self._needs: tuple[str, int] | None = None  # what the next instruction waits for
         for one in program.messages():
             if isinstance(one, Recv):
                 track = Track(ranks, Stream.COMMUNICATION, one.channel)
                 self._tracks.setdefault(one.channel, track)
         self._to_inputs = _parts_to_inputs(program)
+        self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
+        self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
+        self.quiet = 0.0  # seconds of computation before the next message, at least
 
     @property
     def is_blocked(self) -> bool:
@@ -216,23 +247,72 @@ class _Group(LoopPlayer):
 
     def _steps(self, order: Sequence[Item], end: Item) -> Iterator[bool]:
         """Play some instructions, which `end` follows."""
-        for now, following in pairwise([*timed(order), end]):
+        items = timed(order)
+        quiet = self._until_messages(items)
+        for at, (now, following) in enumerate(pairwise([*items, end])):
             if isinstance(now, Loop):
-                yield from self._iterations(now, following)
+                if now.renames:
+                    yield from self._micro_batches(now, following)
+                else:
+                    self.quiet = quiet[at + 1]
+                    yield from self._iterations(now, following)
                 continue
+            self.quiet = quiet[at]
             if isinstance(now.instruction, Wait):
-                self._needs = self._keys.get(now.instruction.handle)
+                self._needs = self._keys.get(now.transfer)
                 if self.is_blocked:
                     yield True
                 self._needs = None
             self._play(now, first_of(following))
+            self.quiet = quiet[at + 1]
             yield True
+
+    def _until_messages(self, items: Sequence[Item]) -> list[float]:
+        """For each instruction, the seconds of computation from it to the next message."""
+        found = [0.0]
+        for one in reversed(items):
+            found.append(0.0 if _is_message(one) else found[-1] + self._seconds_of(one))
+        return found[::-1]
+
+    def _seconds_of(self, item: Item) -> float:
+        """The seconds of computation of an instruction, at least."""
+        if isinstance(item, Loop):
+            if id(item) not in self._computing:
+                self._computing[id(item)] = sum(map(self._seconds_of, item.iteration(0)))
+            return item.times * self._computing[id(item)]
+        match item.instruction:
+            case Forward() as one:
+                return self._run_of(one).forward
+            case Backward(part=Gradients.ALL) as one:
+                return self._run_of(self._calls[one.call]).backward
+        return 0.0
+
+    def _micro_batches(self, loop: Loop, following: Item) -> Iterator[bool]:
+        """Play passes of all micro-batches of a loop, between which messages are waited for."""
+        for number in range(loop.times):
+            if number:
+                self._rename(loop.renames)
+            behind = self._behind_iteration(loop, number, following)
+            yield from self._steps(loop.iteration(number), behind)
+
+    def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
+        """Give transfers and messages in flight other names."""
+        for name, other in names.items():
+            if name in self._keys:
+                self._keys[other] = self._keys.pop(name)
+            else:
+                self._sent[other] = self._sent.pop(name)
 
     def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
         """Play an iteration; yields at each instruction if messages may delay it."""
         if self._pipeline.contends:
+            rest = self.quiet
+            coming = (loop.times - 1 - number) * self._seconds_of(loop) / loop.times
             behind = self._behind_iteration(loop, number, following)
-            yield from self._steps(loop.iteration(number), behind)
+            for _ in self._steps(loop.iteration(number), behind):
+                self.quiet += coming + rest
+                yield True
+            self.quiet = rest
         else:
             self._iterate(loop, number, following)
 
@@ -251,12 +331,12 @@ class _Group(LoopPlayer):
     def _play(self, now: Played, following: Played) -> None:
         match now.instruction:
             case Send() | Recv() as one:
-                self._join(one, one.handle, one.channel, 2)
+                self._join(one, now.transfer, one.channel, 2)
             case Transfer() as one if axis_of(one.channel) == AXIS:
                 size = len(members(one.channel, self._program.mesh))
-                self._join(one, one.handle, one.channel, size)
-            case Wait() as one if one.handle in self._keys:
-                self._waits.append(self._pipeline.done[self._keys.pop(one.handle)])
+                self._join(one, now.transfer, one.channel, size)
+            case Wait() if now.transfer in self._keys:
+                self._waits.append(self._pipeline.done[self._keys.pop(now.transfer)])
             case Backward(part=Gradients.INPUTS | Gradients.WEIGHTS) as one:
                 self._backward_part(one)
             case _:
@@ -277,11 +357,11 @@ class _Group(LoopPlayer):
         )
         self._compute(f"{run.title}, {one.part.value}", seconds, run.module)
 
-    def _join(self, one: Send | Recv | Transfer, handle: str, channel: str, size: int) -> None:
+    def _join(self, one: Send | Recv | Transfer, name: Hashable, channel: str, size: int) -> None:
         """Add this group's part of an operation; schedule it if this part is the last."""
         part = _Part(self._group, one, self._behind)
         key, parts = self._pipeline.links.join(channel, size, part)
-        self._keys[handle] = key
+        self._keys[name] = key
         if parts is None:
             return
         after = tuple(task for part in parts for task in part.after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from shardwright.program.step.instructions import Forward, Transfer
+from shardwright.program.step.instructions import Forward, Recv, Send, Transfer, Wait
 from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
 
@@ -26,16 +26,24 @@ def played(order: Sequence[Item], lowered: int, micro_batches: int) -> list[Item
     """
     if micro_batches <= lowered:
         return list(order)
-    start, end = (_first_run(order, batch) for batch in ("1", "2"))
-    repeated = order[start:end]
-    waited, left = _matched(repeated)
+    return repeated(order, 1, micro_batches - lowered + 1)
+
+
+def repeated(order: Sequence[Item], first: int, times: int) -> list[Item]:
+    """The instructions from the micro-batch `first` to the next one run so many `times`.
+
+    Raises `SteadyStateError` as `played` does.
+    """
+    start, end = (_first_run(order, str(batch)) for batch in (first, first + 1))
+    again = order[start:end]
+    waited, left = _matched(again)
     found = [one for one in _matched(order[:start])[1] if one.transfer in waited]
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
     names = [one.transfer for one in left]
     loop = Loop(
-        micro_batches - lowered + 1,
-        lambda _: repeated,
+        times,
+        lambda _: again,
         lambda _: names,
         [1] * len(names),
         renames=dict(zip(names, (one.transfer for one in found), strict=True)),
@@ -57,7 +65,7 @@ def _matched(order: Iterable[Item]) -> tuple[set[Hashable], list[Played]]:
     """The transfers that are waited for, and those that are started and not waited for."""
     started, waited = [], set()
     for one in transfers(order):
-        if isinstance(one.instruction, Transfer):
+        if not isinstance(one.instruction, Wait):
             started.append(one)
         else:
             waited.add(one.transfer)
@@ -65,6 +73,9 @@ def _matched(order: Iterable[Item]) -> tuple[set[Hashable], list[Played]]:
 
 
 def _form(one: Played) -> tuple[object, ...]:
-    transfer = one.instruction
-    assert isinstance(transfer, Transfer)
-    return transfer.collective, transfer.channel, transfer.bytes
+    match one.instruction:
+        case Transfer() as sent:
+            return sent.collective, sent.channel, sent.bytes
+        case Send() | Recv() as sent:
+            return sent.channel, tuple((part.shape, part.dtype) for part in sent.payload)
+    raise AssertionError("only these are in flight")

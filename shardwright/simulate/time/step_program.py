@@ -214,9 +214,13 @@ class Player:
     def _iterate(self, loop: Loop, number: int, following: Item) -> None:
         """Play an iteration of a loop."""
         if number:
-            for name, other in loop.renames.items():
-                self._sent[other] = self._sent.pop(name)
+            self._rename(loop.renames)
         self._items(loop.iteration(number), self._behind_iteration(loop, number, following))
+
+    def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
+        """Give transfers in flight other names."""
+        for name, other in names.items():
+            self._sent[other] = self._sent.pop(name)
 
     def _behind_iteration(self, loop: Loop, number: int, following: Item) -> Played:
         """The first instruction behind an iteration; transfers have the names they have there."""

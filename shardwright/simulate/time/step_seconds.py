@@ -132,7 +132,6 @@ class LoopPlayer(Player):
         super().__init__(kinds, prices, ranks, made, lost)
         self._own = [self._here, *self._tracks.values()]
         self.disturbed = 0  # tasks on these tracks that others have added
-        self.quiet = 0.0  # seconds of computation before this rank leaves a loop, at least
 
     def _repeat(self, loop: Loop, following: Item) -> None:
         """Play iterations of a loop until they repeat; skip the others."""
@@ -151,7 +150,6 @@ class LoopPlayer(Player):
             shift = now.shift(before) if self.disturbed == disturbed else None
             same = 0 if shift is None else same + 1
             left = loop.times - 1 - number
-            self.quiet = max(0, left - 1) * (now.computed - before.computed)
             if may_skip and left and shift is not None and same >= max(1, loop.depth):
                 left = int(min(left, self._unseen(shift)))
                 per = now.collectives - before.collectives
@@ -159,7 +157,7 @@ class LoopPlayer(Player):
                 if left and early and self._lose_the_same(per, left) and self._orders(loop):
                     self._skip(loop, number, left, shift, before, marks)
                     number += left
-                    now, self.quiet = self._state(loop, number), 0.0
+                    now = self._state(loop, number)
             before, marks, disturbed = now, self._marks(), self.disturbed
             number += 1
 

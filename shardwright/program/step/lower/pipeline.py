@@ -86,8 +86,8 @@ def lower_pipeline(
     """Lower the step of `rank`, counted over all groups.
 
     `rewrite` is applied to each region. A simulation may give `same_as`: for each micro-batch the
-    number of an equally large one whose operators the program has instead; and `sum_bytes`, as in
-    `LoweringInput`.
+    number of an equally large one whose operators the program has instead, which may be fewer than
+    the plan's micro-batches; and `sum_bytes`, as in `LoweringInput`.
     """
     every = range(staged.decisions.micro_batches)
     program = _GroupBuilder(staged, rank, rewrite, same_as or every).build()
@@ -102,6 +102,7 @@ class _GroupBuilder:
     ) -> None:
         self.staged, self.rank = staged, rank
         self.group, self.position = divmod(rank, staged.decisions.mesh.size)
+        self.count = len(same_as)  # micro-batches
         self.instructions: list[StepInstruction] = []
         table = RegionTable(staged.graph.numerics.rng == "fast")
         homes = staged.pipeline.homes
@@ -120,9 +121,8 @@ class _GroupBuilder:
     def build(self) -> StepProgram:
         """Lower all passes in the order of the schedule, then reductions, loss and update."""
         pipeline = self.staged.pipeline
-        mine = steps(
-            pipeline.schedule, pipeline.groups, pipeline.stages, self.staged.decisions.micro_batches
-        )[self.group]
+        count = self.count
+        mine = steps(pipeline.schedule, pipeline.groups, pipeline.stages, count)[self.group]
         waiting: dict[Message, str] = {}  # handles of messages that were sent and not waited for
         for step in mine:
             self.step(step, waiting)

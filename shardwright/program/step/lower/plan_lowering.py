@@ -18,6 +18,7 @@ from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
+from shardwright.program.step.steady_passes import few_micro_batches, steady_batch
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
 
@@ -31,7 +32,7 @@ class PlanLowering:
     Micro-batches that do the same are lowered once. Without stages only some of those stand for all
     (`numbers`). `alone_bytes` is the backend's. `split` cuts the batch, which takes a while for
     every number of micro-batches. `sum_bytes` is the size of a bucket of gradients, None that of
-    `graph`.
+    `graph`. With `few` pipelines leave out micro-batches, too.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class PlanLowering:
         alone_bytes: int | None,
         split: Split | None = None,
         sum_bytes: int | None = None,
+        *,
+        few: bool = False,
     ) -> None:
         self.graph, self.analysis, self.decisions = graph, analysis, decisions
-        self._alone_bytes, self._sum_bytes = alone_bytes, sum_bytes
+        self._alone_bytes, self._sum_bytes, self._few = alone_bytes, sum_bytes, few
         self._split = split or (lambda count: micro_batches(graph, analysis, count))
         self._programs: dict[int, StepProgram] = {}
 
@@ -73,11 +76,24 @@ class PlanLowering:
         return tuple(first.setdefault(form, n) for n, form in enumerate(forms))
 
     @cached_property
+    def left_out(self) -> int:
+        """How many micro-batches of a pipeline are left out; those that stay stand for them."""
+        pipeline, count = self.decisions.pipeline, self.decisions.micro_batches
+        if not self._few or pipeline is None or set(self.first_equal) != {0}:
+            return 0
+        return count - few_micro_batches(pipeline, count)
+
+    def steady_batch(self, group: int) -> int:
+        """The micro-batch whose passes in a group stand for those that are left out."""
+        assert self.decisions.pipeline is not None, "without stages none is left out"
+        return steady_batch(self.decisions.pipeline, group, len(self.numbers))
+
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """The micro-batches in programs; the second of equal ones stands for the others."""
         count = self.decisions.micro_batches
         if self.decisions.pipeline is not None:
-            return tuple(range(count))
+            return tuple(range(count - self.left_out))
         firsts = set(self.first_equal)
         seconds = {n + 1 for n in firsts if n + 1 < count}
         return tuple(sorted({*firsts, *seconds, count - 1}))
@@ -90,7 +106,7 @@ class PlanLowering:
 
     def _lowered(self, rank: int) -> StepProgram:
         if self.decisions.pipeline is not None:
-            staged, same_as = self.staged, self.first_equal
+            staged, same_as = self.staged, self.first_equal[: len(self.numbers)]
             program = lower_pipeline(
                 staged, rank, in_place, same_as=same_as, sum_bytes=self._sum_bytes
             )

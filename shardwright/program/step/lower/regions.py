@@ -129,11 +129,20 @@ def renamed(one: Instruction, names: Mapping[str, str]) -> Instruction:
         return replace(one, value=names[one.value], result=names[one.result])
     assert isinstance(one, CALLS), "regions have operators and local redistributions"
     outputs = tuple(names[name] for name in writes(one))
-    op = with_operands(one.op, [names[name] for name in reads(one)])
-    name = outputs[0] if one.op.outputs == (one.op.name,) else f"{outputs[0]}/op"
-    op = replace(op, name=name, outputs=outputs, source=Source(), saves=(), part_of="")
-    found = replace(one, op=op)
-    return replace(found, regathers=()) if isinstance(found, Compute) else found
+    op = one.op
+    name = outputs[0] if op.outputs == (op.name,) else f"{outputs[0]}/op"
+    op = with_operands(
+        op,
+        [names[name] for name in reads(one)],
+        name=name,
+        outputs=outputs,
+        source=Source(),
+        saves=(),
+        part_of="",
+    )
+    if isinstance(one, Compute) and one.regathers:
+        return replace(one, op=op, regathers=())
+    return replace(one, op=op)
 
 
 def without_offsets(one: Instruction) -> Instruction:

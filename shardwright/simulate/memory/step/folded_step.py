@@ -9,14 +9,15 @@ omitted sections.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import Dropout, Uniform
-from shardwright.program.step.instructions import Forward
+from shardwright.program.step.instructions import Forward, StepProgram
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
     FoldedGraph,
@@ -24,6 +25,7 @@ from shardwright.program.step.sections import (
     Section,
     Sections,
 )
+from shardwright.program.step.steady_passes import steady_pairs
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
@@ -31,6 +33,13 @@ from shardwright.simulate.memory.step.spanned_program import SpannedProgram, spa
 from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)
+
+
+class _Grown(NamedTuple):
+    """Bytes that stay from micro-batches that were left out, behind a place in the program."""
+
+    place: int
+    bytes: AllocatedBytes
 
 
 class FoldedStep:
@@ -63,6 +72,7 @@ class FoldedStep:
                 tiles[name] = tiles[like]
         skipped = _NOTHING
         peak = heights.highest[0]
+        found: list[tuple[Section, AllocatedBytes]] = []
         for section, seam in sections.with_seams():
             if seam is not None and section.start not in whole.written:
                 first, second = (heights.changes(one) for one in seam)
@@ -70,12 +80,41 @@ class FoldedStep:
                     raise NotPeriodicError("layers on both sides of a gap need different memory")
                 skipped = skipped.plus(first[-1][1], sections.skipped[section.gap])
                 skipped = skipped.plus(heights.copied(section.start), -1)
+            found.append((section, skipped))
+        grown = self._grown(sections.program, heights, found)
+        for section, skipped in found:
             for at in whole.places(section.start, section.stop):
-                peak = max(peak, heights.highest[at].plus(skipped), key=lambda level: level.total)
+                level = heights.highest[at].plus(skipped).plus(grown.bytes, at > grown.place)
+                peak = max(peak, level, key=lambda level: level.total)
         update, granularity = self.trainer.update(tiles.values()), allocator.granularity
-        last = allocator.level.plus(skipped).plus(AllocatedBytes(update, -update % granularity))
+        last = allocator.level.plus(skipped).plus(grown.bytes)
+        last = last.plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
+
+    def _grown(
+        self,
+        program: StepProgram,
+        heights: _Heights,
+        skipped: Sequence[tuple[Section, AllocatedBytes]],
+    ) -> _Grown:
+        """What the passes of micro-batches that were left out add.
+
+        Raises `NotPeriodicError` if those of two micro-batches need different memory.
+        """
+        times = self.step.lowering.left_out
+        if not times:
+            return _Grown(0, _NOTHING)
+        first = self.step.lowering.steady_batch(self.step.group)
+        one, other = steady_pairs(program, first)
+        changes = heights.changes(one)
+        before, behind = (
+            next(bytes for section, bytes in skipped if section.start <= pair.start < section.stop)
+            for pair in (one, other)
+        )
+        if before != behind or changes != heights.changes(other):
+            raise NotPeriodicError("passes of two micro-batches need different memory")
+        return _Grown(heights.whole.place(other.start), _NOTHING.plus(changes[-1][1], times))
 
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""

@@ -13,7 +13,7 @@ from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
-from shardwright.program.instructions import Move, Program, Shape
+from shardwright.program.instructions import Instruction, Move, Program, Shape
 from shardwright.program.step.channels import members
 from shardwright.program.step.instructions import (
     TOTAL,
@@ -90,6 +90,7 @@ class StepMemory:
             if isinstance(one, Backward) and one.part is Gradients.WEIGHTS
         }
         self.leaf_of = {value: leaf for leaf, value in program.gradients}
+        self._named: dict[object, tuple[tuple[Instruction, ...], tuple[str, ...]]] = {}
 
     def play(self, observe: Observer | None = None) -> None:
         """Run everything.
@@ -162,13 +163,12 @@ class StepMemory:
     def forward(self, one: Forward) -> None:
         """Run a region."""
         region, graph = self.program.regions[one.region], self.host.graph
-        instructions, names = of_the_graph(region.variants[one.variant], one.ops, graph)
-        outputs = tuple(names[local] for local in region.outputs)
+        instructions, outputs = self.instructions_of(one)
         given = {
             local: replace(self.values[name], grad=trained and one.saves)
             for local, name, trained in zip(region.inputs, one.inputs, region.trained, strict=True)
         }
-        program = Program(self.program.mesh, 0, region.inputs, tuple(instructions), outputs, ())
+        program = Program(self.program.mesh, 0, region.inputs, instructions, outputs, ())
         host = self.host
         tape = MemorySimulator(graph, program, given, self.allocator, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
@@ -185,6 +185,19 @@ class StepMemory:
             self.values[name] = tape.views[local]
         if one.saves:
             self.calls[one.call] = _Call(tape, region.inputs, outputs)
+
+    def instructions_of(self, one: Forward) -> tuple[tuple[Instruction, ...], tuple[str, ...]]:
+        """The instructions of a run and its outputs, named as in the graph.
+
+        Those of other micro-batches are the same.
+        """
+        key = one.region, one.variant, one.ops
+        if key not in self._named:
+            region = self.program.regions[one.region]
+            variant = region.variants[one.variant]
+            instructions, names = of_the_graph(variant, one.ops, self.host.graph)
+            self._named[key] = tuple(instructions), tuple(names[name] for name in region.outputs)
+        return self._named[key]
 
     def backward(self, one: Backward) -> None:
         """Run a region's backward pass."""

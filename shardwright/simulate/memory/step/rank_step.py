@@ -159,7 +159,14 @@ class StepSimulation:
                 if graph.tensor[leaf.name].requires_grad:  # what its micro-batches' add up in
                     self.allocator.module = _owner(leaf)
                     self.allocator.new(size, Use.GRADIENT)
-        for key, position, value in program.inputs:
+        last = max((position for _, position, _ in program.inputs), default=0)
+        more = [
+            (key, position, f"{value}~{n}")
+            for key, position, value in program.inputs
+            if position == last
+            for n in range(self.lowering.left_out)
+        ]
+        for key, position, value in (*program.inputs, *more):
             leaf, layout = layout_of[key]
             number = self.lowering.numbers[position]
             at = (number, *self.coordinate) if self.in_parts else self.coordinate
@@ -213,7 +220,9 @@ class StepSimulation:
         given |= batch
         loss = self.graph.tensor[self.graph.outputs[0]]
         self.allocator.module = ""
-        for _, seed in program.seeds:
+        seeds = [seed for _, seed in program.seeds]
+        seeds += [f"{seed}~{n}" for seed in seeds[-1:] for n in range(self.lowering.left_out)]
+        for seed in seeds:
             given[seed] = View(self.allocator.new(ITEM_BYTES[loss.dtype]), (), (), loss.dtype)
         self.draws([one for region in program.regions for one in region.variants])
         for load in program.loads:

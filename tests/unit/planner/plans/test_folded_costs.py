@@ -98,3 +98,31 @@ def test_plans_are_compared_by_the_costs_that_they_are_shown_with():
     assert compared.step_seconds == pytest.approx(shown.step_seconds, rel=1e-9)
     assert compared.peak_bytes == shown.peak_bytes
     assert refinement.compared(plan) is refinement.settled(plan) is shown
+
+
+STAGED = residual_layers(20)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "contention"),
+    [
+        ("pp=2 dp_shard=2 mb=4", 0.5),
+        ("pp=2 dp_shard=2 mb=16", 0.0),
+        ("pp=2 tp=2 mb=8", 0.5),
+        ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
+    ],
+)
+def test_pipelines_fold(strategy, contention):
+    machine = replace(MACHINE, contention=contention)
+    expansion = Expansion(STAGED, machine, "adamw")
+    analysis, tracer = expansion.sources.analysis, Footprints(on_cpu=False)
+    plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    decisions = read_plan(plan, STAGED, analysis)
+    lowering = PlanLowering(STAGED, analysis, decisions, None)
+    whole = TimeRefinement(STAGED, machine).refined(plan, lowering)
+    costs = FoldedCosts(STAGED, analysis, machine)
+    assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
+    trainer = MemoryRefinement(machine, "adamw", tracer).trainer
+    ranks = ranks_that_differ(lowering)
+    peak = max(step_memory(lowering, rank, trainer, tracer).peak for rank in ranks)
+    assert costs.peak_bytes(plan, decisions, trainer, tracer) == peak
