@@ -54,6 +54,7 @@ class Plan(ir_plan.Plan):
         gradient_sync: the micro-batches after which gradients are reduced over devices, `"every"`
             or `"last"`; None: after every one where they are stored sharded, else after the last.
         compiled: whether layers run through `torch.compile`.
+        ahead: how many buckets of parameters are gathered before the one that operators read.
         overlap: part of gradient reductions that the machine hides behind computing.
         gather_overlap: that of gathers of sharded parameters; None: the same.
         contention: part of a message by which it delays one along another axis.

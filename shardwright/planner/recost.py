@@ -6,13 +6,21 @@ other. So an unedited plan of the search gets the same cost as in the search.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
+from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
+from shardwright.planner.pipeline.cuts import StageCuts
+from shardwright.planner.pipeline.stage_assignment import Pipelines
+from shardwright.planner.pipeline.stage_costs import Offer
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.space.assembly import FREE
@@ -33,23 +41,19 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.placements import feasible, layouts_under, tiling_text
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.pricing import PriceList
-from shardwright.solve.elimination.problem import Assignment
+from shardwright.solve.elimination.problem import Assignment, Point
 
 
 def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: Frontier) -> Plan:
     """The decisions of `plan` with the costs of `machine` and the lower bound of `found`.
 
     Layouts, seconds, bytes and collectives are computed again from the plan's tilings, storage,
-    recomputed segments and micro-batches.
+    recomputed segments, micro-batches, stages and schedule.
 
     Raises:
-        PlanError: a decision is impossible (the message names the operator or parameter), the plan
-            has stages, or its mesh does not have the devices of `machine`.
+        PlanError: a decision is impossible (the message names the operator, the parameter or the
+            cut), or the mesh of the plan does not have the devices of `machine`.
     """
-    if plan.pipeline is not None:
-        raise PlanError(
-            "plans with stages are not costed again; edit a plan without, or plan again"
-        )
     if plan.mesh.size != machine.devices:
         raise PlanError(
             f"the plan is for {plan.mesh.size} devices, {machine.name} has {machine.devices}; edit"
@@ -58,11 +62,12 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     analysis = analyze(graph)
     decisions = read_plan(plan, graph, analysis)
     sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
-    parts = plan.mesh.size * decisions.micro_batches
+    staged = plan.pipeline is not None
+    parts = decisions.mesh.size * decisions.micro_batches
     model = CostModel(
         sized_graph,
         sized,
-        skewed(machine, lambda: stretch(graph, analysis, machine), parts),
+        skewed(machine, lambda: stretch(graph, analysis, machine), parts, whole=staged),
         decisions.mesh,
         Pricing(
             optimizer,
@@ -81,10 +86,42 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     space = make_space(model, segments if again else (), skeleton)
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
-    (peak,) = writer.peaks([point])
-    costed = writer.plan(point, peak, found.bound(peak), plan.name, plan.notes)
+    if plan.pipeline is None:
+        (peak,) = writer.peaks([point])
+        candidate = Candidate(point, peak, writer, plan.name, plan.notes)
+    else:
+        candidate = _pipelined(plan, plan.pipeline, point, writer)
+    costed = replace(candidate.plan(found.bound(candidate.peak), ()), ahead=plan.ahead)
     lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
     return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
+
+
+def _pipelined(plan: Plan, pipeline: Pipeline, point: Point, writer: PlanBuilder) -> Candidate:
+    """The stages of `plan`, whose other decisions are those of `point`."""
+    graph = writer.graph
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    for cut in plan.cuts:
+        if cut not in place:
+            raise PlanError(
+                f"a stage begins with {cut}, which is no operator; name one of the model"
+            )
+    cuts = [place[cut] for cut in plan.cuts]
+    stage_cuts = StageCuts(graph)
+    if reason := stage_cuts.refused(cuts):
+        raise PlanError(f"{reason}; name operators in the order of the model, with layers between")
+    each = pipeline.stages // pipeline.groups
+    given = stage_cuts, pipeline.groups, pipeline.schedule, each
+    pipelines = Pipelines(Offer(writer, ()), *given)
+    found = pipelines.priced(point.choice, cuts)
+    if found is None:
+        raise PlanError(
+            f"a value between the stages that begin with {', '.join(plan.cuts)} has no layout that"
+            " both sides have; give operators on both sides the same tiling, or cut elsewhere"
+        )
+    memory = partial(pipelines.memory, found)
+    return Candidate(
+        found.point, found.peak, writer, plan.name, plan.notes, staged=found, memory=memory
+    )
 
 
 def _recomputable(plan: Plan, graph: Graph) -> Recomputable | None:

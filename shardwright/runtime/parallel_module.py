@@ -149,14 +149,15 @@ class ParallelModule(TrainModule):
                 named = {self._sw_form.names[k]: x for k, x in parts.items()}
                 require_own_parts(named, self._sw_groups)
         leaves = self._sw_holds.leaves(self._sw_graph, given)
-        state = self.get_buffer("_sw_random")
+        state = self._sw_state
         with without_autocast(self._sw_device):
             results = self._sw_program(*leaves, state)
         outputs = results[: len(self._sw_graph.outputs)]
-        with torch.no_grad():
-            self._sw_holds.update(self._sw_graph, results[len(outputs) :])
-            if self.training or self._sw_draws:
-                self._sw_advance()
+        if self._sw_graph.updates:
+            with torch.no_grad():
+                self._sw_holds.update(self._sw_graph, results[len(outputs) :])
+        if self.training or self._sw_draws:
+            self._sw_advance()
         if self._sw_groups and not torch.compiler.is_compiling():
             for output in outputs:
                 if output.requires_grad:

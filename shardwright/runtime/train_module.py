@@ -94,7 +94,7 @@ class LastingModule(nn.Module):
 
     def _sw_advance(self) -> None:
         """Go on to the numbers of the next step."""
-        state = self.get_buffer("_sw_random")
+        state = self._sw_state
         if torch.compiler.is_compiling():  # an attribute set in the first call compiles a second
             self._buffers["_sw_random"] = state + state.new_tensor([0, 1])
             return
@@ -103,6 +103,13 @@ class LastingModule(nn.Module):
         # Not in place: tensors that autograd saved in this step may still read the old state. This
         # replaces the registered buffer without the checks of `Module.__setattr__` (10 us).
         self._buffers["_sw_random"] = state + self._sw_next
+
+    @property
+    def _sw_state(self) -> torch.Tensor:
+        """The random state; a registered buffer, whose look-up by name takes a microsecond."""
+        state = self._buffers["_sw_random"]
+        assert state is not None
+        return state
 
     def random_state(self) -> tuple[int, int]:
         """The seed and the number of steps that random numbers depend on."""

@@ -252,15 +252,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | None) -> torch.Tensor:
-    wanted = f"the plan is for {_described(planned.dtype, planned.shape)}"
-    if not isinstance(given, torch.Tensor):
-        how = ": pass torch.as_tensor of it" if hasattr(given, "__array__") else ": pass a tensor"
-        raise BatchError(f"the argument {path} is {_described_value(given)}, and {wanted}{how}")
-    if given.dtype != planned.dtype:
-        raise BatchError(
-            f"the argument {path} is {_described_value(given)}, and {wanted}: pass it as"
-            f" {path}.to({planned.dtype}), or capture and plan with {given.dtype}"
-        )
+    if not isinstance(given, torch.Tensor) or given.dtype != planned.dtype:
+        raise _no_such_tensor(path, given, planned)
     if given.requires_grad and torch.is_grad_enabled() and not planned.differentiable:
         raise BatchError(
             f"the argument {path} requires a gradient, and the plan was made with one that does"
@@ -271,6 +264,15 @@ def _tensor(path: str, given: Any, planned: _Planned, device: torch.device | Non
             f"the argument {path} is on {given.device}, and the module on {device}: move it there"
         )
     return given
+
+
+def _no_such_tensor(path: str, given: Any, planned: _Planned) -> BatchError:
+    wanted = f"the plan is for {_described(planned.dtype, planned.shape)}"
+    if isinstance(given, torch.Tensor):
+        how = f"pass it as {path}.to({planned.dtype}), or capture and plan with {given.dtype}"
+    else:
+        how = "pass torch.as_tensor of it" if hasattr(given, "__array__") else "pass a tensor"
+    return BatchError(f"the argument {path} is {_described_value(given)}, and {wanted}: {how}")
 
 
 def _difference(path: str, given: Any, planned: Any) -> str:

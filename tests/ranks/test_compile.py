@@ -1,9 +1,10 @@
-"""`torch.compile` takes a parallel module whole, and what it makes trains with the same losses."""
+"""Compiled parallel modules train with the same numbers, and equal layers are compiled once."""
 
 import shutil
 
 import pytest
 import torch
+from torch import fx
 from torch._dynamo.utils import counters
 
 import shardwright as sw
@@ -11,6 +12,7 @@ from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.runtime.shape_variants import ShapeVariants
 from tests.harness import models
 from tests.harness.ranks import run_ranks
+from tests.unit.runtime.graph_modules.test_repeats import deep
 
 STEPS = 4
 CASES = {  # model, plan, backend
@@ -80,3 +82,46 @@ def _train(model, batch, text, wrap):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+STRATEGIES = ("dp_shard=2 ac=full", "tp=2", "pp=2 mb=2")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_layers_share_compiled_code_under_every_strategy():
+    """The layers draw; the backend "eager" runs the operators themselves, in float64."""
+    texts = []
+    for layers in (3, 5):
+        graph = sw.capture(*_deep(layers))
+        texts += [(layers, plan_to_json(sw.price(graph, "2xcpu", one))) for one in STRATEGIES]
+    run_ranks(2, _compare_layers, texts)
+
+
+def _deep(layers):
+    model, batch = models.double(*deep(layers, batch=8))
+    return model, (), batch
+
+
+def _compare_layers(texts):
+    compile_with = fx.GraphModule.compile
+    fx.GraphModule.compile = lambda module, **how: compile_with(module, backend="eager", **how)
+    codes = []
+    for layers, text in texts:
+        found = []
+        for compiled in (False, True):
+            model, _, batch = _deep(layers)
+            module = sw.parallelize(model, sw.Plan.from_json(text), seed=3)
+            if compiled:
+                module.compile_programs()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            for _ in range(2):
+                loss = module.train_step(optimizer, batch)
+            tensors = {name: p.detach().clone() for name, p in module.named_parameters()}
+            found.append({"loss": loss, **tensors})
+        eager, compiled = found
+        assert eager.keys() == compiled.keys()
+        for key, value in eager.items():
+            torch.testing.assert_close(compiled[key], value, rtol=1e-14, atol=1e-15)
+        codes.append(len(module._sw_program.regions.compiled.shared))
+    assert codes[: len(STRATEGIES)] == codes[len(STRATEGIES) :], "as many for five layers as three"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -48,6 +50,21 @@ class StageCuts:
         births = self._births[positions]
         found: Bools = births[None, :] > births[:, None]
         return found
+
+    def refused(self, cuts: Sequence[int]) -> str:
+        """Why stages cannot begin at these operators, in order; empty if they can."""
+        for before, cut in pairwise([0, *cuts]):
+            name = self.graph.ops[cut].name
+            if cut <= before:
+                return f"the stage that begins with {name} is empty, or comes before an earlier one"
+            if self._bytes[cut] < 0:
+                return f"no stage may begin with {name}, between what reads a buffer and updates it"
+        ends = np.array([0, *cuts, len(self.graph.ops)], np.int64)
+        for start, own in zip(ends.tolist(), np.diff(self._births[ends]).tolist(), strict=False):
+            if not own:
+                name = self.graph.ops[start].name
+                return f"the stage that begins with {name} has no trained parameter of its own"
+        return ""
 
     def crossing(self, position: int) -> tuple[str, ...]:
         """The values that cross a position."""

@@ -9,7 +9,7 @@ module, the forward program runs directly, without buckets and prefetch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -88,8 +88,7 @@ class WholeBatch(nn.Module):
         self.planned: Dtypes = tuple(getattr(torch, dtype) for dtype in planned)
         self._plays: dict[tuple[str, Dtypes], Playing] = {}
         self._places: dict[int, DTensorSpec] = {}  # of parameters, by number
-        self._steps: list[ModuleCall] | None = None  # calls whose results are wanted at their end
-        self._ended: ProgramRun | None = None  # whose update is to come
+        self._step = WholeStep()
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs and buffers' new contents, of leaves and the random state."""
@@ -98,13 +97,14 @@ class WholeBatch(nn.Module):
             found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
             return found
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
-            playing = self.playing("call" if self._steps is None else "step", leaves)
+            step = self._step
+            playing = self.playing("call" if step.calls is None else "step", leaves)
             if playing.direct is not None:
                 return playing.direct.run(leaves, state)
             call = ModuleCall(self, leaves, state, playing)
-            if self._steps is not None:
+            if step.calls is not None:
                 call.is_step = True
-                self._steps.append(call)
+                step.calls.append(call)
             groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
             kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
             return with_nodes(call, groups, [state, *kept])
@@ -113,20 +113,13 @@ class WholeBatch(nn.Module):
             run.play(len(run.executor.program.instructions))
         return tuple(run.tensor(name) for name in self.returned)
 
-    @contextmanager
-    def whole_steps(self) -> Iterator[None]:
+    def whole_steps(self) -> AbstractContextManager[None]:
         """A context; results of a call inside of it are available when it ends, not before."""
-        self._steps, self._ended = [], None
-        try:
-            yield
-            for call in self._steps:
-                self._ended = call.finish()
-        finally:
-            self._steps = None
+        return self._step
 
     def update(self, optimizer: Optimizer) -> None:
         """The last whole step's update of the parameters."""
-        run, self._ended = self._ended, None
+        run, self._step.ended = self._step.ended, None
         if run is None:  # autograd ran the step, or nothing is trained
             optimizer.step()
         else:
@@ -169,6 +162,30 @@ class WholeBatch(nn.Module):
             known = self._places[number] = DTensorSpec(leaf)
         shape = known.local_shape
         return known.whole(gradient if gradient.shape == shape else gradient.view(shape))
+
+
+class WholeStep(AbstractContextManager[None]):
+    """The calls of a module within a step, which goes on to its end when the context is left.
+
+    Not attributes of the module, for which assignments take microseconds.
+    """
+
+    __slots__ = ("calls", "ended")
+
+    def __init__(self) -> None:
+        self.calls: list[ModuleCall] | None = None  # None outside of a step
+        self.ended: ProgramRun | None = None  # whose update is to come
+
+    def __enter__(self) -> None:
+        self.calls, self.ended = [], None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if error is None:
+                for call in self.calls or ():
+                    self.ended = call.finish()
+        finally:
+            self.calls = None
 
 
 @dataclass(frozen=True)

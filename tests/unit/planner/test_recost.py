@@ -156,3 +156,63 @@ def test_no_device_is_left_without_a_part(front, graph):
     machine = sw.Machine.preset("128xcpu")
     with pytest.raises(PlanError, match="leaves a device without a part"):
         again(replace(plan, mesh=wide, ops=ops), graph, front, machine)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": [2], "micro_batches": [4]},
+        {"stages": [4], "micro_batches": [4], "allow_async": True},
+    ],
+    ids=["two stages", "four stages"],
+)
+def test_pipelines_cost_what_the_search_said(graph, options):
+    for machine in (MACHINE, replace(SKEWED, measured=MEASURED)):
+        found = sw.search(graph, machine, optimizer="adamw", **options)
+        plans = [p for p in (*found, *found.baselines) if p.pipeline is not None]
+        assert {plan.stages for plan in plans} >= {options["stages"][0]}
+        for plan in plans:
+            other, settled = again(plan, graph, found, machine), found.settled(plan)
+            assert other.step_seconds == pytest.approx(settled.step_seconds, rel=1e-9), (
+                plan.schedule
+            )
+            assert other.peak_bytes == settled.peak_bytes
+            assert other.cuts == plan.cuts and other.schedule == plan.schedule
+            assert other.receive_seconds == pytest.approx(plan.receive_seconds)
+            assert other.layouts == plan.layouts
+
+
+@pytest.fixture(scope="module")
+def staged(graph):
+    """A search of pipelines, and its even one."""
+    found = sw.search(graph, MACHINE, optimizer="adamw", stages=[2], micro_batches=[4])
+    return found, next(plan for plan in found.baselines if plan.name == "even pipeline")
+
+
+def test_stages_may_be_cut_elsewhere_and_run_in_another_order(graph, staged):
+    front, plan = staged
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    layer = next(i for i, op in enumerate(graph.ops) if op.source.module.startswith("layers.1"))
+    uneven = again(replace(plan, cuts=(graph.ops[layer].name,)), graph, front)
+    assert place[uneven.cuts[0]] == layer < place[plan.cuts[0]]
+    even = front.settled(plan)
+    assert uneven.step_seconds != even.step_seconds and uneven.peak_bytes < even.peak_bytes
+    same = again(replace(plan, schedule="GPipe"), graph, front)
+    assert same.schedule == "GPipe" and same.peak_bytes > even.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "cut, said",
+    [
+        ("nowhere", "begins with nowhere, which is no operator"),
+        (0, "is empty, or comes before an earlier one"),
+        (-1, "has no trained parameter of its own"),
+    ],
+)
+def test_cuts_that_cannot_be_are_named(graph, staged, cut, said):
+    front, plan = staged
+    name = cut if isinstance(cut, str) else graph.ops[cut].name
+    with pytest.raises(PlanError, match=said):
+        again(replace(plan, cuts=(name,)), graph, front)
+    with pytest.raises(PlanError, match="cannot run: 1F1B has one stage for each"):
+        again(replace(plan, cuts=(*plan.cuts, graph.ops[-1].name)), graph, front)

@@ -34,8 +34,9 @@ def command(
     """Check and price PLAN, which was edited by hand, also for another machine.
 
     The decisions in the file are read: mesh, tilings, layouts of parameters and
-    whether they are regathered, recomputed segments, micro-batches. All other
-    fields (layouts of values, seconds, bytes, collectives) are computed again.
+    whether they are regathered, recomputed segments, micro-batches, stages and
+    their schedule. All other fields (layouts of values, seconds, bytes,
+    collectives) are computed again.
     """
     known = planning.machine_of(machine)
     captured, before = planning.planned(given)
