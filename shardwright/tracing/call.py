@@ -16,13 +16,17 @@ class CaptureError(ValueError):
     """A model or an example call that cannot be captured as a graph.
 
     `module` is the path of the sub-module in which it failed; empty for the model itself.
-    `refused` says that opaque modules would not help.
+    `refused` says that opaque modules would not help, `by_value` that a size or a decision depends
+    on values, which a trace does not have.
     """
 
-    def __init__(self, message: str, module: str = "", *, refused: bool = False) -> None:
+    def __init__(
+        self, message: str, module: str = "", *, refused: bool = False, by_value: bool = False
+    ) -> None:
         super().__init__(message)
         self.module = module
         self.refused = refused
+        self.by_value = by_value
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from shardwright.tracing.gradients.autograd_functions import Functions, calls_ru
 from shardwright.tracing.gradients.gradient_probe import probe, suspicions
 from shardwright.tracing.gradients.hooks import refuse_backward_hooks, refuse_hooks
 from shardwright.tracing.graph_builder import Captured, build
-from shardwright.tracing.model_copies import call_of_copy, call_on_meta
+from shardwright.tracing.model_copies import call_in_trace, call_of_copy, call_on_meta
 from shardwright.tracing.state_check import check_state
 from shardwright.tracing.values.known_values import ReadInputsError
 from shardwright.tracing.values.selection import EXPECTED
@@ -69,9 +69,9 @@ def _captured(
         try:
             return _attempt(call, tensors, opaque)
         except CaptureError as e:
-            if first is None and not e.refused:
+            if first is None and e.by_value:
                 found = _with_values(call, tensors)
-                if found is not None and not any(op.target == EXPECTED for op in found.graph.ops):
+                if found is not None and not _decides(found):
                     return found
             first, path = first or e, _next_opaque(model, e.module, opaque)
             if not path and found is not None:  # it decides by data as for the example batch
@@ -102,6 +102,7 @@ def _attempt(
                 call_on_meta(call, tensors),
                 call_of_copy(call, tensors),
                 call_of_copy(call, tensors, as_given=True),
+                call_in_trace(call, tensors),
             )
             changed, named = call.returned.changed, call.returned.named
             check_state(changed, trials, type(model).__name__, named)
@@ -138,6 +139,11 @@ def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Capture
                 raise
             return None
     return None
+
+
+def _decides(captured: Captured) -> bool:
+    """Whether a graph has one of several decisions by data, besides checks that raise."""
+    return any(op.target == EXPECTED and not op.args[3] for op in captured.graph.ops)
 
 
 def _values_note(lines: Mapping[str, str]) -> str:

@@ -56,6 +56,41 @@ def call_of_copy(
     return make
 
 
+def call_in_trace(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[], ModelTrial]:
+    """Return a function that copies the model to the meta device, for a call that is traced.
+
+    A trace passes over checks of values, which a call on the meta device does not. Only changes of
+    values other than tensors are found.
+    """
+
+    def make() -> ModelTrial:
+        trial = call_on_meta(call, tensors)()
+        given = tuple(torch.empty_like(t, device="meta") for t in tensors.values())
+
+        def run() -> Any:
+            traced = _Traced(trial.model, call, tuple(tensors))
+            return torch.export.export(traced, given, strict=False)
+
+        return ModelTrial(trial.model, run, [])
+
+    return make
+
+
+class _Traced(nn.Module):
+    """A model as a function of tensors, as `FlatCall`, that restores nothing."""
+
+    def __init__(self, model: nn.Module, call: FlatCall, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.call, self.paths = model, (call,), paths  # in a tuple: no sub-module
+
+    def forward(self, *tensors: Tensor) -> tuple[()]:
+        (call,) = self.call
+        given = (cast_input(tensor, call.numerics) for tensor in tensors)
+        args, kwargs = unflatten({**call.constants, **dict(zip(self.paths, given, strict=True))})
+        self.model(*args, **kwargs)
+        return ()
+
+
 def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 

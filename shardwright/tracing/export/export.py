@@ -180,18 +180,25 @@ def export(
     except Exception as e:
         reason = _explain(call.model, e)
         if call.follows_values:  # which bytecode cannot be interpreted with
-            raise CaptureError(reason, _module_of(call.model, e)) from e
+            raise _refusal(call, e, reason) from e
         call.guarded, call.returned.changed = False, ()
         try:
             program = _export(call, example, numerics, strict=True)
         except Exception:  # the first error names the user's code
-            raise CaptureError(reason, _module_of(call.model, e)) from e
+            raise _refusal(call, e, reason) from e
         finally:
             call.guarded = True
         _refuse_numpy_draws(program, type(call.model).__name__)
         if not _is_of_tensors(program):
-            raise CaptureError(reason, _module_of(call.model, e)) from e
+            raise _refusal(call, e, reason) from e
         return program, f"captured in strict mode, since {reason}"
+
+
+def _refusal(call: FlatCall, error: Exception, reason: str) -> CaptureError:
+    kind, text = type(error).__name__, str(error).lower()
+    by_value = any(word in kind for word in ("DynamicOutputShape", "DataDependent"))
+    by_value = by_value or "data-dependent" in text or "unbacked" in text
+    return CaptureError(reason, _module_of(call.model, error), by_value=by_value)
 
 
 def _export(

@@ -76,9 +76,9 @@ class OpaqueCall:
         them, and for a change of a buffer that kept its value in every sample of `observe`.
         """
         around, found, state = self._run(tensors)
-        if (numbers := _plain_parts(around)) != (known := _plain_parts(self.returned)):
+        if (numbers := _numbers_in(around)) != (before := _numbers_in(self.returned)):
             raise ValueError(
-                f"{self.path} returned {numbers} beside its tensors for this batch, and {known}"
+                f"{self.path} returned {numbers} beside its tensors for this batch, and {before}"
                 " when it was captured; return tensors of what depends on the data"
             )
         for name, before in zip(self.names, tensors, strict=False):
@@ -136,7 +136,7 @@ class OpaqueCall:
             before = dict(zip(self.names, own, strict=True))
             changed |= {n for n in self.buffers if not _equal_with_nan(before[n], state[n])}
             shapes.append([(t.shape, t.dtype) for t in found])
-            numbers.append(_plain_parts(around))
+            numbers.append(_numbers_in(around))
         if numbers[0] != numbers[1]:
             raise CaptureError(
                 f"{self.path} returns {numbers[0]} or {numbers[1]} beside its tensors, depending on"
@@ -191,13 +191,13 @@ class OpaqueCall:
             )
 
 
-def _plain_parts(structure: Any) -> list[Any]:
-    """The numbers, texts and None in the structure of a module's results."""
+def _numbers_in(structure: Any) -> list[Any]:
+    """The numbers in the structure of a module's results."""
     if isinstance(structure, Mapping):
-        return [part for item in structure.values() for part in _plain_parts(item)]
+        return [part for item in structure.values() for part in _numbers_in(item)]
     if isinstance(structure, tuple | list):
-        return [part for item in structure for part in _plain_parts(item)]
-    return [structure] if structure is None or isinstance(structure, int | float | str) else []
+        return [part for item in structure for part in _numbers_in(item)]
+    return [structure] if isinstance(structure, int | float) else []
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
                 node,
                 f"{node.target} takes a number out of a tensor, which depends on the data; keep it"
                 " a tensor, without .item()",
+                by_value=True,
             )
         shape = tuple(getattr(value, "shape", ()))
         if not all(isinstance(size, int) for size in shape):
@@ -36,13 +37,14 @@ def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
                 node,
                 f"{node.target} gives a tensor of {_shape_text(shape)}, as many as the data say;"
                 " give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
+                by_value=True,
             )
 
 
-def error(node: fx.Node, message: str) -> CaptureError:
+def error(node: fx.Node, message: str, *, by_value: bool = False) -> CaptureError:
     """The error for a node that cannot be captured, with its source line and module."""
     source = source_of(node)
-    return CaptureError(f"{source}: {message}", source.module)
+    return CaptureError(f"{source}: {message}", source.module, by_value=by_value)
 
 
 def _shape_text(shape: tuple[Any, ...]) -> str:

@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from types import FrameType
 from typing import Any, NamedTuple, final
 
@@ -54,6 +55,7 @@ _OF_SIZES = frozenset(
 _OF_VALUES = frozenset(
     ("unique", "unique_consecutive", "bincount", "repeat_interleave", "tensor_split")
 )  # functions whose results have sizes that depend on values
+_OF_REDUCTIONS = ("ignore_index", "reduction")
 _SELECTS = frozenset(("nonzero", "argwhere", "masked_select", "where"))
 
 
@@ -102,6 +104,7 @@ class KnownValues(TorchFunctionMode):
         self._reals = frozenset((*reals, _FINITE))
         self._worker = ThreadPoolExecutor(1)  # a thread of its own traces nothing
         self._decisions: list[Tensor] = []
+        self._of_masks: set[int] = set()  # truth values that are computed from masks
         self._drawn: dict[int, Tensor] = {}  # numbers from 0 to 1, by identity
         self._sources: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of selections, by identity
         self.data: set[str] = set()
@@ -133,10 +136,14 @@ class KnownValues(TorchFunctionMode):
             if name == "__getitem__" and isinstance(args[1], Tensor):
                 mask = self._of(args[1])
                 if mask is not None and mask.value.dtype == torch.bool:
-                    return self._selected(args[0], args[1], mask)
+                    selected = self._selected(args[0], args[1], mask)
+                    self._sources[id(selected)] = (args[0], args[1], selected)
+                    return selected
             args = (args[0], self._with_positions(args[1]), *args[2:])
         if func is F.ctc_loss:
             return func(*self._with_padded_targets(*args), **kwargs)
+        if (masked := self._reduced(func, name, args, kwargs)) is not None:
+            return masked
         if name in _SELECTS and (found := self._chosen(name, args, kwargs)) is not None:
             return found
         known_inputs = self._all_known(args, kwargs) if name in _OF_VALUES else None
@@ -236,7 +243,10 @@ class KnownValues(TorchFunctionMode):
             values = []
         if len(values) != len(made) and writes:
             self._spoiled.update(one.storage for t in given[:1] if (one := self._of(t)))
+        masks = [t for t in given if t.dim() and t.dtype == torch.bool]
         for traced, value in zip(made, values, strict=False):
+            if masks and value.dtype == torch.bool:
+                self._of_masks.add(id(traced))
             if tuple(traced.shape) == tuple(value.shape):
                 self._note(traced, value, known)
 
@@ -260,32 +270,36 @@ class KnownValues(TorchFunctionMode):
         """The number or list that Python code reads of a tensor."""
         frame = _users_frame()
         if name == "__bool__" and frame is not None and (checked := _checked(frame)) is not None:
+            self._decide(args[0], checked, frame, checks=True)
             return checked
         known = self._of(args[0])
         if known is None:
             return func(*args, **kwargs)
         found = self._beside(func, args, kwargs)
-        if not self._is_read(name, args[0], known, found, frame):
+        if not self._is_read(args[0], known, found, frame):
             return func(*args, **kwargs)
         return found
 
-    def _is_read(
-        self, name: str, read: Tensor, known: _Known, found: Any, frame: FrameType | None
-    ) -> bool:
-        """Whether Python code may read `found`, which is noted; not if it is a number of data."""
+    def _is_read(self, read: Tensor, known: _Known, found: Any, frame: FrameType | None) -> bool:
+        """Whether Python code may read `found`, which is noted.
+
+        Of data that are truth values of a mask: whether one, any or all of it is True.
+        """
         if not known.inputs & (self._reals | self.data):
             self._require_constant(known.inputs, frame)
-        elif name == "__bool__" or isinstance(found, int):
+            return True
+        if isinstance(found, bool) and id(read) in self._of_masks:
             self._decide(read, found, frame)
-        else:
-            return False
-        return True
+            return True
+        return False
 
-    def _decide(self, read: Tensor, found: int, frame: FrameType | None) -> None:
+    def _decide(
+        self, read: Tensor, found: int, frame: FrameType | None, *, checks: bool = False
+    ) -> None:
         """Note a number or truth value of data that Python code reads."""
         same = read != 0 if isinstance(found, bool) else read == found
         wanted = found if isinstance(found, bool) else True
-        self._decisions.append(expected(same.reshape(()), wanted, _line_of(frame)))
+        self._decisions.append(expected(same.reshape(()), wanted, _line_of(frame), checks))
         if len(self._decisions) > _MOST_DECISIONS:
             raise CaptureError(
                 f"{_line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
@@ -318,8 +332,7 @@ class KnownValues(TorchFunctionMode):
             if known is None:
                 return arg
             found = self._aside(known.value.item)
-            self._is_read("item", arg, known, found, _users_frame())
-            return found
+            return found if self._is_read(arg, known, found, _users_frame()) else arg
         return type(arg)(map(self._numbers, arg)) if type(arg) in (tuple, list) else arg
 
     def _index(self, index: Any) -> Any:
@@ -372,6 +385,29 @@ class KnownValues(TorchFunctionMode):
         same = all_true(lengths == mask.sum(1))
         lengths = torch.where(same, lengths, lengths)
         return (args[0], padded(values, mask), args[2], lengths, *args[4:])
+
+    def _reduced(self, func: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
+        """A sum, mean or cross entropy of selected elements as one of masked elements.
+
+        Those have a fixed size, however many are selected. None for other calls.
+        """
+        x, mask, _ = self._sources.get(id(args[0]) if args else 0, (None, None, None))
+        if x is None or mask is None:
+            return None
+        if name in ("sum", "mean") and len(args) == 1 and not kwargs:
+            rest = (1,) * (x.dim() - mask.dim())
+            total = torch.where(mask.view(*mask.shape, *rest), x, torch.zeros_like(x)).sum()
+            return total if name == "sum" else total / (mask.sum() * prod(x.shape[mask.dim() :]))
+        other = self._sources.get(id(args[1]) if len(args) > 1 else id(kwargs.get("target")))
+        if func is not F.cross_entropy or other is None or other[1] is not mask:
+            return None
+        given = {key: value for key, value in kwargs.items() if key in _OF_REDUCTIONS}
+        others = [value for key, value in kwargs.items() if key not in ("target", *_OF_REDUCTIONS)]
+        exact = not any(others) and len(args) <= 2 and given.get("reduction") != "none"
+        if not exact or x.dim() != mask.dim() + 1:
+            return None
+        targets = torch.where(mask, other[0], given.get("ignore_index", -100)).flatten()
+        return F.cross_entropy(x.flatten(0, -2), targets, **given)
 
     def _chosen(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of a function that selects by a known mask; None for other calls."""
@@ -426,7 +462,7 @@ def _checked(frame: FrameType) -> bool | None:
     """The value of the condition that runs in `frame` for which it raises nothing.
 
     None unless the line is the condition of an `if` whose branch ends with `raise`, or of an
-    `assert`: such a check of values is left out, like all others, because a trace has none.
+    `assert`: such a check of values is an operator of the graph.
     """
     lines = linecache.getlines(frame.f_code.co_filename)
     block = inspect.getblock(lines[frame.f_code.co_firstlineno - 1 :])

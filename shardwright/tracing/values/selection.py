@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-EXPECTED = "shardwright.expected.default"  # args: a truth value, what it must be, the user's line
+EXPECTED = "shardwright.expected.default"  # args: truth value, wanted one, user's line, `checks`
 
 
 @torch.library.custom_op("shardwright::positions", mutates_args=())
@@ -66,11 +66,13 @@ def _(mask: Tensor, count: int) -> Tensor:
 
 
 @torch.library.custom_op("shardwright::expected", mutates_args=())
-def expected(value: Tensor, wanted: bool, line: str) -> Tensor:
+def expected(value: Tensor, wanted: bool, line: str, checks: bool) -> Tensor:
     """True; raises `RuntimeError` unless `value`, of no dimension, is `wanted`.
 
-    The code at `line` decided by the value when the model was captured.
+    The code at `line` decided by the value when the model was captured, or `checks` it and raises.
     """
+    if bool(value) is not wanted and checks:
+        raise RuntimeError(f"the check of values at {line} fails for this batch")
     if bool(value) is not wanted:
         raise RuntimeError(
             f"{line} decides by a value of this batch otherwise than by that of the example batch,"
@@ -81,7 +83,7 @@ def expected(value: Tensor, wanted: bool, line: str) -> Tensor:
 
 
 @expected.register_fake
-def _(value: Tensor, wanted: bool, line: str) -> Tensor:
+def _(value: Tensor, wanted: bool, line: str, checks: bool) -> Tensor:
     return torch.empty_like(value)
 
 

@@ -98,7 +98,7 @@ def test_many_blocks_of_a_kind_are_found_in_two_attempts(monkeypatch):
     )
     graph = capture_call(Net(*(Branch() for _ in range(5))), (X,)).graph
     assert [op.kind for op in graph.ops].count("opaque") == 5
-    assert len(attempts) == 3
+    assert len(attempts) == 4  # one of them follows the values of x
     assert graph.note.count("kept whole") == 1, "one reason, said once"
 
 

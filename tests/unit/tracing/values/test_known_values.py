@@ -148,6 +148,12 @@ OTHERS = {
         RuntimeError,
         "2 elements of a mask .* made with 3",
     ),
+    "a check that fails": (
+        "speech",
+        {"labels": torch.full((4, 3), 7)},
+        RuntimeError,
+        r"the check of values at .*test_known_values.py:\d+ fails for this batch",
+    ),
     "another decision": (
         "masked",
         {"targets": torch.full((7, WIDTH), -1.0)},
@@ -210,14 +216,36 @@ class InPlace(nn.Module):
         return self.layer(x)[: counts[0]].sum()
 
 
-def test_sizes_that_are_overwritten_are_those_of_what_is_written():
-    torch.manual_seed(0)
+@pytest.mark.parametrize("known", [True, False])
+def test_sizes_that_are_overwritten_are_those_of_what_is_written(known):
     batch = {"x": torch.randn(4, 2), "sizes": torch.tensor([3, 1])}
     with pytest.raises(CaptureError, match="takes a number out of a tensor"):
-        capture_call(InPlace(known=False), (), batch)
-    graph = capture_call(InPlace(known=True), (), batch).graph
-    assert not graph.constants
-    assert [op.target for op in graph.ops].count("shardwright.expected.default") == 1
+        capture_call(InPlace(known), (), batch)
+
+
+class MaskedLosses(nn.Module):
+    """Losses of selected elements only, of which every batch has another number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 5)
+
+    def forward(self, x, labels):
+        y, mask = self.layer(x), labels > 1
+        loss = F.cross_entropy(y[mask], labels[mask])
+        return loss + y[mask].mean() + y[mask].sum()
+
+
+def test_losses_of_selected_elements_take_any_number_of_them():
+    torch.manual_seed(0)
+    labels = torch.tensor([[0, 2, 3], [1, 4, 2]])
+    batch = {"x": torch.randn(2, 3, WIDTH), "labels": labels}
+    model = MaskedLosses()
+    assert compared(model, batch).ok
+    one = Subject(MaskedLosses(), batch, wide=False)
+    other = {"x": batch["x"], "labels": torch.tensor([[0, 1, 1], [3, 4, 2]])}
+    model.load_state_dict(one.weights)
+    torch.testing.assert_close(one.one_device()(**other), model(**other))
 
 
 def test_without_values_nothing_is_known():
