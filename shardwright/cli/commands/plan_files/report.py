@@ -14,8 +14,9 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
-from shardwright.cli.tracing import simulated_step
+from shardwright.cli.tracing import simulated_step, trace_text
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.ir.atomic_io import read_text_up_to
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.files.figures import machine_named
 from shardwright.machine.model import MachineError
@@ -25,6 +26,7 @@ from shardwright.report.page import MeasuredRun, Shown, StepBars, page
 from shardwright.report.timelines.chrome import read_trace, simulated
 
 PAGES = (".html", ".htm")  # suffixes of HTML files
+_LARGEST_RUN = 2**26  # bytes of an output of `run --json`, which has every loss
 _TIMELINES = 8  # plans whose timelines are drawn; each adds some hundred kilobytes
 
 
@@ -116,16 +118,12 @@ def _memory_of(machine: str) -> int | None:
 
 
 def _timeline(file: str) -> StepBars:
-    try:
-        return read_trace(Path(file).read_text(), Path(file).name)
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
-        raise UsageError(f"cannot read {file}: {reason}") from e
+    return read_trace(trace_text(file), Path(file).name)
 
 
 def _measured(file: str) -> MeasuredRun:
     try:
-        data = json.loads(Path(file).read_text())
+        data = json.loads(read_text_up_to(file, _LARGEST_RUN))
         return MeasuredRun(
             Path(file).stem,
             _positive(data["predicted_step_seconds"]),
@@ -135,7 +133,7 @@ def _measured(file: str) -> MeasuredRun:
         )
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
 
 
