@@ -37,6 +37,17 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     sync_folder(target.parent)
 
 
+def replace_durably(written: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Rename the file `written` to `path`, in the same folder or file system, atomically.
+
+    Once it returns, the file survives a power cut. Raises `OSError`.
+    """
+    with open(written, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(written, path)
+    sync_folder(Path(path).parent)
+
+
 def sync_folder(path: str | os.PathLike[str]) -> None:
     """Make the names in a folder durable, where its file system can."""
     try:

@@ -6,6 +6,7 @@ steps counted among those to keep, so that after a resume the next one was delet
 Where all were damaged, training began anew and deleted them. Two runs could share a folder.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from shardwright.train.checkpoint.checkpoint import Checkpoints
-from shardwright.train.checkpoint.folder import CheckpointFolder
+from shardwright.train.checkpoint.folder import CheckpointFolder, sealed
 from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_digests
 from tests.harness.crash_disk import crash_disk
 from tests.unit.train.checkpoint.test_checkpoint import PLAN, Serial, job, losses, saving, start
@@ -80,6 +81,36 @@ def test_a_shard_of_another_step_is_found(trained, runs):
     assert step == 5 and "step-00000010" in wrong and after == trained[1][5:]
 
 
+def test_bytes_without_digests_that_cannot_be_unpickled_are_damaged_too(runs, trained):
+    """Checkpoints of 0.1.0 have none: the run ended where the unpickler did."""
+    for folder in sorted(runs.glob("step-*")):
+        record = json.loads((folder / "state.json").read_text())
+        for name in ("digest", "digests"):
+            del record[name]
+        del record["files"]["digests.json"]
+        (folder / "state.json").write_text(json.dumps({**record, "version": 1}))
+    file = folder / "__0_0.distcp"
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"PK\x03\x04", b"PK\xff\x04"))
+    step, (wrong,), after = resumed(runs)
+    assert step == 5 and str(file) in wrong and "is not what was written (" in wrong
+    assert after == trained[1][5:]
+
+
+@pytest.mark.parametrize("change", ["members", "state", "random"])
+def test_a_record_of_something_else_is_one_line(change, runs):
+    """It has a digest of its own, as one who writes a whole checkpoint would give it."""
+    file = runs / "step-00000010" / "state.json"
+    record = json.loads(file.read_text())
+    del record["digest"]
+    inner = record["optimizer"] if change in record["optimizer"] else record
+    inner[change] = {"layer.weight": [[]], "layer.bias": "x"} if change == "state" else [2**70, -1]
+    file.write_text(sealed(record))
+    with pytest.raises(CheckpointError, match=r"^cannot go on from .*step-00000010: ") as refused:
+        resumed(runs)
+    assert "\n" not in str(refused.value)
+
+
 def test_after_a_damaged_one_the_next_that_are_saved_stay(runs):
     (runs / "step-00000010" / "plan.json").write_text("")
     run = start(Serial(), job())
@@ -104,7 +135,8 @@ def _verified(folder):
     if saved is None:
         return None
     digests = read_digests(saved.folder)
-    assert SafeReader(saved.folder, saved.sizes, digests).damaged(digests) is None
+    reader = SafeReader(saved.folder, saved.sizes, digests)
+    assert all(reader.tile(place, "a tensor") is not None for place in digests)
     return saved.step
 
 
