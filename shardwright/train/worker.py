@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import TextIO, cast
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,7 @@ from shardwright.train.json_codec import ValueFormatError
 from shardwright.train.loop import (
     EvaluationRecord,
     StepRecord,
+    TolerantReport,
     read_own_samples,
     reporter,
     start,
@@ -156,11 +157,13 @@ def _train(
             stack.callback(saving.checkpoints.close)
         report: Report = _report_nothing
         if dist.get_rank() == 0:
-            losses = stack.enter_context(open(options.losses, "a"))
-            report = stack.enter_context(reporter(job.steps, losses, Console()))
+            losses = stack.enter_context(_appended(options.losses))
+            written = stack.enter_context(reporter(job.steps, losses, Console()))
+            report = TolerantReport(written, "the records of steps")
             if options.tensorboard:
                 board = stack.enter_context(MetricWriter(options.tensorboard))
-                report = _report_both(report, board.add)
+                metrics = TolerantReport(board.add, "metrics of TensorBoard")
+                report = _report_both(report, metrics)
         if options.trace:
             steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
             if dist.get_rank() % plan.layout_mesh.size == 0:  # one rank of each stage
@@ -235,6 +238,19 @@ def _print_error(text: str) -> None:
 def _print_from_rank_0(text: str) -> None:
     if dist.get_rank() == 0:
         print(f"shardwright: {text}", flush=True)
+
+
+@contextmanager
+def _appended(path: str) -> Iterator[TextIO]:
+    """The file opened to append lines; a line that a killed rank did not finish is ended."""
+    file = open(path, "a")  # noqa: SIM115  # closed below, where an error must not end the run
+    try:
+        with suppress(OSError):
+            file.write("\n")
+        yield file
+    finally:
+        with suppress(OSError):  # of a full disk, which was printed
+            file.close()
 
 
 def _report_both(one: Report, other: Report) -> Report:

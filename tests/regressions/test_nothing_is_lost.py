@@ -6,12 +6,15 @@ steps counted among those to keep, so that after a resume the next one was delet
 Where all were damaged, training began anew and deleted them. Two runs could share a folder.
 """
 
+import errno
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
+from contextlib import contextmanager
+from itertools import count, pairwise
 
 import pytest
 import torch
@@ -172,6 +175,56 @@ def test_the_disk_forgets_what_is_not_synced(tmp_path, monkeypatch):
         checkpoints.save(run)
     steps = [_verified(state) for _, state in disk.after_crashes(tmp_path / "cut")]
     assert None in steps
+
+
+@contextmanager
+def failing_at(number, error):
+    """The file system refuses the call with this number of those that change it, and all later."""
+    calls = count()
+
+    def guarded(call, changes=lambda *args, **kwargs: True):
+        def refused(*args, **kwargs):
+            if changes(*args, **kwargs) and next(calls) >= number:
+                raise OSError(error, os.strerror(error))
+            return call(*args, **kwargs)
+
+        return refused
+
+    def writes(file, mode="r", *args, **kwargs):
+        return not isinstance(file, int) and bool(set(mode) & set("wax+"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "mkdir", "fsync"):
+            patch.setattr(os, name, guarded(getattr(os, name)))
+        for name in ("builtins.open", "io.open"):
+            patch.setattr(name, guarded(io.open, writes))
+        yield
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_where_the_disk_fails_at_any_call_the_checkpoint_before_stays(error, tmp_path):
+    """It is full, a quota is used up, it became read-only, or it breaks; later it works again."""
+    run = start(Serial(), job())
+    losses(run, 1)
+    checkpoints = Checkpoints(tmp_path, PLAN, keep=1)
+    checkpoints.save(run)
+    losses(run, 2)
+    for number in count():
+        saved = True
+        with failing_at(number, error):
+            try:
+                checkpoints.save(run)
+            except CheckpointError as e:
+                saved = False
+                assert os.strerror(error) in str(e) and "\n" not in str(e)
+        assert _verified(tmp_path) in ((2,) if saved else (1, 2))
+        if saved:
+            break
+    assert number > 8
+    again = Checkpoints(tmp_path, PLAN, keep=1)
+    losses(run, 3)
+    again.save(run)
+    assert again.folder.names() == ["step-00000003"]
 
 
 HOLDER = """
