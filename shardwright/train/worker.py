@@ -20,6 +20,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
+from shardwright.ir.atomic_io import printable
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.plan_io.files import plan_for
 from shardwright.runtime.async_pipeline.prediction import PredictionError
@@ -90,11 +91,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run(options)
     except _MISTAKES as e:
-        sys.exit(f"shardwright: {e}" if is_first_to_fail(rank) else 1)
+        sys.exit(_shown(e) if is_first_to_fail(rank) else 1)
     except StageFailed as e:  # printed by every rank, because any may have ended
-        sys.exit(f"shardwright: rank {rank} stops: {e}")
+        sys.exit(_shown(f"rank {rank} stops: {e}"))
     except RankOutOfMemoryError as e:  # the error of this rank alone
-        sys.exit(f"shardwright: {e}")
+        sys.exit(_shown(e))
+
+
+def _shown(text: object) -> str:
+    """A text for a terminal, without control characters of names in files."""
+    return "\n".join(printable(line) for line in f"shardwright: {text}".splitlines())
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -232,12 +238,12 @@ def _resumed(
 
 def _print_error(text: str) -> None:
     """Print an error, on any rank, because rank 0 may be the one that hangs."""
-    print(f"shardwright: {text}", file=sys.stderr, flush=True)
+    print(_shown(text), file=sys.stderr, flush=True)
 
 
 def _print_from_rank_0(text: str) -> None:
     if dist.get_rank() == 0:
-        print(f"shardwright: {text}", flush=True)
+        print(_shown(text), flush=True)
 
 
 @contextmanager

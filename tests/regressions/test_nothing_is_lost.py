@@ -13,8 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
-from itertools import count, pairwise
+from itertools import count, cycle, pairwise
 
 import pytest
 import torch
@@ -225,6 +226,15 @@ def test_where_the_disk_fails_at_any_call_the_checkpoint_before_stays(error, tmp
     losses(run, 3)
     again.save(run)
     assert again.folder.names() == ["step-00000003"]
+
+
+def test_a_clock_that_jumps_changes_nothing(trained, runs, monkeypatch):
+    """Days ahead and years back, while a run is resumed, saves and waits for a lock."""
+    times = cycle([4e9, 1.0, 2e9, 0.0])
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    step, wrong, after = resumed(runs)
+    assert (step, wrong, after) == (10, [], trained[1][10:])
+    assert CheckpointFolder(runs).names()[0] == "step-00000015"
 
 
 HOLDER = """
