@@ -1,4 +1,4 @@
-"""Writes Chrome traces of steps, simulated and measured."""
+"""Writes Chrome traces of steps, simulated and measured, and reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import write_text
+from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.timeline import Timeline
 from shardwright.report.timelines.profiled import profiled
@@ -13,6 +14,7 @@ from shardwright.report.timelines.trace import chrome_trace
 from shardwright.simulate.time.async_pipeline import async_timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
+_LARGEST = 2**30  # bytes of a trace; one of a step of a thousand layers has some hundred MiB
 OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 
 
@@ -29,6 +31,16 @@ def simulated_step(plan: Plan) -> Timeline:
     if plan.pipeline is not None:
         how = "plan again, as plans with stages are not costed again"
     raise PlanError(f"the plan has no timeline, because its step was not simulated; {how}")
+
+
+def trace_text(file: str) -> str:
+    """The text of a Chrome trace; raises `UsageError` for a file that cannot be read."""
+    try:
+        return read_text_up_to(file, _LARGEST)
+    except (OSError, UnicodeDecodeError, FileSizeError) as e:
+        binary = isinstance(e, UnicodeDecodeError)
+        reason = "it is no text" if binary else getattr(e, "strerror", None) or e
+        raise UsageError(f"cannot read {file}: {reason}") from e
 
 
 def check_steps(steps: int) -> None:

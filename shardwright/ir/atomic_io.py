@@ -15,6 +15,8 @@ _UNPRINTABLE = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
+_CHUNK = 2**20  # bytes read at a time
+
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to a temporary file and rename it, so that a reader never sees half of it.
@@ -33,6 +35,17 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def replace_durably(written: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Rename the file `written` to `path`, in the same folder or file system, atomically.
+
+    Once it returns, the file survives a power cut. Raises `OSError`.
+    """
+    with open(written, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(written, path)
+    sync_folder(Path(path).parent)
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
@@ -96,8 +109,16 @@ class FileSizeError(ValueError):
 def read_text_up_to(path: str | os.PathLike[str], most_bytes: int) -> str:
     """The text of an untrusted file.
 
-    Raises `FileSizeError` for a file of more than `most_bytes`, before it is read, `OSError`, also
-    for what is no regular file (a pipe may never end), and `UnicodeDecodeError`.
+    Raises the errors of `read_up_to`, and `UnicodeDecodeError`.
+    """
+    return read_up_to(path, most_bytes).decode("utf-8")
+
+
+def read_up_to(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """The bytes of an untrusted file.
+
+    Raises `FileSizeError` for a file of more than `most_bytes`, before it is read, and `OSError`,
+    also for what is no regular file (a pipe may never end).
     """
     if not isinstance(path, str | os.PathLike):  # `open` takes an int as a file descriptor
         raise OSError(errno.EINVAL, f"a {type(path).__name__} is no path")
@@ -106,11 +127,13 @@ def read_text_up_to(path: str | os.PathLike[str], most_bytes: int) -> str:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        size = found.st_size
-        data = file.read(most_bytes + 1) if size <= most_bytes else b""
-    if size > most_bytes or len(data) > most_bytes:
-        raise FileSizeError(f"it has {max(size, len(data))} bytes, at most {most_bytes} are read")
-    return data.decode("utf-8")
+        # A file may grow, and `read` allocates all that it is asked for.
+        data = bytearray()
+        while max(found.st_size, len(data)) <= most_bytes and (part := file.read(_CHUNK)):
+            data += part
+    if (size := max(found.st_size, len(data))) > most_bytes:
+        raise FileSizeError(f"it has {size} bytes, at most {most_bytes} are read")
+    return bytes(data)
 
 
 def check_printable(text: str) -> None:

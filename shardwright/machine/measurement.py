@@ -54,6 +54,8 @@ class Measured:
         '2 days ago'
         """
         minutes = int(((now or datetime.now(UTC)) - self.at).total_seconds() // 60)
+        if minutes < 0:
+            return "at a time that this host's clock has not reached"
         for size, unit in ((24 * 60, "day"), (60, "hour"), (1, "minute")):
             if count := minutes // size:
                 return f"{count} {unit}{'s' if count > 1 else ''} ago"

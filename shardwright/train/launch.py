@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
@@ -110,12 +111,12 @@ def launch(
         command += [*target.arguments(), "--plan", str(plan_file), "--losses", str(losses)]
         command += [*options.arguments(), *(["--trace", folder] if options.traced else [])]
         status = run(command, environment(plan.devices), stdout)
-        lines = losses.read_text().splitlines() if losses.exists() else []
+        records = tuple(_records(losses.read_text())) if losses.exists() else ()
         files = {rank: trace_file(folder, rank) for rank in range(plan.devices)}
         traces = {rank: file.read_text() for rank, file in files.items() if file.exists()}
     # Restarted ranks repeat some steps; the last record of a step counts.
     steps_done, evaluated, routing = {}, {}, None
-    for found in map(json.loads, lines):
+    for found in records:
         if "routing" in found:
             routing = RoutingRecord(**found["routing"])
         elif "evaluation" in found:
@@ -123,6 +124,15 @@ def launch(
         else:
             steps_done[found["step"]] = StepRecord(**found)
     return Training(status, _in_order(steps_done), _in_order(evaluated), routing, traces)
+
+
+def _records(text: str) -> Iterator[dict[str, Any]]:
+    """The records in lines of JSON, without a line that a killed rank or a full disk cut short."""
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
 
 
 def _in_order(by_step: Mapping[int, T]) -> tuple[T, ...]:

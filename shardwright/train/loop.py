@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -318,6 +318,35 @@ def reporter(
             progress.update(bar, completed=record.step)
 
         yield report
+
+
+@dataclass
+class TolerantReport:
+    """A report function that writes to a disk that may be full; training goes on without it.
+
+    Attributes:
+        report: may raise `OSError`, the first of which is printed.
+        what: what it writes, for the warning.
+    """
+
+    report: Callable[[StepRecord | EvaluationRecord], None]
+    what: str
+    told: bool = False
+
+    def __call__(self, record: StepRecord | EvaluationRecord) -> None:
+        try:
+            self.report(record)
+        except OSError as e:
+            if not self.told:
+                warn_of_disk(self.what, e)
+            self.told = True
+
+
+def warn_of_disk(what: str, error: OSError) -> None:
+    """Print that `what` cannot be written; do nothing where that cannot be printed either."""
+    with suppress(OSError):
+        reason = error.strerror or error
+        print(f"warning: cannot write {what}: {reason}; training goes on", file=sys.stderr)
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

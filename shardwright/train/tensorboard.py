@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from shardwright.train.data.batch import JobError
-from shardwright.train.loop import EvaluationRecord, StepRecord
+from shardwright.train.loop import EvaluationRecord, StepRecord, warn_of_disk
 
 
 def require_tensorboard() -> None:
@@ -37,7 +37,10 @@ class MetricWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        except OSError as e:  # of its thread
+            warn_of_disk("metrics of TensorBoard", e)
 
     def add(self, record: StepRecord | EvaluationRecord) -> None:
         """Write the record of one step or evaluation."""

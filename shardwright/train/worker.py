@@ -8,18 +8,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import TextIO, cast
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
+from shardwright.ir.atomic_io import printable
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.plan_io.files import plan_for
 from shardwright.runtime.async_pipeline.prediction import PredictionError
@@ -56,6 +57,7 @@ from shardwright.train.json_codec import ValueFormatError
 from shardwright.train.loop import (
     EvaluationRecord,
     StepRecord,
+    TolerantReport,
     read_own_samples,
     reporter,
     start,
@@ -89,11 +91,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run(options)
     except _MISTAKES as e:
-        sys.exit(f"shardwright: {e}" if is_first_to_fail(rank) else 1)
+        sys.exit(_shown(e) if is_first_to_fail(rank) else 1)
     except StageFailed as e:  # printed by every rank, because any may have ended
-        sys.exit(f"shardwright: rank {rank} stops: {e}")
+        sys.exit(_shown(f"rank {rank} stops: {e}"))
     except RankOutOfMemoryError as e:  # the error of this rank alone
-        sys.exit(f"shardwright: {e}")
+        sys.exit(_shown(e))
+
+
+def _shown(text: object) -> str:
+    """A text for a terminal, without control characters of names in files."""
+    return "\n".join(printable(line) for line in f"shardwright: {text}".splitlines())
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -156,11 +163,13 @@ def _train(
             stack.callback(saving.checkpoints.close)
         report: Report = _report_nothing
         if dist.get_rank() == 0:
-            losses = stack.enter_context(open(options.losses, "a"))
-            report = stack.enter_context(reporter(job.steps, losses, Console()))
+            losses = stack.enter_context(_appended(options.losses))
+            written = stack.enter_context(reporter(job.steps, losses, Console()))
+            report = TolerantReport(written, "the records of steps")
             if options.tensorboard:
                 board = stack.enter_context(MetricWriter(options.tensorboard))
-                report = _report_both(report, board.add)
+                metrics = TolerantReport(board.add, "metrics of TensorBoard")
+                report = _report_both(report, metrics)
         if options.trace:
             steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
             if dist.get_rank() % plan.layout_mesh.size == 0:  # one rank of each stage
@@ -229,12 +238,25 @@ def _resumed(
 
 def _print_error(text: str) -> None:
     """Print an error, on any rank, because rank 0 may be the one that hangs."""
-    print(f"shardwright: {text}", file=sys.stderr, flush=True)
+    print(_shown(text), file=sys.stderr, flush=True)
 
 
 def _print_from_rank_0(text: str) -> None:
     if dist.get_rank() == 0:
-        print(f"shardwright: {text}", flush=True)
+        print(_shown(text), flush=True)
+
+
+@contextmanager
+def _appended(path: str) -> Iterator[TextIO]:
+    """The file opened to append lines; a line that a killed rank did not finish is ended."""
+    file = open(path, "a")  # noqa: SIM115  # closed below, where an error must not end the run
+    try:
+        with suppress(OSError):
+            file.write("\n")
+        yield file
+    finally:
+        with suppress(OSError):  # of a full disk, which was printed
+            file.close()
 
 
 def _report_both(one: Report, other: Report) -> Report:

@@ -6,17 +6,22 @@ steps counted among those to keep, so that after a resume the next one was delet
 Where all were damaged, training began anew and deleted them. Two runs could share a folder.
 """
 
+import errno
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
+import time
+from contextlib import contextmanager
+from itertools import count, cycle, pairwise
 
 import pytest
 import torch
 
 from shardwright.train.checkpoint.checkpoint import Checkpoints
-from shardwright.train.checkpoint.folder import CheckpointFolder
+from shardwright.train.checkpoint.folder import CheckpointFolder, sealed
 from shardwright.train.checkpoint.reading import CheckpointError, SafeReader, read_digests
 from tests.harness.crash_disk import crash_disk
 from tests.unit.train.checkpoint.test_checkpoint import PLAN, Serial, job, losses, saving, start
@@ -80,6 +85,36 @@ def test_a_shard_of_another_step_is_found(trained, runs):
     assert step == 5 and "step-00000010" in wrong and after == trained[1][5:]
 
 
+def test_bytes_without_digests_that_cannot_be_unpickled_are_damaged_too(runs, trained):
+    """Checkpoints of 0.1.0 have none: the run ended where the unpickler did."""
+    for folder in sorted(runs.glob("step-*")):
+        record = json.loads((folder / "state.json").read_text())
+        for name in ("digest", "digests"):
+            del record[name]
+        del record["files"]["digests.json"]
+        (folder / "state.json").write_text(json.dumps({**record, "version": 1}))
+    file = folder / "__0_0.distcp"
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"PK\x03\x04", b"PK\xff\x04"))
+    step, (wrong,), after = resumed(runs)
+    assert step == 5 and str(file) in wrong and "is not what was written (" in wrong
+    assert after == trained[1][5:]
+
+
+@pytest.mark.parametrize("change", ["members", "state", "random"])
+def test_a_record_of_something_else_is_one_line(change, runs):
+    """It has a digest of its own, as one who writes a whole checkpoint would give it."""
+    file = runs / "step-00000010" / "state.json"
+    record = json.loads(file.read_text())
+    del record["digest"]
+    inner = record["optimizer"] if change in record["optimizer"] else record
+    inner[change] = {"layer.weight": [[]], "layer.bias": "x"} if change == "state" else [2**70, -1]
+    file.write_text(sealed(record))
+    with pytest.raises(CheckpointError, match=r"^cannot go on from .*step-00000010: ") as refused:
+        resumed(runs)
+    assert "\n" not in str(refused.value)
+
+
 def test_after_a_damaged_one_the_next_that_are_saved_stay(runs):
     (runs / "step-00000010" / "plan.json").write_text("")
     run = start(Serial(), job())
@@ -104,7 +139,8 @@ def _verified(folder):
     if saved is None:
         return None
     digests = read_digests(saved.folder)
-    assert SafeReader(saved.folder, saved.sizes, digests).damaged(digests) is None
+    reader = SafeReader(saved.folder, saved.sizes, digests)
+    assert all(reader.tile(place, "a tensor") is not None for place in digests)
     return saved.step
 
 
@@ -140,6 +176,65 @@ def test_the_disk_forgets_what_is_not_synced(tmp_path, monkeypatch):
         checkpoints.save(run)
     steps = [_verified(state) for _, state in disk.after_crashes(tmp_path / "cut")]
     assert None in steps
+
+
+@contextmanager
+def failing_at(number, error):
+    """The file system refuses the call with this number of those that change it, and all later."""
+    calls = count()
+
+    def guarded(call, changes=lambda *args, **kwargs: True):
+        def refused(*args, **kwargs):
+            if changes(*args, **kwargs) and next(calls) >= number:
+                raise OSError(error, os.strerror(error))
+            return call(*args, **kwargs)
+
+        return refused
+
+    def writes(file, mode="r", *args, **kwargs):
+        return not isinstance(file, int) and bool(set(mode) & set("wax+"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "mkdir", "fsync"):
+            patch.setattr(os, name, guarded(getattr(os, name)))
+        for name in ("builtins.open", "io.open"):
+            patch.setattr(name, guarded(io.open, writes))
+        yield
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_where_the_disk_fails_at_any_call_the_checkpoint_before_stays(error, tmp_path):
+    """It is full, a quota is used up, it became read-only, or it breaks; later it works again."""
+    run = start(Serial(), job())
+    losses(run, 1)
+    checkpoints = Checkpoints(tmp_path, PLAN, keep=1)
+    checkpoints.save(run)
+    losses(run, 2)
+    for number in count():
+        saved = True
+        with failing_at(number, error):
+            try:
+                checkpoints.save(run)
+            except CheckpointError as e:
+                saved = False
+                assert os.strerror(error) in str(e) and "\n" not in str(e)
+        assert _verified(tmp_path) in ((2,) if saved else (1, 2))
+        if saved:
+            break
+    assert number > 8
+    again = Checkpoints(tmp_path, PLAN, keep=1)
+    losses(run, 3)
+    again.save(run)
+    assert again.folder.names() == ["step-00000003"]
+
+
+def test_a_clock_that_jumps_changes_nothing(trained, runs, monkeypatch):
+    """Days ahead and years back, while a run is resumed, saves and waits for a lock."""
+    times = cycle([4e9, 1.0, 2e9, 0.0])
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    step, wrong, after = resumed(runs)
+    assert (step, wrong, after) == (10, [], trained[1][10:])
+    assert CheckpointFolder(runs).names()[0] == "step-00000015"
 
 
 HOLDER = """

@@ -14,6 +14,7 @@ from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.runs.run_output import RunOutput, read_run
 from shardwright.cli.writing import OutputFile, write_text
+from shardwright.ir.atomic_io import FileSizeError, read_text_up_to
 
 SETUP = (  # of a row, as `run --json` names them
     *("plan", "strategy", "machine", "devices", "mesh", "inputs", "optimizer", "numerics"),
@@ -24,6 +25,7 @@ COLUMNS = (
     *("predicted_step_seconds", "measured_step_seconds", "fastest_step_seconds"),
     *("slowest_step_seconds", "steps", "predicted_peak_bytes", "measured_peak_bytes", "note"),
 )
+_LARGEST = 2**28  # bytes of a file of rows
 _WARM_UP = 3  # steps that do not count, as in the median
 
 
@@ -86,8 +88,8 @@ def _with_row(file: str, row: dict[str, str]) -> str:
     if not Path(file).exists():
         return _lines([dict(zip(COLUMNS, COLUMNS, strict=True)), row])
     try:
-        text = Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as e:
+        text = read_text_up_to(file, _LARGEST)
+    except (OSError, UnicodeDecodeError, FileSizeError) as e:
         raise UsageError(f"cannot read {file}: {getattr(e, 'strerror', None) or e}") from e
     if next(csv.reader(io.StringIO(text)), []) != list(COLUMNS):
         raise UsageError(f"{file} has other columns than these rows; give another file")

@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardwright.cli.errors import UsageError
+from shardwright.ir.atomic_io import read_text_up_to
+
+_LARGEST = 2**26  # bytes of an output of `run --json`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class RunOutput:
 def read_run(file: str) -> RunOutput:
     """The figures in a file; raises `UsageError` where it is no output of `run --json`."""
     try:
-        data = json.loads(Path(file).read_text())
+        data = json.loads(read_text_up_to(file, _LARGEST))
         if not isinstance(data, dict):
             raise TypeError(f"a {type(data).__name__}")
         setup = data.get("setup", {})
@@ -49,7 +51,7 @@ def read_run(file: str) -> RunOutput:
         )
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
 
 

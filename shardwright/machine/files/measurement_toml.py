@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from shardwright.ir.atomic_io import check_printable
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import MachineError
 
@@ -57,6 +58,10 @@ def read_measured(data: Mapping[str, Any]) -> Measured:
         raise MachineError(
             f"measured.instead is {instead!r}; it is the name of a preset, in quotes"
         )
+    try:
+        check_printable(" ".join((instead, *assumed, *errors)))
+    except ValueError as e:
+        raise MachineError(f"measured: {e}; leave it out") from e
     tuned = data.get("tuned_host", False)
     if not isinstance(tuned, bool):
         raise MachineError(f"measured.tuned_host is {tuned!r}; write true or false")

@@ -36,7 +36,7 @@ def read_trace(text: str, label: str) -> StepBars:
         places = {at: row for row, at in enumerate(dict.fromkeys(map(thread_of, shown)))}
         rows = tuple(f"{owners.get(at[0], at[0])} {names.get(at, at[1])}" for at in places)
         found = tuple(_bar(places[thread_of(e)], e, start) for e in shown)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise TraceError(f"{label} is not a Chrome trace ({e!r})") from e
     if not found:
         raise TraceError(f"{label} has no complete events, so there is nothing to show")

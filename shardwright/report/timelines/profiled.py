@@ -52,7 +52,7 @@ def profiled(text: str, label: str) -> Profiled:
             )
             for e in inside
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise TraceError(f"{label} is not a trace of torch.profiler ({e!r})") from e
     if not found:
         raise TraceError(f"{label} has no complete events, so there is nothing to show")

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from shardwright.ir.atomic_io import read_up_to
+
 INDEX = ".metadata"
 LARGEST_INDEX = 2**30  # bytes; one of a million tiles has 200 MiB
 
@@ -45,9 +47,8 @@ class DamageError(CheckpointError):
 def read_index(folder: Path, sizes: Mapping[str, int]) -> Metadata:
     """The index in `folder`, checked; raises `DamageError` for what is no index of tensors."""
     try:
-        if (size := (folder / INDEX).stat().st_size) > LARGEST_INDEX:
-            raise CheckpointError(f"it has {size} bytes, too many for an index")
-        found = _Unpickler(io.BytesIO((folder / INDEX).read_bytes())).load()
+        data = read_up_to(folder / INDEX, LARGEST_INDEX)
+        found = _Unpickler(io.BytesIO(data)).load()
         _check(found, sizes)
     except CheckpointError as e:
         raise DamageError(f"{folder / INDEX}: {e}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardwright.ir.atomic_io import replace_durably
 from shardwright.ir.frontier import parse_bytes
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.saving import save_sharded
@@ -72,5 +74,18 @@ def save_pretrained(
     kept = {key: tensors[key] for key in form.keys if key in tensors}
     save_sharded(kept, form.keys, folder, size)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        for config in form.configs:
-            config.save_pretrained(Path(folder))
+        _save_configs(form, Path(folder))
+
+
+def _save_configs(form: PretrainedForm, folder: Path) -> None:
+    """Write the configurations, each file whole or not at all."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".configs") as made:
+            for config in form.configs:
+                config.save_pretrained(made)
+            for file in sorted(Path(made).iterdir()):
+                replace_durably(file, folder / file.name)
+    except OSError as e:
+        raise CheckpointError(
+            f"cannot write the configuration to {folder}: {e.strerror or e}; choose another path"
+        ) from e

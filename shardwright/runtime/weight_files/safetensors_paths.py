@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shardwright.ir.atomic_io import read_up_to
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 
 SUFFIX = ".safetensors"
@@ -28,9 +29,7 @@ def weight_files(path: Path) -> list[Path]:
 def _parts(index: Path) -> list[Path]:
     """The files that an index names, which all lie beside it."""
     try:
-        if index.stat().st_size > _LARGEST_INDEX:
-            raise CheckpointError(f"{index} has {index.stat().st_size} bytes, too many for one")
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        names = set(json.loads(read_up_to(index, _LARGEST_INDEX))["weight_map"].values())
     except OSError as e:
         raise CheckpointError(f"cannot read {index}: {e.strerror}") from e
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -44,6 +43,8 @@ def _parts(index: Path) -> list[Path]:
 @contextmanager
 def readable(path: str | os.PathLike[str]) -> Iterator[None]:
     """Errors of reading a safetensors file as `CheckpointError`."""
+    if Path(path).exists() and not Path(path).is_file():  # reading a pipe may never end
+        raise CheckpointError(f"cannot read {path}: it is no regular file")
     try:
         yield
     except OSError as e:

@@ -6,10 +6,11 @@ rank, a chunk of rows at a time, so that no rank has a whole tensor, and no two 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -19,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
+from shardwright.ir.atomic_io import sync_folder, write_atomically
 from shardwright.runtime.deferred.chunks import CHUNK, scratch
 from shardwright.runtime.deferred.ranges import Ranges
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
-from shardwright.runtime.weight_files.safetensors_paths import INDEX, WEIGHTS
+from shardwright.runtime.weight_files.safetensors_paths import INDEX, SUFFIX, WEIGHTS
 from shardwright.runtime.weight_files.tensor_files import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -110,24 +112,38 @@ def save_sharded(
 
 
 def _publish(target: Path, part: Path, files: Sequence[Sequence[_Whole]]) -> None:
-    """Give the files their names, and write the index of several."""
-    names = [WEIGHTS]
-    if len(files) > 1:
-        names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    for old in (*target.glob("model-*-of-*.safetensors"), target / WEIGHTS, target / INDEX):
-        old.unlink(missing_ok=True)
+    """Replace the weights in `target`: at each moment it has all of the old ones or of the new.
+
+    Readers prefer `model.safetensors` to an index, so renaming or deleting it is the moment, and
+    among several files the renaming of the index, whose files then have other names than the old.
+    """
+    old = {path.name for path in target.glob(f"model-*-of-*{SUFFIX}")}
+    names = _free_names(len(files), old) if len(files) > 1 else [WEIGHTS]
     for number, name in enumerate(names):
         os.replace(part / f"out-{number}", target / name)
+    sync_folder(target)
     if len(files) > 1:
         pairs = zip(files, names, strict=True)
         index = {
             "metadata": {"total_size": sum(one.nbytes for file in files for one in file)},
             "weight_map": {one.key: name for file, name in pairs for one in file},
         }
-        staging = part / INDEX
-        staging.write_text(json.dumps(index, indent=2))
-        os.replace(staging, target / INDEX)
+        write_atomically(target / INDEX, json.dumps(index, indent=2))
+    (target / (WEIGHTS if len(files) > 1 else INDEX)).unlink(missing_ok=True)
+    sync_folder(target)
+    for name in sorted(old.difference(names)):
+        (target / name).unlink(missing_ok=True)
     shutil.rmtree(part)
+
+
+def _free_names(count: int, taken: Container[str]) -> list[str]:
+    """Names for so many files, all of one kind, none of which is taken."""
+    kinds = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    for kind in kinds:
+        names = [f"model{kind}-{i + 1:05}-of-{count:05}{SUFFIX}" for i in range(count)]
+        if not any(name in taken for name in names):
+            break
+    return names
 
 
 def _write_tiles(

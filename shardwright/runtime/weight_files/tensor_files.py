@@ -189,6 +189,8 @@ def open_files(path: Path) -> TensorFiles:
         raise CheckpointError(f"there is no {path}")
     if path.is_dir():
         return DcpFolder(path) if (path / INDEX).exists() else SafetensorsFiles(path)
+    if not path.is_file():  # reading a pipe may never end
+        raise CheckpointError(f"cannot read {path}: it is no regular file")
     return SafetensorsFiles(path) if path.suffix == ".safetensors" else TorchFile(path)
 
 

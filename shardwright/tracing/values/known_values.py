@@ -396,7 +396,7 @@ class KnownValues(TorchFunctionMode):
             return None
         if name in ("sum", "mean") and len(args) == 1 and not kwargs:
             rest = (1,) * (x.dim() - mask.dim())
-            total = torch.where(mask.view(*mask.shape, *rest), x, torch.zeros_like(x)).sum()
+            total: Tensor = torch.where(mask.view(*mask.shape, *rest), x, torch.zeros_like(x)).sum()
             return total if name == "sum" else total / (mask.sum() * prod(x.shape[mask.dim() :]))
         other = self._sources.get(id(args[1]) if len(args) > 1 else id(kwargs.get("target")))
         if func is not F.cross_entropy or other is None or other[1] is not mask:

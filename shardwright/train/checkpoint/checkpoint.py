@@ -28,6 +28,8 @@ from shardwright.train.checkpoint.reading import SafeReader, read_digests
 from shardwright.train.checkpoint.state import TrainingState
 
 PLAN = "plan.json"
+# Errors of a record or an index that is of another model, or was written by someone else.
+_MISFITS = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
 T = TypeVar("T")
 
@@ -185,7 +187,7 @@ class Checkpoints:
                     ),
                 )
             _raise_on_all_ranks(lambda: run.restore(saved.record, saved.step))
-        except (CheckpointException, ValueError, KeyError, TypeError) as e:
+        except (CheckpointException, *_MISFITS) as e:
             if damage := _damage(e):
                 raise damage from e
             raise CheckpointError(f"cannot go on from {saved.folder}: {_reason(e)}") from e
@@ -223,7 +225,7 @@ def _raise_on_all_ranks(do: Callable[[], T]) -> T:
     error: Exception | None = None
     try:
         result = do()
-    except (ValueError, KeyError, TypeError) as e:
+    except _MISFITS as e:
         error = e
     if dist.is_initialized():
         found: list[Any] = [None] * dist.get_world_size()

@@ -38,6 +38,11 @@ def digest_of_text(text: str) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
+def digest_of_bytes(data: bytes) -> str:
+    """The digest of bytes in memory."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 def digest_at(folder: Path, place: Place) -> str:
     """The digest of one stored tensor, or of the rest of the file if that is shorter."""
     name, offset, length = place

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shardwright.ir.atomic_io import replace_durably
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.pretrained import (
     PretrainedForm,
@@ -91,7 +92,7 @@ def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathL
 
     A tensor with several keys, such as a tied embedding, is written under the first of them;
     `load_safetensors` and `from_pretrained` tie it again. The file is written under a temporary
-    name and then renamed.
+    name, synced, and then renamed.
 
     Args:
         module: the trained parallel module.
@@ -111,7 +112,7 @@ def export_safetensors(module: Trainable, model: nn.Module, path: str | os.PathL
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _safetensors()[0](kept, staging, metadata={"format": "pt"})
-        os.replace(staging, target)
+        replace_durably(staging, target)
     except OSError as e:
         with suppress(OSError):
             staging.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.ir.atomic_io import sync_folder, write_atomically
+from shardwright.ir.atomic_io import read_up_to, sync_folder, write_atomically
 from shardwright.train.checkpoint.digests import digest_of_file, digest_of_text
 from shardwright.train.checkpoint.lock import lock_folder
 from shardwright.train.checkpoint.reading import CheckpointError
@@ -166,9 +166,7 @@ def read_record(folder: Path) -> SavedCheckpoint:
     """
     file = folder / RECORD
     try:
-        if file.stat().st_size > _LARGEST_RECORD:
-            raise CheckpointError(f"{file} has {file.stat().st_size} bytes, too many for a record")
-        record = json.loads(file.read_bytes())
+        record = json.loads(read_up_to(file, _LARGEST_RECORD))
     except OSError as e:
         raise CheckpointError(f"cannot read {file}: {e.strerror}") from e
     except (ValueError, RecursionError) as e:

@@ -6,30 +6,34 @@ pickle, which may run code. Here every value must be a tensor, and `dcp_index` r
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from shardwright.ir.atomic_io import read_text_up_to
+from shardwright.runtime.deferred.ranges import narrowed
 from shardwright.runtime.weight_files.dcp_index import INDEX as INDEX
-from shardwright.runtime.weight_files.dcp_index import LARGEST_INDEX, DamageError, read_index
+from shardwright.runtime.weight_files.dcp_index import LARGEST_INDEX, read_index
 from shardwright.runtime.weight_files.dcp_index import CheckpointError as CheckpointError
-from shardwright.train.checkpoint.digests import TENSORS, Place, digest_at, place_of
+from shardwright.runtime.weight_files.dcp_index import DamageError as DamageError
+from shardwright.train.checkpoint.digests import TENSORS, Place, digest_of_bytes, place_of
 
 Digests = Mapping[Place, str]  # of stored tensors
 
 
 class SafeReader(FileSystemReader):
-    """Reads the tensors of a checkpoint in `folder`.
+    """Reads the tensors of a checkpoint in `folder`, each stored tile once and whole.
 
-    `sizes` are the bytes of its files by name. Tensors that a rank reads are compared with
-    `digests`; None: they are not checked.
+    `sizes` are the bytes of its files by name. The bytes of each tile are compared with `digests`
+    before they are unpickled; None: they are not compared.
     """
 
     def __init__(
@@ -39,21 +43,39 @@ class SafeReader(FileSystemReader):
         self.folder, self.sizes, self.digests = folder, sizes, digests
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the tensors of `plan`; raises `DamageError` if the bytes of one have changed."""
-        names = {place_of(self.storage_data[x.storage_index]): x for x in plan.items}
-        if (place := self.damaged(names)) is not None:
-            raise DamageError(
-                f"{self.folder / place[0]} is damaged: {names[place].storage_index.fqn} is not what"
-                " was written"
-            )
-        return super().read_data(plan, planner)
+        """Read the tensors of `plan`; raises `DamageError` for a tile that is not as written."""
+        wanted: dict[Place, list[ReadItem]] = {}
+        for item in plan.items:
+            wanted.setdefault(place_of(self.storage_data[item.storage_index]), []).append(item)
+        for place, items in sorted(wanted.items()):
+            stored = self.tile(place, items[0].storage_index.fqn)
+            for item in items:
+                target = planner.resolve_tensor(item).detach()
+                pairs = zip(item.storage_offsets, item.lengths, strict=True)
+                ranges = tuple((start, start + length) for start, length in pairs)
+                target.copy_(narrowed(stored, ranges))
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
-    def damaged(self, places: Iterable[Place]) -> Place | None:
-        """The first place whose bytes have changed; None if there is none, or without digests."""
-        if self.digests is None:
-            return None
-        known = self.digests
-        return next((x for x in places if digest_at(self.folder, x) != known.get(x)), None)
+    def tile(self, place: Place, name: str) -> torch.Tensor:
+        """The stored tile of the tensor `name`; raises `DamageError` if it cannot be read."""
+        file, offset, length = place
+        try:
+            with open(self.folder / file, "rb") as opened:
+                opened.seek(offset)
+                data = opened.read(length)
+            if self.digests is not None and digest_of_bytes(data) != self.digests.get(place):
+                raise ValueError("its digest is another")
+            value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"it is a {type(value).__name__}")
+        except Exception as e:  # damaged bytes may raise anything
+            reason = " ".join(str(e).split())[:200] or type(e).__name__
+            text = f"{self.folder / file} is damaged: {name} is not what was written ({reason})"
+            raise DamageError(text) from e
+        return value.detach()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the checkpoint's index; raises `DamageError` if it is not a valid index."""

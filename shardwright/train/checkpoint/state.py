@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.runtime.plan_transfer import Shapes
 from shardwright.train.checkpoint import optimizer_state
-from shardwright.train.checkpoint.reading import CheckpointError
+from shardwright.train.checkpoint.reading import CheckpointError, DamageError
 from shardwright.train.data.batches import Batches
 from shardwright.train.data.randomness import random_states, set_random_states
 from shardwright.train.json_codec import from_json, to_json
@@ -123,7 +123,9 @@ class TrainingState:
         state = optimizer_state.allocate(self.optimizer, self._names, record["optimizer"])
         made = {f"optimizer/{key}": value for key, value in state.items()}
         if missing := made.keys() - stored.keys():
-            raise CheckpointError(f"it has no {min(missing)}, of which it tells; it is damaged")
+            raise DamageError(
+                f"the checkpoint has no {min(missing)}, of which it tells; it is damaged"
+            )
         return model | made
 
     def restore(self, record: Mapping[str, Any], step: int) -> None:

@@ -47,6 +47,7 @@ def test_what_was_disturbed_or_fits_badly_is_doubted():
         (timedelta(minutes=1), "1 minute ago"),
         (timedelta(hours=5, minutes=59), "5 hours ago"),
         (timedelta(days=40), "40 days ago"),
+        (timedelta(days=-2), "at a time that this host's clock has not reached"),
     ],
 )
 def test_its_age_is_told_in_words(later, words):
@@ -59,6 +60,7 @@ def test_its_age_is_told_in_words(later, words):
         ("busy = 0.02", "busy = 2", "measured.busy is 2; give a part"),
         ("busy = 0.02", "load = 2", "measured has the unknown key 'load'; remove it or use one of"),
         ("at = 2026-01-31T12:30:00+00:00", 'at = "today"', "measured.at is 'today'; write a date"),
+        ('"matmul" = [0.01', '"\\u001b[2J" = [0.01', "has the control character '\\x1b'"),
         ("[0.01, 0.2]", "[0.01]", "measured.errors holds pairs of numbers by kind"),
         ('dispatch = "25us"', "dispatch = 25", "device.dispatch is 25, without a unit"),
         ('parameter = "40us"', 'parameter = "40kB"', "device.parameter is '40kB', which has the"),

@@ -113,6 +113,19 @@ def test_a_step_that_was_done_again_counts_once():
     assert training.records == (record(1), record(2, 9.0), record(3))
 
 
+def test_lines_that_were_cut_short_are_left_out():
+    """Of a rank that was killed while it wrote; the whole run ended in an error of JSON."""
+
+    def restarted(command, env, stdout):
+        losses = Path(command[command.index("--losses") + 1])
+        lines = [json.dumps(asdict(record(step))) for step in (1, 2, 3)]
+        losses.write_text("\n".join([lines[0], lines[1][:9], "", "3", *lines[1:]]))
+        return 0
+
+    training = launch(TARGET, plans.simple(), run=restarted)
+    assert training.records == (record(1), record(2), record(3))
+
+
 def test_nothing_is_left_behind():
     torchrun = FakeTorchrun()
     launch(TARGET, plans.simple(), run=torchrun)

@@ -1,12 +1,13 @@
 """Steps as TensorBoard's own reader finds them, and what is said where it is not installed."""
 
 import importlib.util
+import resource
 
 import pytest
 
 from shardwright.train import tensorboard
 from shardwright.train.data.batch import JobError
-from shardwright.train.loop import EvaluationRecord, StepRecord
+from shardwright.train.loop import EvaluationRecord, StepRecord, TolerantReport
 from shardwright.train.tensorboard import MetricWriter
 
 
@@ -28,6 +29,21 @@ def test_an_event_file_holds_every_step_and_evaluation(tmp_path):
         "memory/bytes": [(1, 2**20), (2, 2**20)],
         "gradients/norm": [(1, 3.0), (2, 3.0)],
     }
+
+
+def test_a_full_disk_is_a_warning_and_no_error(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricWriter(tmp_path) as events:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            report = TolerantReport(events.add, "metrics of TensorBoard")
+            for step in range(30):
+                report(EvaluationRecord(step, 1.5))
+            events.__exit__(None, None, None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "cannot write metrics of TensorBoard" in capsys.readouterr().err
 
 
 def test_without_tensorboard_one_is_told_what_to_install(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
 from shardwright.cli.runs.run_output import read_run
-from shardwright.cli.tracing import simulated_step
+from shardwright.cli.tracing import simulated_step, trace_text
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.files.figures import machine_named
@@ -115,11 +115,7 @@ def _memory_of(machine: str) -> int | None:
 
 
 def _timeline(file: str) -> StepBars:
-    try:
-        return read_trace(Path(file).read_text(), Path(file).name)
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
-        raise UsageError(f"cannot read {file}: {reason}") from e
+    return read_trace(trace_text(file), Path(file).name)
 
 
 def _measured(file: str) -> MeasuredRun:

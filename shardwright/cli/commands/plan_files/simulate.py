@@ -10,7 +10,7 @@ import click
 from shardwright.cli import options
 from shardwright.cli.console import print_json
 from shardwright.cli.errors import UsageError
-from shardwright.cli.tracing import OPEN, simulated_step
+from shardwright.cli.tracing import OPEN, simulated_step, trace_text
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Stream, Timeline
@@ -57,11 +57,7 @@ def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: b
 
 
 def _read(file: str) -> Profiled:
-    try:
-        return profiled(Path(file).read_text(), f"measured, {Path(file).name}")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
-        raise UsageError(f"cannot read {file}: {reason}") from e
+    return profiled(trace_text(file), f"measured, {Path(file).name}")
 
 
 def content(found: Timeline, output: str | None) -> dict[str, object]:

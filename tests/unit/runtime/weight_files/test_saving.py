@@ -11,7 +11,9 @@ from torch import nn
 import shardwright as sw
 from shardwright.runtime.weight_files import saving
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
+from shardwright.runtime.weight_files.safetensors_paths import weight_files
 from shardwright.runtime.weight_files.saving import save_sharded
+from tests.harness.crash_disk import crash_disk
 from tests.harness.ranks import run_ranks
 
 
@@ -50,6 +52,37 @@ def test_files_of_an_earlier_save_are_replaced(tmp_path):
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in given.values())
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def read(folder):
+    """The tensors that readers of the folder find."""
+    return {k: v for file in weight_files(folder) for k, v in load_file(file).items()}
+
+
+@pytest.mark.parametrize("before, after", [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)])
+def test_after_a_power_cut_at_any_moment_the_old_or_the_new_weights_are_there(
+    before, after, tmp_path
+):
+    """Old files were deleted before the new ones had their names."""
+    sizes = {1: 10**9, 2: 300, 3: 200}
+    folder = tmp_path / "weights"
+    old = tensors()
+    new = {key: value.logical_not() if key == "e" else value + 1 for key, value in old.items()}
+    save_sharded(old, sorted(old), folder, sizes[before])
+    save_sharded(old, sorted(old), folder, sizes[before])  # the second time the names are taken
+    with crash_disk(folder) as disk:
+        save_sharded(new, sorted(new), folder, sizes[after])
+    found = []
+    for moment, state in disk.after_crashes(tmp_path / "cut"):
+        there = read(state)
+        assert there.keys() == old.keys()
+        is_new = torch.equal(there["a"], new["a"])
+        want = new if is_new else old
+        assert all(torch.equal(there[key], want[key]) for key in want)
+        found.append((moment, is_new))
+    assert {is_new for _, is_new in found} == {False, True}
+    assert all(is_new for moment, is_new in found if moment == len(disk.states) - 1)
+    assert len(list(folder.iterdir())) == after + (after > 1)
 
 
 def test_a_key_that_no_rank_has_is_refused(tmp_path):

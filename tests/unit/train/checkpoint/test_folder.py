@@ -135,7 +135,7 @@ def _huge(path):
         (_text('{"format": "shardw'), "state.json is damaged"),
         (_text("[" * 100_000), "state.json is damaged"),
         (_text("{}"), "is no checkpoint of ours"),
-        (_huge, "too many for a record"),
+        (_huge, "at most 268435456 are read"),
         (_flip("data"), "data is damaged: its digest is another"),
         (_flip(RECORD), "state.json is damaged"),
         (_record(digests=["data"]), "does not list the digests of its files"),
