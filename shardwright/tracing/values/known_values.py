@@ -407,7 +407,8 @@ class KnownValues(TorchFunctionMode):
         if not exact or x.dim() != mask.dim() + 1:
             return None
         targets = torch.where(mask, other[0], given.get("ignore_index", -100)).flatten()
-        return F.cross_entropy(x.flatten(0, -2), targets, **given)
+        loss: Tensor = F.cross_entropy(x.flatten(0, -2), targets, **given)
+        return loss
 
     def _chosen(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of a function that selects by a known mask; None for other calls."""
