@@ -180,7 +180,7 @@ def _item(label: str, text: str) -> str:
 
 
 def gap(plan: Plan) -> str:
-    """How far the plan is from the optimum, at most."""
+    """The most that the plan can be from the optimum."""
     bound = plan.lower_bound_seconds
     if bound <= 0:
         return "no lower bound is known"
