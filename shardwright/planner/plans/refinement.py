@@ -132,12 +132,7 @@ class Refinement:
             if not fits or found.step_seconds > (1 - _LEAST_GAIN) * best.step_seconds:
                 break
             best, deepest = found, deeper
-        if best is plan:
-            return plan
-        gain = 1 - best.step_seconds / plan.step_seconds
-        note = f"gathers {deepest.ahead} buckets of parameters ahead: {gain:.1%} faster than one"
-        settled = self.settled(deepest)
-        return replace(settled, notes=(*settled.notes, note))
+        return plan if best is plan else self.settled(deepest)
 
     @cached_property
     def _folded(self) -> FoldedCosts:

@@ -199,6 +199,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("stages", str(first.stages), str(second.stages)),
         ("schedule", first.schedule, second.schedule),
         ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
+        ("buckets gathered ahead", str(first.ahead), str(second.ahead)),
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.numerics.rng, second.numerics.rng),
         ("batch norm", first.numerics.batch_norm, second.numerics.batch_norm),

@@ -111,6 +111,8 @@ def head(plan: Plan) -> list[str]:
     if plan.micro_batches > 1:
         often = f"{plan.micro_batches}, one after the other; their gradients add up"
         lines.append(_item("micro-batches", often))
+    if plan.ahead > 1:
+        lines.append(_item("prefetch", f"parameters are gathered {plan.ahead} buckets ahead"))
     for start, (count, seconds) in _collectives(plan).items():
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if segments := {op.segment for op in plan.ops} - {0}:

@@ -12,6 +12,7 @@ from shardwright.planner.plans.refinement import MOST_AHEAD, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.rank_steps import step_program
+from shardwright.report.diff.difference import difference
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.op_memory.footprints import Footprints
 
@@ -56,7 +57,10 @@ def test_sharded_parameters_are_gathered_as_far_ahead_as_it_is_faster(subject):
     assert found.step_seconds < one.step_seconds
     assert found.timeline.seconds == found.step_seconds
     assert found.lower_bound_seconds <= found.step_seconds
-    assert f"gathers {found.ahead} buckets of parameters ahead" in found.notes[-1]
+    assert f"parameters are gathered {found.ahead} buckets ahead" in sw.Plan.of(found).explain()
+    assert "buckets ahead" not in sw.Plan.of(one).explain()
+    (setting,) = difference(one, found).settings
+    assert setting == ("buckets gathered ahead", "1", str(found.ahead))
     assert refinement.deepened(one, one.peak_bytes) is one, "there is no memory for another bucket"
     assert refinement.deepened(one, found.peak_bytes).ahead == found.ahead
 
