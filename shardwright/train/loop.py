@@ -331,15 +331,15 @@ class TolerantReport:
 
     report: Callable[[StepRecord | EvaluationRecord], None]
     what: str
-    told: bool = False
+    warned: bool = False
 
     def __call__(self, record: StepRecord | EvaluationRecord) -> None:
         try:
             self.report(record)
         except OSError as e:
-            if not self.told:
+            if not self.warned:
                 warn_of_disk(self.what, e)
-            self.told = True
+            self.warned = True
 
 
 def warn_of_disk(what: str, error: OSError) -> None:
