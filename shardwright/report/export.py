@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwright.ir.plan import Plan
 from shardwright.report.styles import NotExpressibleError, Style, Styles, glob, styles
@@ -48,12 +48,10 @@ def parallelize_module(plan: Plan) -> str:
     if used:
         names = "".join(f"    {name},\n" for name in used)
         imports.append(f"from torch.distributed.tensor.parallel import (\n{names})")
+    notes = (line for note in found.notes for line in _wrapped(f"Note: {note}."))
     return "\n".join(
         [
-            f'"""{_title(plan)}\n',
-            *_usage(found),
-            *(line for note in found.notes for line in _wrapped(f"Note: {note}.")),
-            '"""\n',
+            f'"""{_in_docstring([_title(plan), "", *_usage(found), *notes])}\n"""\n',
             *imports,
             *([""] if imports else []),
             f"mesh = {dict(plan.mesh.axes)!r}  # outermost axis first",
@@ -188,6 +186,11 @@ def _paths(plan: Plan) -> Iterator[str]:
         yield path
         for name, child in module.children.items():
             waiting.append((f"{path}.{name}" if path else name, child))
+
+
+def _in_docstring(lines: Sequence[str]) -> str:
+    """The lines in a docstring, which no name in a plan can end: that would make it code."""
+    return "\n".join(lines).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
 def _title(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TextIO, cast
 
 import torch
@@ -248,15 +249,23 @@ def _print_from_rank_0(text: str) -> None:
 
 @contextmanager
 def _appended(path: str) -> Iterator[TextIO]:
-    """The file opened to append lines; a line that a killed rank did not finish is ended."""
+    """The file opened to append lines; a last line that a killed rank did not finish is ended."""
+    is_cut = Path(path).is_file() and not _ends_a_line(path)
     file = open(path, "a")  # noqa: SIM115  # closed below, where an error must not end the run
     try:
         with suppress(OSError):
-            file.write("\n")
+            file.write("\n" * is_cut)
         yield file
     finally:
         with suppress(OSError):  # of a full disk, which was printed
             file.close()
+
+
+def _ends_a_line(path: str) -> bool:
+    """Whether a file is empty, or its last character ends a line."""
+    with open(path, "rb") as file:
+        file.seek(-min(1, os.path.getsize(path)), os.SEEK_END)
+        return file.read() in (b"", b"\n")
 
 
 def _report_both(one: Report, other: Report) -> Report:

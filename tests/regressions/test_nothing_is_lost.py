@@ -163,6 +163,15 @@ def test_after_a_power_cut_at_any_moment_there_is_a_whole_checkpoint(tmp_path):
     assert all(a[0] <= b[0] for a, b in pairwise(found))
 
 
+def test_a_power_cut_while_a_run_is_resumed_loses_no_checkpoint(runs, tmp_path):
+    (runs / "step-00000010" / "plan.json").write_text("")
+    (runs / "step-00000007.partial").mkdir()
+    with crash_disk(runs) as disk:
+        saved, _ = Checkpoints(runs, PLAN).resume(start(Serial(), job()))
+    found = [_verified(state) for _, state in disk.after_crashes(tmp_path / "cut")]
+    assert saved.step == 5 and len(found) > 2 and set(found) == {5}
+
+
 def test_the_disk_forgets_what_is_not_synced(tmp_path, monkeypatch):
     """The test above can fail: without syncs there are moments with no whole checkpoint."""
     runs = tmp_path / "runs"

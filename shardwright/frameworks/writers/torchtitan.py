@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from shardwright.frameworks.documents.python_text import Code
@@ -19,6 +20,7 @@ _DTYPES = {
     for param in ("bfloat16", "float32")
     for kept in ("float32", "bfloat16")
 }
+_SIZE = re.compile(r"[\w.-]*")  # as in 8B, debugmodel, 235B-A22B
 _IMPORTS = "torchtitan.distributed.activation_checkpoint"
 
 
@@ -285,12 +287,29 @@ def _spec(strategy: Strategy, facts: ConfigFacts) -> Code | None:
         else f'Float8LinearConverter.Config(recipe_name="{recipe}", {compiled})'
     )
     size = (facts.model or "llama3 8B").split()[-1]
+    if not _SIZE.fullmatch(size):
+        raise _not_a_model(facts)
     return Code(f'model_registry("{size}", converters=[{converter}])', "model_registry")
+
+
+def _model_names(facts: ConfigFacts) -> tuple[str, str]:
+    """The model's family and size, which are written into code; raises `FrameworkError`."""
+    family, _, size = (facts.model or "llama3 8B").partition(" ")
+    if not family.isidentifier() or not _SIZE.fullmatch(size):
+        raise _not_a_model(facts)
+    return family, size
+
+
+def _not_a_model(facts: ConfigFacts) -> FrameworkError:
+    return FrameworkError(
+        f"torchtitan: {facts.model!r} is no name of a model; give a family and a size, as in"
+        " 'llama3 8B'"
+    )
 
 
 def function_text(keys: dict[str, Any], facts: ConfigFacts) -> str:
     """A module with a function that changes the fields of a baseline."""
-    family, _, size = (facts.model or "llama3 8B").partition(" ")
+    family, size = _model_names(facts)
     base = f"{family}_{size.lower().replace('-', '_').replace('.', '_')}"
     shown = {key: value for key, value in keys.items() if value is not None}
     text = "\n".join(str(getattr(value, "text", "")) for value in shown.values())

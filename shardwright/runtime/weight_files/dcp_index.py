@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from shardwright.ir.atomic_io import read_up_to
+from shardwright.ir.atomic_io import printable, read_up_to
 
 INDEX = ".metadata"
 LARGEST_INDEX = 2**30  # bytes; one of a million tiles has 200 MiB
@@ -42,6 +42,14 @@ class CheckpointError(ValueError):
 
 class DamageError(CheckpointError):
     """Stored bytes that are not those which were written."""
+
+
+def unreadable(error: BaseException) -> str:
+    """Why bytes could not be unpickled, in one line; torch advises to load them without checks."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged, or holds more than tensors"
+    line = printable(str(error).strip().partition("\n")[0])[:200]
+    return line if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
 def read_index(folder: Path, sizes: Mapping[str, int]) -> Metadata:
@@ -77,6 +85,12 @@ def _check(found: object, sizes: Mapping[str, int]) -> None:
     for key, kind in found.state_dict_metadata.items():
         if not isinstance(kind, TensorStorageMetadata):
             raise CheckpointError(f"{key!r} is no tensor, and nothing else is read")
+        dims = len(kind.size)
+        if not isinstance(kind.properties.dtype, torch.dtype):
+            raise CheckpointError(f"{key!r} has the dtype {kind.properties.dtype!r}")
+        for chunk in kind.chunks:
+            if len(chunk.offsets) != dims or len(chunk.sizes) != dims:
+                raise CheckpointError(f"{key!r} of {dims} dimensions has a part of others")
     stored = found.storage_data
     if not isinstance(stored, dict):
         raise CheckpointError("it does not say where tensors lie")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,12 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from shardwright.runtime.deferred.chunks import CHUNK
 from shardwright.runtime.deferred.ranges import Ranges, narrowed
-from shardwright.runtime.weight_files.dcp_index import INDEX, CheckpointError, read_index
+from shardwright.runtime.weight_files.dcp_index import (
+    INDEX,
+    CheckpointError,
+    read_index,
+    unreadable,
+)
 from shardwright.runtime.weight_files.safetensors_paths import readable, weight_files
 
 DTYPES = {  # of safetensors
@@ -113,10 +117,9 @@ class TorchFile(TensorFiles):
             state = torch.load(self.path, map_location="cpu", mmap=True, weights_only=True)
         except OSError as e:
             raise CheckpointError(f"cannot read {self.path}: {e.strerror or e}") from e
-        except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as e:
-            line = str(e).strip().partition("\n")[0]
+        except Exception as e:  # damaged bytes may raise anything
             raise CheckpointError(
-                f"{self.path} is no file of tensors that torch.save wrote: {line}"
+                f"{self.path} is no file of tensors that torch.save wrote: {unreadable(e)}"
             ) from e
         if not isinstance(state, Mapping):
             raise CheckpointError(f"{self.path} holds a {type(state).__name__}, no state dict")
@@ -167,14 +170,16 @@ class DcpFolder(TensorFiles):
         return found
 
     def _chunk(self, key: str, offsets: torch.Size, number: int) -> torch.Tensor:
-        at = self.index.storage_data[MetadataIndex(key, offsets, number)]
+        at = self.index.storage_data.get(MetadataIndex(key, offsets, number))
+        if at is None:
+            raise CheckpointError(f"{self.path} does not say where a part of {key} lies")
         try:
             with open(self.path / at.relative_path, "rb") as file:
                 file.seek(at.offset)
                 data = io.BytesIO(file.read(at.length))
             value = torch.load(data, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as e:
-            raise CheckpointError(f"cannot read {key} in {self.path}: {e}") from e
+        except Exception as e:  # damaged bytes may raise anything
+            raise CheckpointError(f"cannot read {key} in {self.path}: {unreadable(e)}") from e
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(f"{key} in {self.path} is a {type(value).__name__}, no tensor")
         return value.detach()

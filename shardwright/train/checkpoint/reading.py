@@ -21,7 +21,7 @@ from torch.futures import Future
 from shardwright.ir.atomic_io import read_text_up_to
 from shardwright.runtime.deferred.ranges import narrowed
 from shardwright.runtime.weight_files.dcp_index import INDEX as INDEX
-from shardwright.runtime.weight_files.dcp_index import LARGEST_INDEX, read_index
+from shardwright.runtime.weight_files.dcp_index import LARGEST_INDEX, read_index, unreadable
 from shardwright.runtime.weight_files.dcp_index import CheckpointError as CheckpointError
 from shardwright.runtime.weight_files.dcp_index import DamageError as DamageError
 from shardwright.train.checkpoint.digests import TENSORS, Place, digest_of_bytes, place_of
@@ -72,9 +72,8 @@ class SafeReader(FileSystemReader):
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"it is a {type(value).__name__}")
         except Exception as e:  # damaged bytes may raise anything
-            reason = " ".join(str(e).split())[:200] or type(e).__name__
-            text = f"{self.folder / file} is damaged: {name} is not what was written ({reason})"
-            raise DamageError(text) from e
+            where = f"{self.folder / file} is damaged: {name}"
+            raise DamageError(f"{where} is not what was written ({unreadable(e)})") from e
         return value.detach()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

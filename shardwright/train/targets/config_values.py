@@ -183,7 +183,10 @@ def _check_image(file: Path | None, data: Mapping[str, Any]) -> None:
     """Check that one image has no more values than batches can be made of."""
     size, channels = data.get("image_size"), data.get("num_channels", 3)
     sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
-    numbers = [*sides, channels]
+    patch, numbers = data.get("patch_size"), [*sides, channels]
+    whole = [n for n in sides if isinstance(n, int)]
+    if isinstance(patch, int) and whole and patch > min(whole):
+        refused(file, "patch_size", patch, f"at most image_size {min(whole)} is needed")
     if all(isinstance(n, int) for n in numbers) and math.prod(numbers) > _MOST_PIXELS:
         needed = f"at most {_MOST_PIXELS} values in an image of {channels} channels are needed"
         refused(file, "image_size", size, needed)

@@ -1,5 +1,7 @@
 """Written configs: read back to the strategy that they say, and edited in place."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -55,3 +57,12 @@ def test_a_conversion_says_what_changes_results():
     assert "the batch of 2 sequences stands in its script" in said
     assert "results may change: gradients are clipped at what its script says, not 1" in said
     assert convert_config(source, "megatron", source.strategy).reasons == ()
+
+
+@pytest.mark.parametrize(
+    "model", ["llama3; import os 8B", 'llama3 8B"+f()+"', "llama3 8B\nimport os"]
+)
+@pytest.mark.parametrize("strategy", [Strategy(tp=2), Strategy(tp=2, fp8="rowwise")])
+def test_names_that_would_be_code_are_refused(model, strategy):
+    with pytest.raises(FrameworkError, match="is no name of a model; give a family and a size"):
+        write_config("torchtitan", strategy, replace(FACTS, model=model))

@@ -1,3 +1,4 @@
+import ast
 import json
 import tomllib
 from dataclasses import replace
@@ -17,6 +18,15 @@ from shardwright.report.styles import NotExpressibleError, Style, styles
 from tests.harness import plans
 
 TP = Mesh.parse("tp=2")
+
+
+@pytest.mark.parametrize("field", ["name", "machine", "fingerprint"])
+def test_no_name_in_a_plan_becomes_code(field):
+    """It ended the docstring, and what followed ran where the file was imported."""
+    name = 'a"""\\"""+EVIL()+"""\\'
+    tree = ast.parse(parallelize_module(replace(mlp(), **{field: name})))
+    assert not [one for one in ast.walk(tree) if getattr(one, "id", "") == "EVIL"]
+    assert name in ast.get_docstring(tree, clean=False)
 
 
 def layer(name, module, reads, tiling, lies, **kwargs):

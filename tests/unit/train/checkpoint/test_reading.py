@@ -121,7 +121,7 @@ def test_a_poisoned_tensor_is_refused(written, tmp_path, monkeypatch):
             index.storage_data[key] = replace(at, offset=0, length=file.stat().st_size)
 
     rewrite(written, change)
-    with pytest.raises(dcp.CheckpointException, match=r"a is not what was written \(Weights only"):
+    with pytest.raises(dcp.CheckpointException, match="holds more than tensors"):
         load(written, {"a": torch.zeros(2, 3)})
     assert not Path("poisoned").exists()
 

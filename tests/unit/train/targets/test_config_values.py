@@ -63,6 +63,9 @@ def nested(levels):
         ("_experts_implementation", "org/kernel", "_experts_implementation is .*; give one"),
         ("text_config", {"_attn_implementation": "org/k"}, "text_config._attn_implementation is"),
         ("use_pretrained_backbone", True, "nothing is fetched from a hub; give false"),
+        ("image_size", 2**20, "image_size is 1048576; at most 67108864 values in an image"),
+        ("rope_scaling", {"factor": "8"}, 'rope_scaling.factor is "8"; a number above 0'),
+        ("quantization_config", 3, "quantization_config is 3; an object with fields"),
         ("use_kernels", True, "nothing is fetched from a hub; give false"),
     ],
 )
@@ -70,6 +73,11 @@ def test_a_value_that_no_model_is_made_of(tmp_path, field, value, says):
     with pytest.raises(TargetError, match=says) as error:
         load_job(write(tmp_path, {**LLAMA, field: value}), 2, 8)
     assert "\n" not in str(error.value)
+
+
+def test_a_patch_is_no_larger_than_the_image(tmp_path):
+    with pytest.raises(TargetError, match="patch_size is 16; at most image_size 8 is needed"):
+        load_job(write(tmp_path, {**LLAMA, "image_size": [8, 32], "patch_size": 16}), 2, 8)
 
 
 @pytest.mark.hf
