@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Track
@@ -76,13 +75,6 @@ class Clock(TaskSchedule):
         """A task that ends so many seconds after the one with this number; return its number."""
         self.ends.append(self.ends[number] + seconds)
         return len(self.ends) - 1
-
-
-class _Order(NamedTuple):
-    """What iterations of a loop add to the record of waits for the slowest rank."""
-
-    before: list[float]
-    orderings: list[tuple[float, int]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ class LoopPlayer(Player):
         yield from ()
 
     def _unseen(self, shift: float) -> float:
-        """How many iterations that take `shift` seconds each end before others may play."""
+        """The number of iterations, `shift` seconds each, that end before others may play."""
         return inf
 
     def _ends_equally(self, loop: Loop, following: Item) -> bool:
