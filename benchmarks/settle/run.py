@@ -65,17 +65,17 @@ def rows(layers: Sequence[int], repeats: int, wanted: Sequence[str]) -> dict[str
         given = graph, machine, "adamw", tracer, expansion.sources.analysis
         for name in wanted:
             plan = expansion.expanded(Strategy.parse(STRATEGIES[name])).plan(0.0, ())
-            found[name][str(count)] = row = measured(plan, given, repeats)
+            found[name][str(count)] = row = measured(plan, partial(Refinement, *given), repeats)
             print(f"{name}, {count} layers: {row}", flush=True)
     return found
 
 
-def measured(plan: Plan, given: Sequence[Any], repeats: int) -> dict[str, Any]:
+def measured(plan: Plan, made: Callable[[int], Refinement], repeats: int) -> dict[str, Any]:
     """Seconds by either way, and whether both find the same costs."""
     found: list[Plan] = []
     seconds: list[float] = []
     for kept in (0, 1):
-        refinement = Refinement(*given, kept)
+        refinement = made(kept)
         refinement.compared(plan)
         compared, median = _median(repeats, partial(_compared, refinement, plan))
         found.append(compared)
