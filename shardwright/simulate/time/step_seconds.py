@@ -68,7 +68,7 @@ class Clock(TaskSchedule):
 
     @property
     def seconds(self) -> Seconds:
-        """When the last task ends."""
+        """The time at which the last task ends."""
         return Seconds(max(self.free.values(), default=0.0))
 
     def later(self, number: int, seconds: float) -> int:
