@@ -31,6 +31,7 @@ from benchmarks.search.models import llama
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.gc_pause import paused
+from shardwright.planner.plans.folded_costs import KEPT
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.tracing.op_memory.footprints import Footprints
@@ -74,7 +75,7 @@ def measured(plan: Plan, made: Callable[[int], Refinement], repeats: int) -> dic
     """Seconds by either way, and whether both find the same costs."""
     found: list[Plan] = []
     seconds: list[float] = []
-    for kept in (0, 1):
+    for kept in (0, KEPT):
         refinement = made(kept)
         refinement.compared(plan)
         compared, median = _median(repeats, partial(_compared, refinement, plan))
