@@ -21,6 +21,7 @@ def body(result: dict[str, Any]) -> str:
                 name,
                 *[f"{1e3 * seconds:.0f}" for seconds in compared],
                 f"{compared[-1] / compared[0]:.2f}",
+                f"{1e3 * row[layers[-1]]['again_seconds']:.0f}",
                 f"{1e3 * row[layers[-1]]['settled_seconds']:.0f}",
                 "yes" if few else "no",
             ]
@@ -30,9 +31,17 @@ def body(result: dict[str, Any]) -> str:
     costs = "Both ways find equal costs." if equal else "Both ways find different costs."
     what = (
         f"Llama-8B of {', '.join(layers)} layers, planned for {result['machine planned for']}:"
-        " processor milliseconds to find a candidate's time and memory, and those to lower and"
-        f" simulate its whole program. {costs} Aimed at: at most {aims['ratio']:g} times as long"
+        " processor milliseconds to find a candidate's time and memory, those if its few layers are"
+        " those of a candidate before, and those to lower and simulate its whole program."
+        f" {costs} Aimed at: at most {aims['ratio']:g} times as long"
         f" for {layers[-1]} layers as for {layers[0]}, and {1e3 * aims['seconds']:.0f} ms."
     )
-    head = ["strategy", *[f"{n} layers" for n in layers], "ratio", "whole program", "from few"]
+    head = [
+        "strategy",
+        *[f"{n} layers" for n in layers],
+        "ratio",
+        "again",
+        "whole program",
+        "from few",
+    ]
     return f"{what}\n\n{table(head, lines)}"

@@ -4,9 +4,11 @@
 
 Llama-8B of 4, 32 and 128 layers on 8 H100s, captured on the meta device. `compared` is what a
 search does with each candidate: with many equal layers its costs follow from few of them.
-`settled` is what it does with the plan that it returns: the whole program is lowered and
-simulated. Medians; the first plan of a graph, whose layers are found once, is not counted. Both
-must find equal costs.
+`again` is the same for a plan whose few layers are those of a plan before, and so lowered and
+their memory simulated. `settled` is what a search does with the plan that it returns: the whole
+program is lowered and simulated. Medians, without Python's cyclic garbage collector, as in a
+search; the first plan of a graph, whose layers are found once, is not counted. Both must find
+equal costs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from benchmarks import record
 from benchmarks.search.models import llama
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.gc_pause import paused
+from shardwright.planner.plans.folded_costs import KEPT
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.tracing.op_memory.footprints import Footprints
@@ -43,6 +48,7 @@ STRATEGIES = {
     "8 micro-batches": "dp_shard=8 mb=8",
     "tensor parallel, 8 micro-batches": "dp_shard=2 tp=4 mb=8",
     "2 stages, 8 micro-batches": "pp=2 dp_shard=4 mb=8",
+    "4 stages, 32 micro-batches": "pp=4 dp_shard=2 mb=32",
 }
 RATIO, SECONDS = 1.3, 0.05  # aimed at: of the most layers to the fewest, and of one plan
 _PATIENCE = 2.0  # seconds after which a measurement is not repeated
@@ -60,36 +66,49 @@ def rows(layers: Sequence[int], repeats: int, wanted: Sequence[str]) -> dict[str
         given = graph, machine, "adamw", tracer, expansion.sources.analysis
         for name in wanted:
             plan = expansion.expanded(Strategy.parse(STRATEGIES[name])).plan(0.0, ())
-            refinement = Refinement(*given)
-            if plan.pipeline is None:
-                refinement.compared(plan)
-            found[name][str(count)] = row = measured(plan, refinement, repeats)
+            found[name][str(count)] = row = measured(plan, partial(Refinement, *given), repeats)
             print(f"{name}, {count} layers: {row}", flush=True)
     return found
 
 
-def measured(plan: Plan, refinement: Refinement, repeats: int) -> dict[str, Any]:
+def measured(plan: Plan, made: Callable[[int], Refinement], repeats: int) -> dict[str, Any]:
     """Seconds by either way, and whether both find the same costs."""
-    compared, seconds = _median(repeats, lambda: refinement.compared(replace(plan)))
-    settled, whole = compared, seconds
-    if compared.timeline is None:
+    found: list[Plan] = []
+    seconds: list[float] = []
+    for kept in (0, KEPT):
+        refinement = made(kept)
+        refinement.compared(plan)
+        compared, median = _median(repeats, partial(_compared, refinement, plan))
+        found.append(compared)
+        seconds.append(median)
+    settled, whole = found[0], seconds[0]
+    if settled.timeline is None:
         settled, whole = _median(repeats, lambda: refinement.settled(replace(plan)))
     return {
-        "compared_seconds": seconds,
+        "compared_seconds": seconds[0],
+        "again_seconds": seconds[1],
         "settled_seconds": whole,
-        "from_few_layers": compared.timeline is None,
-        "equal": math.isclose(compared.step_seconds, settled.step_seconds, rel_tol=1e-9)
-        and compared.peak_bytes == settled.peak_bytes,
+        "from_few_layers": found[0].timeline is None,
+        "equal": all(
+            math.isclose(one.step_seconds, settled.step_seconds, rel_tol=1e-9)
+            and one.peak_bytes == settled.peak_bytes
+            for one in found
+        ),
     }
+
+
+def _compared(refinement: Refinement, plan: Plan) -> Plan:
+    return refinement.compared(replace(plan))
 
 
 def _median(repeats: int, run: Callable[[], Plan]) -> tuple[Plan, float]:
     """What `run` returns, and its processor seconds."""
     seconds: list[float] = []
     while True:
-        start = time.process_time()
-        found = run()
-        seconds.append(time.process_time() - start)
+        with paused():
+            start = time.process_time()
+            found = run()
+            seconds.append(time.process_time() - start)
         if len(seconds) == repeats or sum(seconds) > _PATIENCE:
             return found, statistics.median(seconds)
 

@@ -33,17 +33,23 @@ from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
-_KEPT = 32  # programs of few layers
+KEPT = 32  # programs of few layers
 # Copies that count as one layer: 2 if layers of two kinds alternate; 0: no layer is left out.
 _WIDTHS = (1, 2, 0)
 
 
 @final
 class FoldedCosts:
-    """Computes time and memory of plans of `graph` on `machine` from a few of their layers."""
+    """Computes time and memory of plans of `graph` on `machine` from a few of their layers.
 
-    def __init__(self, graph: Graph, analysis: Analysis, machine: Machine) -> None:
-        self.graph, self.analysis, self.machine = graph, analysis, machine
+    The programs of few layers of the latest `kept` plans are used again for plans that differ
+    elsewhere only.
+    """
+
+    def __init__(
+        self, graph: Graph, analysis: Analysis, machine: Machine, kept: int = KEPT
+    ) -> None:
+        self.graph, self.analysis, self.machine, self.kept = graph, analysis, machine, kept
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
@@ -121,7 +127,7 @@ class FoldedCosts:
         sum_bytes = sum_bucket_bytes(self.graph)
         given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
         found = self._known[key] = _FoldedPlan(folded, PlanLowering(*given, few=True))
-        if len(self._known) > _KEPT:
+        if len(self._known) > self.kept:
             self._known.popitem(last=False)
         return found
 

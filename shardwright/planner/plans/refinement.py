@@ -12,7 +12,7 @@ from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
-from shardwright.planner.plans.folded_costs import FoldedCosts
+from shardwright.planner.plans.folded_costs import KEPT, FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.program.decisions import Decisions
@@ -29,6 +29,7 @@ class Refinement:
     """Settles plans of `graph` on `machine`: simulates time and memory of their step programs.
 
     `tracer` traces the memory of single operator calls. `analysis` is computed if it is not given.
+    Programs of few layers are kept of the latest `kept` plans.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Refinement:
         optimizer: str,
         tracer: OpTracer,
         analysis: Analysis | None = None,
+        kept: int = KEPT,
     ) -> None:
-        self.graph, self._given, self._machine = graph, analysis, machine
+        self.graph, self._given, self._machine, self._kept = graph, analysis, machine, kept
         self._alone_bytes = machine.backend_spec.alone_bytes
         self._times = TimeRefinement(graph, machine)
         self._memories = MemoryRefinement(machine, optimizer, tracer)
@@ -136,7 +138,7 @@ class Refinement:
 
     @cached_property
     def _folded(self) -> FoldedCosts:
-        return FoldedCosts(self.graph, self._analysis, self._machine)
+        return FoldedCosts(self.graph, self._analysis, self._machine, self._kept)
 
     def _decisions(self, plan: Plan) -> Decisions:
         """The decisions of a plan; those of the last one are kept."""

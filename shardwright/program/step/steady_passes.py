@@ -20,7 +20,7 @@ _MORE = 4
 
 
 def few_micro_batches(pipeline: Pipeline, micro_batches: int) -> int:
-    """The micro-batches that have to be lowered; all if the passes of a group do not repeat."""
+    """The number of micro-batches to lower; all if the passes of a group do not repeat."""
     count = pipeline.groups + _MORE
     if count >= micro_batches:
         return micro_batches

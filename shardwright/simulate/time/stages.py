@@ -317,7 +317,7 @@ class _Group(LoopPlayer):
             self._iterate(loop, number, following)
 
     def _unseen(self, shift: float) -> float:
-        """The number of iterations of `shift` seconds that end before a message may start."""
+        """The number of iterations, `shift` seconds each, that end before a message may start."""
         if not self._pipeline.contends or not shift:
             return inf
         players = self._pipeline.players

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Track
@@ -69,20 +68,13 @@ class Clock(TaskSchedule):
 
     @property
     def seconds(self) -> Seconds:
-        """The time when the last task ends."""
+        """The time at which the last task ends."""
         return Seconds(max(self.free.values(), default=0.0))
 
     def later(self, number: int, seconds: float) -> int:
         """A task that ends so many seconds after the one with this number; return its number."""
         self.ends.append(self.ends[number] + seconds)
         return len(self.ends) - 1
-
-
-class _Order(NamedTuple):
-    """The addition of iterations of a loop to the record of waits for the slowest rank."""
-
-    before: list[float]
-    orderings: list[tuple[float, int]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ class LoopPlayer(Player):
         yield from ()
 
     def _unseen(self, shift: float) -> float:
-        """The number of iterations, of `shift` seconds each, that end before others may play."""
+        """The number of iterations, `shift` seconds each, that end before others may play."""
         return inf
 
     def _ends_equally(self, loop: Loop, following: Item) -> bool:

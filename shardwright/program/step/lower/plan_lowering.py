@@ -77,7 +77,7 @@ class PlanLowering:
 
     @cached_property
     def left_out(self) -> int:
-        """The number of micro-batches of a pipeline that others stand for."""
+        """The number of micro-batches of a pipeline that are left out: others stand for them."""
         pipeline, count = self.decisions.pipeline, self.decisions.micro_batches
         if not self._few or pipeline is None or set(self.first_equal) != {0}:
             return 0

@@ -98,7 +98,7 @@ class FoldedStep:
         heights: _Heights,
         skipped: Sequence[tuple[Section, AllocatedBytes]],
     ) -> _Grown:
-        """The memory that passes of micro-batches that were left out add.
+        """The bytes that passes of micro-batches that were left out add.
 
         Raises `NotPeriodicError` if those of two micro-batches need different memory.
         """
