@@ -123,12 +123,13 @@ class FlatCall(nn.Module):
         self.follows_values = True
         self.values = {key: tensor.detach().cpu().clone() for key, tensor in values.items()}
 
-    def _followed(
-        self, inputs: Mapping[str, torch.Tensor], args: Any, kwargs: Any
-    ) -> tuple[Any, KnownValues]:
+    def _followed(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Any, KnownValues]:
         """The model's result, with what is computed from inputs alone known."""
         fixed = {k: v for k, v in self._fixed.items() if isinstance(v, torch.Tensor)}
-        known = KnownValues(inputs, self.values, fixed)
+        first = next(self.model.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
+        known = KnownValues(inputs, self.values, fixed, device)
+        args, kwargs = unflatten({**self._fixed, **known.constants, **inputs})
         with known:
             result = self.model(*args, **kwargs)
         if data := known.data & fixed.keys():
@@ -142,13 +143,13 @@ class FlatCall(nn.Module):
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         given = (cast_input(tensor, self.numerics) for tensor in tensors)
         inputs = dict(zip(self.paths, given, strict=True))
-        args, kwargs = unflatten({**self._fixed, **inputs})
         before = dict(self.model.named_buffers())
         kinds = dtypes_and_shapes(before)
         known: KnownValues | None = None
         if self.follows_values:
-            result, known = self._followed(inputs, args, kwargs)
+            result, known = self._followed(inputs)
         else:
+            args, kwargs = unflatten({**self._fixed, **inputs})
             result = self.model(*args, **kwargs)
         self.returned.keys, outputs = select_outputs(result)
         if self.outputs == "model":

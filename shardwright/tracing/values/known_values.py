@@ -82,9 +82,9 @@ class KnownValues(TorchFunctionMode):
     """A mode in which functions of tensors with known values have known results.
 
     `given` are the inputs of the call as they are traced, by name, and `values` their values.
-    `constants` are the values of constants of the plan, by name, which are tensors of the trace
-    themselves. `data` has, afterwards, the inputs whose elements are looked up in tables or are
-    targets of a loss: those differ from batch to batch.
+    `constants` are the values of constants of the plan, by name; the attribute has their tensors on
+    `device`, with which the model is to be called. `data` has, afterwards, the inputs whose
+    elements are looked up in tables or are targets of a loss: those differ from batch to batch.
     """
 
     def __init__(
@@ -92,13 +92,14 @@ class KnownValues(TorchFunctionMode):
         given: Mapping[str, Tensor],
         values: Mapping[str, Tensor],
         constants: Mapping[str, Tensor],
+        device: torch.device,
     ) -> None:
         super().__init__()
         self._known: dict[int, _Known] = {}
         self._names = {id(tensor): name for name, tensor in given.items()}
         self._written: dict[int, frozenset[str]] = {}  # inputs of what was written, by storage
         self._spoiled: set[int] = set()  # storages of values that were overwritten unseen
-        self._constants = frozenset(constants)
+        self._fixed = frozenset(constants)  # names
         # What no decision may depend on: numbers that differ from batch to batch.
         reals = (name for name, t in given.items() if t.is_floating_point())
         self._reals = frozenset((*reals, _FINITE))
@@ -111,8 +112,10 @@ class KnownValues(TorchFunctionMode):
         for name, tensor in given.items():
             if name in values and values[name].numel() <= _MOST_ELEMENTS:
                 self._note(tensor, values[name], frozenset((name,)))
-        for name, tensor in constants.items():
-            self._note(tensor, tensor, frozenset((name,)))
+        self._device = device
+        self.constants = {
+            name: self._constant(tensor, frozenset((name,))) for name, tensor in constants.items()
+        }
 
     def __torch_function__(
         self,
@@ -175,6 +178,10 @@ class KnownValues(TorchFunctionMode):
         except NotImplementedError:  # inside of `vmap`, where a tensor stands for many
             return
         self._known[id(traced)] = _Known(value, inputs, traced, storage)
+        if type(traced) is not Tensor and value.dim():
+            # Those of traced tensors read one element after the other, each in the trace.
+            of: Any = traced
+            of.tolist = lambda: self._read(Tensor.tolist, "tolist", (traced,), {})
 
     def _of(self, value: Any) -> _Known | None:
         """The known value of a tensor; None if it is not known."""
@@ -315,15 +322,23 @@ class KnownValues(TorchFunctionMode):
         return [torch.where(same, outputs[0], outputs[0]), *outputs[1:]]
 
     def _require_constant(self, inputs: Iterable[str], frame: FrameType | None = None) -> None:
-        missing = frozenset(inputs) - self._constants
+        missing = frozenset(inputs) - self._fixed
         if missing:
             raise ReadInputsError(missing, _line_of(frame or _users_frame()))
 
     def _constant(self, result: Any, inputs: frozenset[str]) -> Any:
         """Known values as tensors of the trace, which export makes constants of the graph."""
-        for value in _tensors(result):
-            self._note(value, value, inputs)
-        return result
+
+        def traced(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                tensor = value.to(self._device)
+                self._note(tensor, value, inputs)
+                return tensor
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*map(traced, value))
+            return type(value)(map(traced, value)) if type(value) in (tuple, list) else value
+
+        return traced(result)
 
     def _numbers(self, arg: Any) -> Any:
         """`arg` with numbers in place of known tensors of no dimension."""
@@ -345,7 +360,7 @@ class KnownValues(TorchFunctionMode):
 
     def _positions(self, mask: Tensor, known: _Known) -> tuple[Tensor, ...]:
         """The positions of a mask's True elements, a tensor per dimension."""
-        if known.inputs <= self._constants:
+        if known.inputs <= self._fixed:
             found = self._aside(lambda: known.value.nonzero(as_tuple=True))
             return tuple(self._constant(found, known.inputs))
         return tuple(positions(mask, self._aside(lambda: int(known.value.sum()))).unbind(1))
@@ -365,7 +380,7 @@ class KnownValues(TorchFunctionMode):
 
     def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
         """`x[mask]`, for a known mask."""
-        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._constants:
+        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._fixed:
             return x[self._positions(mask, known)]
         rest = (1,) * (x.dim() - mask.dim())
         every = all_true(mask).view(*mask.shape, *rest)
