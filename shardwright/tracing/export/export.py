@@ -55,6 +55,7 @@ class Returned:
 
     keys: tuple[str, ...] = ()
     whole: OutputTree | None = None  # where all of it is kept
+    used: frozenset[str] = frozenset()  # inputs with values that counts and decisions depend on
     changed: tuple[StateLocation, ...] = ()
     named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
 
@@ -138,6 +139,7 @@ class FlatCall(nn.Module):
                 f" {', '.join(sorted(data))}, which every batch has others of",
                 refused=True,
             )
+        self.returned.used = frozenset(known.used & inputs.keys())
         return result, known
 
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

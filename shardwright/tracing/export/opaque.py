@@ -76,9 +76,9 @@ class OpaqueCall:
         them, and for a change of a buffer that kept its value in every sample of `observe`.
         """
         around, found, state = self._run(tensors)
-        if (numbers := _numbers_in(around)) != (before := _numbers_in(self.returned)):
+        if (numbers := _numbers_in(around)) != (known := _numbers_in(self.returned)):
             raise ValueError(
-                f"{self.path} returned {numbers} beside its tensors for this batch, and {before}"
+                f"{self.path} returned {numbers} beside its tensors for this batch, and {known}"
                 " when it was captured; return tensors of what depends on the data"
             )
         for name, before in zip(self.names, tensors, strict=False):

@@ -112,6 +112,7 @@ class KnownValues(TorchFunctionMode):
         for name, tensor in given.items():
             if name in values and values[name].numel() <= _MOST_ELEMENTS:
                 self._note(tensor, values[name], frozenset((name,)))
+        self.used: set[str] = set()  # inputs that counts and decisions are computed from
         self._device = device
         self.constants = {
             name: self._constant(tensor, frozenset((name,))) for name, tensor in constants.items()
@@ -296,6 +297,7 @@ class KnownValues(TorchFunctionMode):
             self._require_constant(known.inputs, frame)
             return True
         if isinstance(found, bool) and id(read) in self._of_masks:
+            self.used |= known.inputs
             self._decide(read, found, frame)
             return True
         return False
@@ -360,6 +362,7 @@ class KnownValues(TorchFunctionMode):
 
     def _positions(self, mask: Tensor, known: _Known) -> tuple[Tensor, ...]:
         """The positions of a mask's True elements, a tensor per dimension."""
+        self.used |= known.inputs
         if known.inputs <= self._fixed:
             found = self._aside(lambda: known.value.nonzero(as_tuple=True))
             return tuple(self._constant(found, known.inputs))
@@ -380,6 +383,7 @@ class KnownValues(TorchFunctionMode):
 
     def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
         """`x[mask]`, for a known mask."""
+        self.used |= known.inputs
         if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._fixed:
             return x[self._positions(mask, known)]
         rest = (1,) * (x.dim() - mask.dim())
@@ -422,7 +426,8 @@ class KnownValues(TorchFunctionMode):
         if not exact or x.dim() != mask.dim() + 1:
             return None
         targets = torch.where(mask, other[0], given.get("ignore_index", -100)).flatten()
-        return F.cross_entropy(x.flatten(0, -2), targets, **given)
+        loss: Tensor = F.cross_entropy(x.flatten(0, -2), targets, **given)
+        return loss
 
     def _chosen(self, name: str, args: Any, kwargs: Any) -> Any:
         """The result of a function that selects by a known mask; None for other calls."""
