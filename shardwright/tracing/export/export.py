@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import sys
 import traceback
 import warnings
@@ -47,6 +48,7 @@ from shardwright.tracing.python_state import Snapshot, StateLocation
 from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
 ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_MISSING = re.compile(r"Config' object has no attribute '(\w+_token_id)'")
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
@@ -346,4 +348,8 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} cannot be captured: {where} decides on the value of a tensor"
             f" ({reason[0]}); express it with torch.where, or take the decision outside the model"
         )
-    return f"{type(model).__name__} cannot be captured: {where}: {kind}: {reason[0]}"
+    hint = ""
+    if missing := _MISSING.search(reason[0]):
+        name = missing.group(1)
+        hint = f"; give its config {name}, as --set {name}=0 does in commands"
+    return f"{type(model).__name__} cannot be captured: {where}: {kind}: {reason[0]}{hint}"

@@ -9,12 +9,7 @@ values is refused. The number of selected elements is a constant too, which oper
 
 from __future__ import annotations
 
-import ast
-import inspect
-import linecache
-import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from types import FrameType
@@ -26,9 +21,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.decompose.buffers import is_users
 from shardwright.tracing.decompose.tables.ctc import padded
-from shardwright.tracing.export.source_location import importable
+from shardwright.tracing.values.raising_checks import line_of, running_frame, unraised
 from shardwright.tracing.values.selection import all_true, expected, positions
 
 _MOST_ELEMENTS = 2**20  # of a value that is computed beside the trace
@@ -276,8 +270,8 @@ class KnownValues(TorchFunctionMode):
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """The number or list that Python code reads of a tensor."""
-        frame = _users_frame()
-        if name == "__bool__" and frame is not None and (checked := _checked(frame)) is not None:
+        frame = running_frame()
+        if name == "__bool__" and frame is not None and (checked := unraised(frame)) is not None:
             self._decide(args[0], checked, frame, checks=True)
             return checked
         known = self._of(args[0])
@@ -308,10 +302,10 @@ class KnownValues(TorchFunctionMode):
         """Note a number or truth value of data that Python code reads."""
         same = read != 0 if isinstance(found, bool) else read == found
         wanted = found if isinstance(found, bool) else True
-        self._decisions.append(expected(same.reshape(()), wanted, _line_of(frame), checks))
+        self._decisions.append(expected(same.reshape(()), wanted, line_of(frame), checks))
         if len(self._decisions) > _MOST_DECISIONS:
             raise CaptureError(
-                f"{_line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
+                f"{line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
                 " depends on them out of forward",
                 refused=True,
             )
@@ -326,7 +320,7 @@ class KnownValues(TorchFunctionMode):
     def _require_constant(self, inputs: Iterable[str], frame: FrameType | None = None) -> None:
         missing = frozenset(inputs) - self._fixed
         if missing:
-            raise ReadInputsError(missing, _line_of(frame or _users_frame()))
+            raise ReadInputsError(missing, line_of(frame or running_frame()))
 
     def _constant(self, result: Any, inputs: frozenset[str]) -> Any:
         """Known values as tensors of the trace, which export makes constants of the graph."""
@@ -349,7 +343,7 @@ class KnownValues(TorchFunctionMode):
             if known is None:
                 return arg
             found = self._aside(known.value.item)
-            return found if self._is_read(arg, known, found, _users_frame()) else arg
+            return found if self._is_read(arg, known, found, running_frame()) else arg
         return type(arg)(map(self._numbers, arg)) if type(arg) in (tuple, list) else arg
 
     def _index(self, index: Any) -> Any:
@@ -461,54 +455,3 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(part)
     elif isinstance(value, slice):
         yield from _tensors((value.start, value.stop, value.step))
-
-
-def _users_frame() -> FrameType | None:
-    """The frame of the user's code that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def _line_of(frame: FrameType | None) -> str:
-    """File and line of the user's code that runs in `frame`."""
-    if frame is None:
-        return "an unknown line"
-    return f"{importable(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _checked(frame: FrameType) -> bool | None:
-    """The value of the condition that runs in `frame` for which it raises nothing.
-
-    None unless the line is the condition of an `if` whose branch ends with `raise`, or of an
-    `assert`: such a check of values is an operator of the graph.
-    """
-    lines = linecache.getlines(frame.f_code.co_filename)
-    block = inspect.getblock(lines[frame.f_code.co_firstlineno - 1 :])
-    try:
-        tree = ast.parse(textwrap.dedent("".join(block)))
-    except SyntaxError:
-        return None
-    line = frame.f_lineno - frame.f_code.co_firstlineno + 1
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.Assert) and _covers(node.test, line):
-            checks = isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise)
-            wanted = set(_operands(node.test, isinstance(node, ast.Assert)))
-            return wanted.pop() if checks and len(wanted) == 1 else None
-    return None
-
-
-def _operands(test: ast.expr, wanted: bool) -> Iterator[bool]:
-    """For each operand of a condition, the value with which the condition can be `wanted`."""
-    if isinstance(test, ast.BoolOp):
-        for operand in test.values:
-            yield from _operands(operand, wanted)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _operands(test.operand, not wanted)
-    else:
-        yield wanted
-
-
-def _covers(node: ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
