@@ -11,6 +11,9 @@ import torch
 from shardwright.ir.graph import TensorValue
 from shardwright.ir.plan import InputSpec
 
+# Before the path of an input whose values a capture needs: one of ones where it holds numbers.
+EXAMPLE = "example of "
+
 
 class CaptureError(ValueError):
     """A model or an example call that cannot be captured as a graph.
@@ -44,6 +47,8 @@ def unflatten(leaves: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any
     """The inverse of `flatten`; containers become tuples and dicts, tensor constants tensors."""
     tree: dict[str, Any] = {"args": {}, "kwargs": {}}
     for path, leaf in leaves.items():
+        if path.startswith(EXAMPLE):
+            continue
         value = tensor_of(leaf) if isinstance(leaf, TensorValue) else leaf
         *parents, last = path.split(".")
         node = tree
@@ -93,16 +98,28 @@ def split_call(
 def example_call(
     inputs: Sequence[InputSpec], constants: Sequence[tuple[str, Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with these shapes on meta tensors, for capturing a planned graph again."""
+    """A call with these shapes, for capturing a planned graph again.
+
+    Its tensors are on the meta device, but for those of which `constants` have an example.
+    """
     leaves: dict[str, Any] = dict(constants)
     for spec in inputs:
-        leaves[spec.key] = torch.empty(
+        like = torch.empty(
             spec.shape,
             dtype=getattr(torch, spec.dtype),
             device="meta",
             requires_grad=spec.requires_grad,
         )
+        leaves[spec.key] = _example(like, leaves.get(EXAMPLE + spec.key))
     return unflatten(leaves)
+
+
+def _example(like: torch.Tensor, value: Any) -> torch.Tensor:
+    """`like` with the values of an example; on the meta device where there is none."""
+    if isinstance(value, TensorValue):
+        known = tensor_of(value)
+        return known if known.shape == like.shape and known.dtype == like.dtype else like
+    return like if value is None else torch.full_like(like, value, device="cpu")
 
 
 def as_planned(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardwright.ir.graph import Constant
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.tracing.call import CaptureError, split_call, value_of
+from shardwright.tracing.call import EXAMPLE, CaptureError, split_call, value_of
 from shardwright.tracing.checkpointing import checkpointing_disabled
 from shardwright.tracing.export.export import FlatCall, export
 from shardwright.tracing.export.opaque import OpaqueModules
@@ -127,8 +129,8 @@ def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Capture
         again = FlatCall(call.model, rest, constants, call.numerics, call.outputs)
         again.follow_values({key: values[key] for key in rest if key in values})
         try:
-            note = _values_note(lines)
-            return _attempt(again, rest, OpaqueModules(call.model), note)
+            found = _attempt(again, rest, OpaqueModules(call.model), _values_note(lines))
+            return _with_examples(found, {key: values[key] for key in sorted(again.returned.used)})
         except ReadInputsError as e:
             if any(values[name].numel() > _MOST_READ for name in e.names):
                 return None
@@ -139,6 +141,22 @@ def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Capture
                 raise
             return None
     return None
+
+
+def _with_examples(captured: Captured, values: Mapping[str, torch.Tensor]) -> Captured | None:
+    """`captured` with the values that its capture followed; None if those are too many.
+
+    A plan captures the model again, without a batch. Numbers are not kept: ones stand for them, and
+    if another graph is captured with those, its fingerprint differs from the plan's.
+    """
+    examples: list[tuple[str, Constant]] = []
+    for name, tensor in values.items():
+        if not tensor.is_floating_point() and tensor.numel() > _MOST_READ:
+            return None
+        real = tensor.is_floating_point()
+        examples.append((EXAMPLE + name, 1.0 if real else value_of(tensor)))
+    graph = captured.graph
+    return replace(captured, graph=replace(graph, constants=(*graph.constants, *examples)))
 
 
 def _decides(captured: Captured) -> bool:

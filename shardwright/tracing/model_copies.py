@@ -66,29 +66,13 @@ def call_in_trace(call: FlatCall, tensors: Mapping[str, Tensor]) -> Callable[[],
     def make() -> ModelTrial:
         trial = call_on_meta(call, tensors)()
         given = tuple(torch.empty_like(t, device="meta") for t in tensors.values())
-
-        def run() -> Any:
-            traced = _Traced(trial.model, call, tuple(tensors))
-            return torch.export.export(traced, given, strict=False)
-
-        return ModelTrial(trial.model, run, [])
+        again = FlatCall(trial.model, tensors, call.constants, call.numerics, call.outputs)
+        again.guarded = False  # which would restore what the call changes
+        if call.follows_values:
+            again.follow_values(call.values)
+        return ModelTrial(trial.model, lambda: torch.export.export(again, given, strict=False), [])
 
     return make
-
-
-class _Traced(nn.Module):
-    """A model as a function of tensors, as `FlatCall`, that restores nothing."""
-
-    def __init__(self, model: nn.Module, call: FlatCall, paths: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.call, self.paths = model, (call,), paths  # in a tuple: no sub-module
-
-    def forward(self, *tensors: Tensor) -> tuple[()]:
-        (call,) = self.call
-        given = (cast_input(tensor, call.numerics) for tensor in tensors)
-        args, kwargs = unflatten({**call.constants, **dict(zip(self.paths, given, strict=True))})
-        self.model(*args, **kwargs)
-        return ()
 
 
 def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import sys
 import traceback
 import warnings
@@ -47,6 +48,7 @@ from shardwright.tracing.python_state import Snapshot, StateLocation
 from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
 ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_MISSING = re.compile(r"Config' object has no attribute '(\w+_token_id)'")
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
@@ -55,6 +57,7 @@ class Returned:
 
     keys: tuple[str, ...] = ()
     whole: OutputTree | None = None  # where all of it is kept
+    used: frozenset[str] = frozenset()  # inputs with values that counts and decisions depend on
     changed: tuple[StateLocation, ...] = ()
     named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
 
@@ -123,12 +126,13 @@ class FlatCall(nn.Module):
         self.follows_values = True
         self.values = {key: tensor.detach().cpu().clone() for key, tensor in values.items()}
 
-    def _followed(
-        self, inputs: Mapping[str, torch.Tensor], args: Any, kwargs: Any
-    ) -> tuple[Any, KnownValues]:
+    def _followed(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Any, KnownValues]:
         """The model's result, with what is computed from inputs alone known."""
         fixed = {k: v for k, v in self._fixed.items() if isinstance(v, torch.Tensor)}
-        known = KnownValues(inputs, self.values, fixed)
+        first = next(self.model.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
+        known = KnownValues(inputs, self.values, fixed, device)
+        args, kwargs = unflatten({**self._fixed, **known.constants, **inputs})
         with known:
             result = self.model(*args, **kwargs)
         if data := known.data & fixed.keys():
@@ -137,18 +141,19 @@ class FlatCall(nn.Module):
                 f" {', '.join(sorted(data))}, which every batch has others of",
                 refused=True,
             )
+        self.returned.used = frozenset(known.used & inputs.keys())
         return result, known
 
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         given = (cast_input(tensor, self.numerics) for tensor in tensors)
         inputs = dict(zip(self.paths, given, strict=True))
-        args, kwargs = unflatten({**self._fixed, **inputs})
         before = dict(self.model.named_buffers())
         kinds = dtypes_and_shapes(before)
         known: KnownValues | None = None
         if self.follows_values:
-            result, known = self._followed(inputs, args, kwargs)
+            result, known = self._followed(inputs)
         else:
+            args, kwargs = unflatten({**self._fixed, **inputs})
             result = self.model(*args, **kwargs)
         self.returned.keys, outputs = select_outputs(result)
         if self.outputs == "model":
@@ -343,4 +348,8 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} cannot be captured: {where} decides on the value of a tensor"
             f" ({reason[0]}); express it with torch.where, or take the decision outside the model"
         )
-    return f"{type(model).__name__} cannot be captured: {where}: {kind}: {reason[0]}"
+    hint = ""
+    if missing := _MISSING.search(reason[0]):
+        name = missing.group(1)
+        hint = f"; give its config {name}, as --set {name}=0 does in commands"
+    return f"{type(model).__name__} cannot be captured: {where}: {kind}: {reason[0]}{hint}"

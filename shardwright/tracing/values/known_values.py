@@ -9,12 +9,7 @@ values is refused. The number of selected elements is a constant too, which oper
 
 from __future__ import annotations
 
-import ast
-import inspect
-import linecache
-import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from types import FrameType
@@ -26,9 +21,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.decompose.buffers import is_users
 from shardwright.tracing.decompose.tables.ctc import padded
-from shardwright.tracing.export.source_location import importable
+from shardwright.tracing.values.raising_checks import line_of, running_frame, unraised
 from shardwright.tracing.values.selection import all_true, expected, positions
 
 _MOST_ELEMENTS = 2**20  # of a value that is computed beside the trace
@@ -82,9 +76,9 @@ class KnownValues(TorchFunctionMode):
     """A mode in which functions of tensors with known values have known results.
 
     `given` are the inputs of the call as they are traced, by name, and `values` their values.
-    `constants` are the values of constants of the plan, by name, which are tensors of the trace
-    themselves. `data` has, afterwards, the inputs whose elements are looked up in tables or are
-    targets of a loss: those differ from batch to batch.
+    `constants` are the values of constants of the plan, by name; the attribute has their tensors on
+    `device`, with which the model is to be called. `data` has, afterwards, the inputs whose
+    elements are looked up in tables or are targets of a loss: those differ from batch to batch.
     """
 
     def __init__(
@@ -92,13 +86,14 @@ class KnownValues(TorchFunctionMode):
         given: Mapping[str, Tensor],
         values: Mapping[str, Tensor],
         constants: Mapping[str, Tensor],
+        device: torch.device,
     ) -> None:
         super().__init__()
         self._known: dict[int, _Known] = {}
         self._names = {id(tensor): name for name, tensor in given.items()}
         self._written: dict[int, frozenset[str]] = {}  # inputs of what was written, by storage
         self._spoiled: set[int] = set()  # storages of values that were overwritten unseen
-        self._constants = frozenset(constants)
+        self._fixed = frozenset(constants)  # names
         # What no decision may depend on: numbers that differ from batch to batch.
         reals = (name for name, t in given.items() if t.is_floating_point())
         self._reals = frozenset((*reals, _FINITE))
@@ -111,8 +106,11 @@ class KnownValues(TorchFunctionMode):
         for name, tensor in given.items():
             if name in values and values[name].numel() <= _MOST_ELEMENTS:
                 self._note(tensor, values[name], frozenset((name,)))
-        for name, tensor in constants.items():
-            self._note(tensor, tensor, frozenset((name,)))
+        self.used: set[str] = set()  # inputs that counts and decisions are computed from
+        self._device = device
+        self.constants = {
+            name: self._constant(tensor, frozenset((name,))) for name, tensor in constants.items()
+        }
 
     def __torch_function__(
         self,
@@ -175,6 +173,10 @@ class KnownValues(TorchFunctionMode):
         except NotImplementedError:  # inside of `vmap`, where a tensor stands for many
             return
         self._known[id(traced)] = _Known(value, inputs, traced, storage)
+        if type(traced) is not Tensor and value.dim():
+            # Those of traced tensors read one element after the other, each in the trace.
+            of: Any = traced
+            of.tolist = lambda: self._read(Tensor.tolist, "tolist", (traced,), {})
 
     def _of(self, value: Any) -> _Known | None:
         """The known value of a tensor; None if it is not known."""
@@ -268,8 +270,8 @@ class KnownValues(TorchFunctionMode):
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """The number or list that Python code reads of a tensor."""
-        frame = _users_frame()
-        if name == "__bool__" and frame is not None and (checked := _checked(frame)) is not None:
+        frame = running_frame()
+        if name == "__bool__" and frame is not None and (checked := unraised(frame)) is not None:
             self._decide(args[0], checked, frame, checks=True)
             return checked
         known = self._of(args[0])
@@ -289,6 +291,7 @@ class KnownValues(TorchFunctionMode):
             self._require_constant(known.inputs, frame)
             return True
         if isinstance(found, bool) and id(read) in self._of_masks:
+            self.used |= known.inputs
             self._decide(read, found, frame)
             return True
         return False
@@ -299,10 +302,10 @@ class KnownValues(TorchFunctionMode):
         """Note a number or truth value of data that Python code reads."""
         same = read != 0 if isinstance(found, bool) else read == found
         wanted = found if isinstance(found, bool) else True
-        self._decisions.append(expected(same.reshape(()), wanted, _line_of(frame), checks))
+        self._decisions.append(expected(same.reshape(()), wanted, line_of(frame), checks))
         if len(self._decisions) > _MOST_DECISIONS:
             raise CaptureError(
-                f"{_line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
+                f"{line_of(frame)} reads more than {_MOST_DECISIONS} values of data: take what"
                 " depends on them out of forward",
                 refused=True,
             )
@@ -315,15 +318,23 @@ class KnownValues(TorchFunctionMode):
         return [torch.where(same, outputs[0], outputs[0]), *outputs[1:]]
 
     def _require_constant(self, inputs: Iterable[str], frame: FrameType | None = None) -> None:
-        missing = frozenset(inputs) - self._constants
+        missing = frozenset(inputs) - self._fixed
         if missing:
-            raise ReadInputsError(missing, _line_of(frame or _users_frame()))
+            raise ReadInputsError(missing, line_of(frame or running_frame()))
 
     def _constant(self, result: Any, inputs: frozenset[str]) -> Any:
         """Known values as tensors of the trace, which export makes constants of the graph."""
-        for value in _tensors(result):
-            self._note(value, value, inputs)
-        return result
+
+        def traced(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                tensor = value.to(self._device)
+                self._note(tensor, value, inputs)
+                return tensor
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*map(traced, value))
+            return type(value)(map(traced, value)) if type(value) in (tuple, list) else value
+
+        return traced(result)
 
     def _numbers(self, arg: Any) -> Any:
         """`arg` with numbers in place of known tensors of no dimension."""
@@ -332,7 +343,7 @@ class KnownValues(TorchFunctionMode):
             if known is None:
                 return arg
             found = self._aside(known.value.item)
-            return found if self._is_read(arg, known, found, _users_frame()) else arg
+            return found if self._is_read(arg, known, found, running_frame()) else arg
         return type(arg)(map(self._numbers, arg)) if type(arg) in (tuple, list) else arg
 
     def _index(self, index: Any) -> Any:
@@ -345,7 +356,8 @@ class KnownValues(TorchFunctionMode):
 
     def _positions(self, mask: Tensor, known: _Known) -> tuple[Tensor, ...]:
         """The positions of a mask's True elements, a tensor per dimension."""
-        if known.inputs <= self._constants:
+        self.used |= known.inputs
+        if known.inputs <= self._fixed:
             found = self._aside(lambda: known.value.nonzero(as_tuple=True))
             return tuple(self._constant(found, known.inputs))
         return tuple(positions(mask, self._aside(lambda: int(known.value.sum()))).unbind(1))
@@ -365,7 +377,8 @@ class KnownValues(TorchFunctionMode):
 
     def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
         """`x[mask]`, for a known mask."""
-        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._constants:
+        self.used |= known.inputs
+        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._fixed:
             return x[self._positions(mask, known)]
         rest = (1,) * (x.dim() - mask.dim())
         every = all_true(mask).view(*mask.shape, *rest)
@@ -442,54 +455,3 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(part)
     elif isinstance(value, slice):
         yield from _tensors((value.start, value.stop, value.step))
-
-
-def _users_frame() -> FrameType | None:
-    """The frame of the user's code that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def _line_of(frame: FrameType | None) -> str:
-    """File and line of the user's code that runs in `frame`."""
-    if frame is None:
-        return "an unknown line"
-    return f"{importable(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _checked(frame: FrameType) -> bool | None:
-    """The value of the condition that runs in `frame` for which it raises nothing.
-
-    None unless the line is the condition of an `if` whose branch ends with `raise`, or of an
-    `assert`: such a check of values is an operator of the graph.
-    """
-    lines = linecache.getlines(frame.f_code.co_filename)
-    block = inspect.getblock(lines[frame.f_code.co_firstlineno - 1 :])
-    try:
-        tree = ast.parse(textwrap.dedent("".join(block)))
-    except SyntaxError:
-        return None
-    line = frame.f_lineno - frame.f_code.co_firstlineno + 1
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.Assert) and _covers(node.test, line):
-            checks = isinstance(node, ast.Assert) or isinstance(node.body[-1], ast.Raise)
-            wanted = set(_operands(node.test, isinstance(node, ast.Assert)))
-            return wanted.pop() if checks and len(wanted) == 1 else None
-    return None
-
-
-def _operands(test: ast.expr, wanted: bool) -> Iterator[bool]:
-    """For each operand of a condition, the value with which the condition can be `wanted`."""
-    if isinstance(test, ast.BoolOp):
-        for operand in test.values:
-            yield from _operands(operand, wanted)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _operands(test.operand, not wanted)
-    else:
-        yield wanted
-
-
-def _covers(node: ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)

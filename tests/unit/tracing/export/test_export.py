@@ -76,6 +76,14 @@ def _deletes(module, y):
     return y
 
 
+class _WordsConfig:
+    """A config without the token that a model starts with."""
+
+
+def _reads_its_config(_module, y):
+    return y * _WordsConfig().decoder_start_token_id
+
+
 def _loops(_module, y):
     while y.sum() > 0:
         y = y - 1
@@ -108,6 +116,7 @@ def _writes_where_data_say(module, y):
         (_registers, r"test_export\.py:\d+: .*buffer late while it runs.*in __init__"),
         (_drops, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
         (_deletes, r"test_export\.py:\d+: the model drops its buffer kept; keep it"),
+        (_reads_its_config, r"config decoder_start_token_id, as --set decoder_start_token_id=0"),
         (_loops, r"test_export\.py:\d+ decides on the value of a tensor"),
         (_uniques, r"test_export\.py:\d+\): aten\._unique2\.default gives .* as many as the data"),
         (_selects_masked, r"test_export\.py:\d+\): aten\.masked_select\.default gives .* as many"),

@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import shardwright as sw
 from shardwright.ir.graph import LeafKind, TensorValue
 from shardwright.plan_io.graph_text import graph_from_json, graph_to_json
+from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
@@ -121,6 +123,14 @@ def test_inputs_that_sizes_depend_on_are_constants_and_others_are_not():
     assert inputs == {"kwargs.ids", "kwargs.patches", "kwargs.labels"}
     assert "grid (" in graph.note and "test_known_values.py:" in graph.note
     assert graph_from_json(graph_to_json(graph)) == graph
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_captures_the_model_again_without_the_batch(name):
+    model, batch = MODELS[name]()
+    plan = sw.search(sw.capture(model, (), batch), "1xcpu").fastest("unlimited")
+    found = sw.parallelize(model, plan_from_json(plan_to_json(plan)))(**batch)
+    torch.testing.assert_close(found, model(**batch))
 
 
 OTHERS = {
