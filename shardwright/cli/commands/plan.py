@@ -128,7 +128,7 @@ def print_choice(found: Choice, limit: int | None, objective: str, *, pipelines:
         click.echo(wrapped(text))
     text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
-        unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
+        unsearched = "" if pipelines else " (none was searched; --stages auto does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n")
     print_frontier(frontier, plan)
