@@ -311,7 +311,7 @@ class MeshLoop:
         mesh: Mesh,
         count: int,
         seconds: float,
-        decide: Callable[[CostModel], Allowed] | None,
+        decide: Callable[[CostModel], Allowed] | None = None,
     ) -> _Group:
         """The search result of one group of a pipeline."""
         if (mesh, count) in self._groups:
