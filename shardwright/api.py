@@ -116,7 +116,7 @@ def search(
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | str | None = None,
     memory_limit: str | int | None = None,
-    stages: Sequence[int] | None = (1,),
+    stages: Sequence[int] | str | None = (1,),
     allow_async: bool = False,
     seconds: float = math.inf,
     progress: Progress | None = None,
@@ -141,7 +141,8 @@ def search(
             makes plans slower or rules all out. `"all"`: 1, 2, 4 and so on while they save memory.
         memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
             `"unlimited"`: none. It only decides about micro-batches.
-        stages: numbers of pipeline stages to search; None: climbs over powers of two.
+        stages: numbers of pipeline stages to search; None: climbs over powers of two; "auto":
+            pipelines around the best uniform strategies.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
@@ -264,7 +265,7 @@ def plan(
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | str | None = None,
-    stages: Sequence[int] | None = (1,),
+    stages: Sequence[int] | str | None = (1,),
     allow_async: bool = False,
     rng: str = "exact",
     batch_norm: str = "exact",
@@ -288,7 +289,8 @@ def plan(
         constraints: texts such as `"pin layers.*.mlp=tp:features"`.
         micro_batches: numbers of micro-batches to search; None: more than one where the limit makes
             plans slower or rules all out; `"all"`: every power of two that saves memory.
-        stages: numbers of pipeline stages to search; None: climbs over powers of two.
+        stages: numbers of pipeline stages to search; None: climbs over powers of two; "auto":
+            pipelines around the best uniform strategies.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         rng: as in `capture`.
         batch_norm: as in `capture`.

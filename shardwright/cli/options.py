@@ -13,7 +13,7 @@ from shardwright.ir.frontier import UNLIMITED, parse_bytes
 from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.optimizers import OptimizerError, known_optimizer
-from shardwright.ir.options.plan_options import METHODS
+from shardwright.ir.options.plan_options import AUTO, METHODS
 from shardwright.machine.files.figures import parse_figures
 from shardwright.machine.model import MachineError
 
@@ -89,6 +89,10 @@ def _counts(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is no list of counts, as 1,2,4,8", ctx, option)
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _stages(ctx: click.Context, option: click.Parameter, text: str | None) -> object:
+    return AUTO if text == AUTO else _counts(ctx, option, text)
 
 
 def _settings(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> Any:
@@ -212,9 +216,10 @@ micro_batches = click.option(
 )
 stages = click.option(
     "--stages",
-    callback=_counts,
+    callback=_stages,
     metavar="N,N,…",
-    help="Numbers of pipeline stages to search, as 1,2,4; by default 1, no pipelines.",
+    help="Numbers of pipeline stages to search, as 1,2,4, or auto: pipelines around the best"
+    " uniform strategies; by default 1, no pipelines.",
 )
 allow_async = click.option(
     "--async",

@@ -65,6 +65,9 @@ def search_scope(machine: Machine, options: PlanOptions, batch: int | None = Non
         for count in options.counts if min(options.counts) > batch else ():
             check_micro_batch_count(batch, count)
     wanted, stages = options.constraints, options.stages
+    if isinstance(stages, str):
+        every = _stages_of(machine, None)
+        return SearchScope(every, meshes_by_groups(machine.devices, (1,), wanted), every=False)
     groups = _stages_of(machine, requested_stages(wanted, stages))
     meshes = meshes_by_groups(machine.devices, groups, wanted, options.meshes)
     if options.allow_async and stages == (1,):  # asynchronous plans need stages, so try some

@@ -19,6 +19,7 @@ from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of
 from shardwright.planner.baselines import baselines
+from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.permitted import broken
 from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
@@ -28,6 +29,9 @@ from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden,
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.strategies.frontier.union import AroundStrategies
+from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.eliminate import exact_frontier
@@ -129,7 +133,15 @@ class MeshLoop:
         """Whether there is a baseline of this name."""
         return any(c.name == name for c in self.known)
 
-    def run(self, mesh: Mesh, count: int, seconds: float, *, compare: bool) -> bool:
+    def run(
+        self,
+        mesh: Mesh,
+        count: int,
+        seconds: float,
+        *,
+        compare: bool,
+        decide: Callable[[CostModel], Allowed] | None = None,
+    ) -> bool:
         """Search one mesh with `count` micro-batches.
 
         Args:
@@ -137,6 +149,7 @@ class MeshLoop:
             count: the number of micro-batches.
             seconds: the time limit.
             compare: whether to add the baselines.
+            decide: the choices to search, if not all, of a mesh of this search's own.
 
         Returns:
             Whether a plan was found that no known plan beats.
@@ -144,7 +157,7 @@ class MeshLoop:
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
         """
-        writer = self.writer(self.factory, mesh, count)
+        writer = self.writer(self.factory, mesh, count, decide=decide)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         costs = [c.cost for c in (*self.found, *self.known)]
         worth = may_improve(costs, writer.least_overhead)
@@ -159,6 +172,34 @@ class MeshLoop:
         if compare:
             self.known += _baselines(writer)
         return any(is_new(c.cost, costs) for c in new)
+
+    def without_large_pipelines(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates without pipelines that are over the memory limit by their tables.
+
+        Their memory is simulated for each micro-batch, which takes too long to try many of them.
+        """
+        limit = limit_on(self.machine, self.options.memory_limit)
+        most = math.inf if limit is None else limit
+        return [one for one in candidates if one.staged is None or one.peak <= most]
+
+    def run_around(self, one: AroundStrategies, seconds: float) -> None:
+        """Search the mesh of some strategies, without stages or as the pipelines that they are."""
+        like = one.like
+        if like.pp == 1:
+            self.run(one.mesh, like.micro_batches, seconds, compare=False, decide=one.decide)
+            return
+        before = len(self.found)
+        self.pipe(
+            one.mesh,
+            like.pp,
+            like.micro_batches,
+            seconds,
+            compare=False,
+            schedule=like.schedule,
+            each=like.virtual_stages,
+            decide=one.decide,
+        )
+        self.found[before:] = self.without_large_pipelines(self.found[before:])
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
@@ -189,6 +230,7 @@ class MeshLoop:
         compare: bool,
         schedule: str = "",
         each: int = 1,
+        decide: Callable[[CostModel], Allowed] | None = None,
     ) -> Gain:
         """Search pipelines of `groups` device groups, each on `mesh`.
 
@@ -203,11 +245,12 @@ class MeshLoop:
             compare: whether to add the even pipeline as a baseline.
             schedule: its name; by default 1F1B, or GPipe where 1F1B cannot run.
             each: stages on each group.
+            decide: the choices to search, if not all.
 
         Returns:
             The number of new plans and the seconds of the fastest.
         """
-        group = self._group(mesh, count, seconds)
+        group = self._group(mesh, count, seconds, decide)
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
         costs = [c.cost for c in (*self.found, *self.known)]
         schedule = schedule or schedule_of(groups, count)
@@ -263,11 +306,17 @@ class MeshLoop:
                 Candidate(one.point, one.peak, offer.writer, name, (), (), one, memory)
             )
 
-    def _group(self, mesh: Mesh, count: int, seconds: float) -> _Group:
+    def _group(
+        self,
+        mesh: Mesh,
+        count: int,
+        seconds: float,
+        decide: Callable[[CostModel], Allowed] | None = None,
+    ) -> _Group:
         """The search result of one group of a pipeline."""
         if (mesh, count) in self._groups:
             return self._groups[mesh, count]
-        writer = self.writer(self.factory, mesh, count, staged=True)
+        writer = self.writer(self.factory, mesh, count, staged=True, decide=decide)
         points, alone, notes = _frontier(
             writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
         )
@@ -302,12 +351,18 @@ class MeshLoop:
         self.known += _baselines(writer, self.options.constraints, marks)
 
     def writer(
-        self, factory: SpaceFactory, mesh: Mesh, count: int, *, staged: bool = False
+        self,
+        factory: SpaceFactory,
+        mesh: Mesh,
+        count: int,
+        *,
+        staged: bool = False,
+        decide: Callable[[CostModel], Allowed] | None = None,
     ) -> PlanBuilder:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count)
+        space, short = factory.space(machine, mesh, optimizer, count, decide)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:

@@ -12,7 +12,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMesh, named_axes
-from shardwright.ir.options.plan_options import OptionsError, PlanOptions
+from shardwright.ir.options.plan_options import AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
@@ -119,19 +119,28 @@ def _search(
     if several and (reason := needs_one_stage(factory.graph)):
         if 1 not in groups:
             raise PipelineError(reason)
-        several, impossible = (), (*impossible, reason)
+        several = ()
+        impossible = impossible if options.stages == AUTO else (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
+    started: list[Candidate] = []
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
         tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
         asked = (1, *several) if 1 in groups else several
-        loop.start_from(strategies.candidates(tried, asked, end))
+        started = strategies.candidates(tried, asked, end)
+        if options.stages == AUTO:
+            started = loop.without_large_pipelines(started)
+        loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
         _search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
     part = _part(notify, share, 1.0)
-    PipelineSearch(loop, scope.every, end, part).search(several)
+    for one in strategies.around(started):
+        part(f"around the strategy {one.like}", 0.0)
+        loop.run_around(one, end - time.perf_counter())
+    if options.stages != AUTO:
+        PipelineSearch(loop, scope.every, end, part).search(several)
     if not loop.found:
         refuse(loop.refused, machine.devices)
         raise PipelineError(

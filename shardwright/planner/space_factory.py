@@ -104,10 +104,12 @@ class SpaceFactory:
         mesh: Mesh,
         optimizer: str,
         count: int,
+        decide: Callable[[CostModel], Allowed] | None = None,
     ) -> tuple[Space, ShortGraph]:
         """The space on `mesh` with `count` micro-batches.
 
-        Recomputation is omitted if the tables would be too large with it.
+        Recomputation is omitted if the tables would be too large with it. `decide` gives the
+        choices of operators and parameters, in place of what constraints permit.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -116,7 +118,8 @@ class SpaceFactory:
         @cache
         def model(whole: bool) -> CostModel:  # cached, because both attempts use its tables
             limits = self._limited(count, whole=whole)
-            return limits.model(machine, mesh, optimizer, count, self._buckets)
+            free = limits.model(machine, mesh, optimizer, count, self._buckets)
+            return free if decide is None else free.with_allowed(decide(free))
 
         if self.recompute and mesh not in self.too_wide:
             try:

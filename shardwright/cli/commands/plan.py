@@ -138,7 +138,7 @@ def print_verdict(found: Choice, limit: int | None, *, pipelines: bool) -> None:
         click.echo(wrapped(text))
     text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
-        unsearched = "" if pipelines else " (none was searched; --stages 1,2,4 does)"
+        unsearched = "" if pipelines else " (none was searched; --stages auto does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n")
 

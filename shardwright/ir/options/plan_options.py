@@ -16,8 +16,9 @@ from shardwright.ir.schedules.schedule import PipelineError
 
 METHODS = ("joint", "kcut")
 ALL = "all"  # numbers of micro-batches, while more of them save memory
+AUTO = "auto"  # numbers of stages, of the best uniform strategies
 
-_STAGES = "(1, 2, 4), or None for all powers of two"
+_STAGES = "(1, 2, 4), None for all powers of two, or 'auto' for those of the best strategies"
 _MICRO_BATCHES = f"(1, 2, 4), {ALL!r}, or None for as many as the memory limit asks for"
 
 
@@ -38,7 +39,8 @@ class PlanOptions:
     * `micro_batches`: numbers that a step may take its batch in; None tries more than one where the
       memory limit makes plans slower or rules all out, "all" for as long as they save memory;
     * `memory_limit`: bytes per rank, or "unlimited"; None is the memory of a device;
-    * `stages`: numbers of pipeline stages; None climbs to the best power of two;
+    * `stages`: numbers of pipeline stages; None climbs to the best power of two; "auto" searches
+      pipelines around the best uniform strategies that have stages;
     * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
     * `seconds`: about how long to search at most.
     """
@@ -51,7 +53,7 @@ class PlanOptions:
     constraints: tuple[Constraint, ...] = ()
     micro_batches: tuple[int, ...] | str | None = None
     memory_limit: Bytes | str | None = None
-    stages: tuple[int, ...] | None = (1,)
+    stages: tuple[int, ...] | str | None = (1,)
     allow_async: bool = False
     seconds: float = math.inf
 
@@ -79,8 +81,19 @@ class PlanOptions:
         """Whether plans of more than one stage are searched."""
         return self.stages != (1,) or self.allow_async
 
+    @property
+    def are_free(self) -> bool:
+        """Whether these options permit a search that starts from any uniform strategy."""
+        bound = self.constraints or self.meshes is not None or self.allow_async or self.exact
+        return not bound and self.method != "kcut"
+
     def _require_possible(self) -> None:
         """Raise `OptionsError` where options contradict each other."""
+        if self.stages == AUTO and not self.are_free:
+            raise OptionsError(
+                'stages="auto" searches around uniform strategies, and takes no constraints, no'
+                ' meshes, no `allow_async`, no `exact` and no method "kcut"; give numbers of stages'
+            )
         if self.method != "kcut":
             return
         plain = not (self.exact or self.constraints or self.allow_async)
@@ -124,7 +137,7 @@ def _micro_batches(name: str, value: object) -> object:
 
 
 def _stages(name: str, value: object) -> object:
-    return None if value is None else _counts(name, value, PipelineError, _STAGES)
+    return value if value in (None, AUTO) else _counts(name, value, PipelineError, _STAGES)
 
 
 def _counts(name: str, counts: object, error: type[ValueError], example: str) -> tuple[int, ...]:

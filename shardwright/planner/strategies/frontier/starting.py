@@ -22,6 +22,7 @@ from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import limited, priced
+from shardwright.planner.strategies.frontier.union import AroundStrategies, around
 from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import Tilings
 from shardwright.rules.naming import dimension_names
@@ -29,6 +30,7 @@ from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
 _MOST = 8  # candidates of a search
+_MOST_MESHES = 4  # of three and four axes, and of pipelines, around them
 
 
 @final
@@ -70,6 +72,16 @@ class StartingStrategies:
         found = priced(self._expansion, every, limits=(most,), end=end)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
+
+    def around(self, best: Sequence[Candidate]) -> list[AroundStrategies]:
+        """The spaces to search around `best`, which are from `candidates`.
+
+        There are none under constraints, which these spaces do not keep.
+        """
+        if self.options.constraints:
+            return []
+        strategies = [Strategy.parse(one.name) for one in best]
+        return list(around(strategies, self._expansion.known_dimensions, _MOST_MESHES))
 
     @cached_property
     def _expansion(self) -> Expansion:
