@@ -61,7 +61,8 @@ def parallelize(
             that a function makes, and of a module on the meta device, no rank ever has more than
             its own tiles and a chunk of 16 MiB, or one whole parameter where its numbers cannot be
             drawn in parts. A function gives them the values that it would give them on the CPU.
-        plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it.
+        plan: as `plan` or `Frontier.fastest` returns it, or `Plan.load` reads it. One with compiled
+            layers (`compile=regional`) runs through `torch.compile`.
         seed: what dropout masks are drawn from; equal on all ranks.
         device: where parameters and batches go. None: this rank's GPU (`LOCAL_RANK`, or what was
             made current) if the process group joins GPUs; without a group, where the model is.
@@ -146,6 +147,8 @@ def _parallelized(
         switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
         capture = recapture(captured.graph, outputs)
         found._sw_set_modes(Modes(found, model, captured, capture, switch))
+        if plan.compiled:
+            found.compile_programs()
     backend.tune_new_groups()
     return found
 

@@ -296,7 +296,9 @@ class TrainModule(LastingModule, ABC):
         ]
 
     def compile_programs(self) -> None:
-        """From the next step on run through `torch.compile`."""
+        """From the next step on run through `torch.compile`; a second call changes nothing."""
+        if self._sw_compiled:
+            return
         self._sw_compiled = True
         owned: set[int] = set()  # modules of a step program
         for module in list(self.modules()):

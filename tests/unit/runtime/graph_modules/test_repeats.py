@@ -151,6 +151,16 @@ def test_compiled_layers_draw_their_own_numbers(monkeypatch, rng, micro_batches)
     assert codes[1] == 2 * codes[0], "as many for five layers as for three"
 
 
+def test_a_plan_with_compiled_layers_runs_compiled(monkeypatch):
+    """`shardwright run` compiled such a plan, and `parallelize` did not."""
+    monkeypatch.setattr(fx.GraphModule, "compile", lambda module, **_: None)
+    model, batch = deep(3)
+    graph = sw.capture(model, (), batch)
+    for text, compiles in (("compile=regional", True), ("mb=1", False)):
+        module = sw.parallelize(model, sw.price(graph, "1xcpu", text))
+        assert (module._sw_program.regions.compiled is not None) == compiles
+
+
 def test_the_origin_of_nan_is_found_in_a_compiled_module(monkeypatch):
     monkeypatch.setattr(fx.GraphModule, "compile", lambda module, **_: None)
     model, batch = deep(3)
