@@ -177,8 +177,10 @@ class Strategy:
 
     @property
     def syncs_every(self) -> bool:
-        """Whether gradients are reduced after every micro-batch."""
-        return self.zero >= 2 if self.gradient_sync is None else self.gradient_sync == "every"
+        """Whether gradients are reduced after every micro-batch; by default if they are sharded."""
+        if self.gradient_sync is not None:
+            return self.gradient_sync == "every"
+        return self.zero >= 2 and self.dp_shard * self.cp > 1
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:

@@ -5,6 +5,7 @@ import pytest
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
 from shardwright.frameworks.reading import read_text
+from shardwright.frameworks.semantics import changed_numbers
 from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import write_config
 from shardwright.ir.strategy.recompute import Recompute
@@ -223,3 +224,15 @@ def test_megatron_bridge_takes_dtypes_of_gradients_from_its_mixed_precision():
     )
     sharded = f"{below}optimizer: {{use_distributed_optimizer: true}}\n"
     assert read_text(sharded, framework="megatron-bridge", devices=8).strategy.zero == 1
+
+
+def test_6_gradients_of_whole_parameters_are_reduced_once_unless_told():
+    """The program of such a strategy does so; torchtitan reduces after every micro-batch."""
+    plain = Strategy.parse("dp_replicate=8 mb=4 bf16")
+    assert not plain.syncs_every and Strategy.parse("dp_shard=8 mb=4 bf16").syncs_every
+    facts = ConfigFacts(batch=Batch(samples=64, sequence=128))
+    written = write_config("torchtitan-toml", plain, facts)
+    assert written.strategy.gradient_sync == "every"
+    said = changed_numbers(plain, written.strategy)
+    assert said == ["gradients are reduced after every micro-batch, not after the last micro-batch"]
+    assert any("after every one" in reason for reason in written.reasons)
