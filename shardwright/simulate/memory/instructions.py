@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from shardwright.ir.graph import ITEM_BYTES, Op
+from shardwright.ir.graph import ITEM_BYTES, Op, argument
 from shardwright.ir.op_memory import contiguous_strides
 from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import (
@@ -104,11 +104,15 @@ def attention(tape: Tape, op: Op) -> None:
     if not saved:
         return
     forms = {name: tape.views[name] for name in trained}
+    grouped = _is_grouped(tape, op)
+    groups = query.shape[-3] // tape.views[op.operands[1]].shape[-3]
 
     def back() -> None:
         came = tape.taken(result)
         given = []
         if came is not None:
+            if grouped and tape.rank.backend.device != "cpu":  # of each head of queries
+                allocator.briefly(sum(forms[n].bytes for n in names[1:3] if n in forms) * groups)
             for name, view in forms.items():
                 block = allocator.new(view.bytes)
                 strides = _by_heads(view.shape)
@@ -124,15 +128,32 @@ def attention(tape: Tape, op: Op) -> None:
 
 
 def is_fused(tape: Tape, op: Op) -> bool:
-    """Whether torch computes this attention by one kernel, which stores no scores."""
+    """Whether torch computes this attention by one kernel, which stores no scores.
+
+    Heads of queries that share one of keys take FlashAttention, which has no float32 on GPUs; a
+    value of another width than the keys takes the memory-efficient kernel, which only GPUs have.
+    """
     if op.kind != "scaled_dot_product_attention":
         return False
     views = [tape.views[name] for name in op.operands]
     query, key, value = views[:3]
-    heads = len({view.shape[:-2] for view in (query, key, value)}) == 1
-    widths = query.shape[-1] == value.shape[-1]
+    on_cpu = tape.rank.backend.device == "cpu"
+    grouped = _is_grouped(tape, op)
+    fits = not grouped or (_shares_heads(op) and (on_cpu or ITEM_BYTES[query.dtype] == 2))
+    batches = len({view.shape[:-3] for view in (query, key, value)}) == 1
+    widths = query.shape[-1] == value.shape[-1] or not (on_cpu or grouped)
     masks = not any(view.grad for view in views[3:])
-    return len(query.shape) == 4 and heads and widths and masks
+    return len(query.shape) == 4 and batches and fits and widths and masks
+
+
+def _is_grouped(tape: Tape, op: Op) -> bool:
+    """Whether queries have more heads than keys."""
+    query, key = (tape.views[op.operands[i]] for i in (0, 1))
+    return query.shape[:-2] != key.shape[:-2]
+
+
+def _shares_heads(op: Op) -> bool:
+    return bool(argument(op, 7, "enable_gqa", False))
 
 
 def _by_heads(shape: Shape) -> Shape:

@@ -34,7 +34,42 @@ def recurrent():
     return Recurrent(), {"ids": ids, "labels": ids}
 
 
+class Grouped(nn.Module):
+    """Attention in which four heads of queries share one of keys and values."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.query, self.out = nn.Linear(256, 256), nn.Linear(4 * width, 256)
+        self.key, self.value = nn.Linear(256, 64), nn.Linear(256, width)
+
+    def forward(self, x):
+        heads = [p(x).unflatten(2, (n, -1)).transpose(1, 2) for p, n in self.heads]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
+
+    @property
+    def heads(self):
+        return (self.query, 4), (self.key, 1), (self.value, 1)
+
+
+def grouped():
+    return Grouped(), {"x": torch.randn(2, 256, 256)}
+
+
+@pytest.mark.parametrize(
+    "dtype, width, stored",
+    [(torch.bfloat16, 64, False), (torch.float32, 64, True), (torch.bfloat16, 32, True)],
+)
+def test_attention_on_gpus_stores_scores_where_no_kernel_fits(dtype, width, stored):
+    """Those of 4 heads of 2,048 tokens are 32 MiB in bfloat16."""
+    model = Grouped(width).to(dtype)
+    graph = sw.capture(model, (torch.zeros(1, 2048, 256, dtype=dtype, device="meta"),))
+    memory = sw.price(graph, "1xH100", "mb=1").memory
+    assert (memory.workspace + memory.saved > 30 * 2**20) == stored
+
+
 SUBJECTS = {
+    "grouped attention": grouped,
     "recurrent": recurrent,
     "gpt2": lambda: models.gpt2(layers=2, hidden=96, heads=4, batch=8, length=48),
     "llama": lambda: models.llama(layers=2, batch=16, length=64),
