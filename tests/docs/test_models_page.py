@@ -14,9 +14,9 @@ from tests.zoo.published import KINDS, Published, described
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 PROMISED = """
-gpt2, llama, qwen3, gemma2, mistral, mixtral, bert, roberta, t5, bart, vit, clip, whisper, convnext,
-resnet, mobilenet_v2, segformer, alexnet, vgg16, resnet50, wide resnet, densenet121, inceptionv4,
-efficientnet_b0, mobilenetv2, lstm lm, residual lstm, mlp-mixer, u-net
+gpt2, llama, qwen3, gemma2, mistral, mixtral, bert, roberta, t5, bart, vit, clip, whisper, mamba2,
+convnext, resnet, mobilenet_v2, segformer, alexnet, vgg16, resnet50, wide resnet, densenet121,
+inceptionv4, efficientnet_b0, mobilenetv2, lstm lm, residual lstm, mlp-mixer, u-net
 """
 GOOD = Published(
     "plain", 7, dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0), (0.0, ""), "dp=8"
