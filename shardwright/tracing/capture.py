@@ -100,12 +100,13 @@ def _attempt(
         with checkpointing_disabled() as checkpoints, functions.intercepted():
             program, how = export(call, tensors, numerics)
         if how or call.returned.changed:
-            trials = (
+            trials = [
                 call_on_meta(call, tensors),
                 call_of_copy(call, tensors),
                 call_of_copy(call, tensors, as_given=True),
-                call_in_trace(call, tensors),
-            )
+            ]
+            if not call.returned.changed_tensors:  # a trace takes them back
+                trials.append(call_in_trace(call, tensors))
             changed, named = call.returned.changed, call.returned.named
             check_state(changed, trials, type(model).__name__, named)
     notes = [text for text in (note, how, opaque.note(), checkpoints.note()) if text]

@@ -28,6 +28,8 @@ _MOST_DEPTH = 6
 
 _FOREIGN = ("torch", "logging", "threading", "_thread", "weakref", "concurrent", "asyncio")
 
+_PARAMETER, _MODULE = " (a parameter)", " (a module)"
+
 Leaf = tuple[Any, ...]  # equal for an unchanged value
 
 
@@ -36,6 +38,11 @@ class StateLocation(NamedTuple):
 
     path: str
     name: str
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the value is which parameter or sub-module a name stands for."""
+        return self.name.endswith((_PARAMETER, _MODULE))
 
     def __str__(self) -> str:
         return f"{self.path}.{self.name}" if self.path else self.name
@@ -80,6 +87,16 @@ class Snapshot:
             for p in self.changes(later)
             if _plain(self.leaves.get(p, {})) != _plain(later.leaves.get(p, {}))
         ]
+
+    def differs_in_tensors(self, later: Snapshot) -> bool:
+        """Whether a tensor, a parameter or a module of `later` is another one."""
+        for location in self.changes(later):
+            mine, theirs = self.leaves.get(location, {}), later.leaves.get(location, {})
+            changed = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
+            leaves = [leaf for k in changed for leaf in (mine.get(k), theirs.get(k)) if leaf]
+            if location.is_identity or any(leaf[0] is Tensor for leaf in leaves):
+                return True
+        return False
 
     def became_text(self, later: Snapshot) -> frozenset[StateLocation]:
         """Locations whose only changes are from None to a text, e.g. a mode that is chosen once."""
@@ -187,9 +204,9 @@ def state_locations(model: nn.Module) -> Iterator[tuple[StateLocation, Any]]:
             if isinstance(value, FunctionType) and _is_users(value.__module__ or ""):
                 yield from of_function(value)
         for name, child in module._modules.items():
-            yield StateLocation(path, f"{name} (a module)"), (id(child),)
+            yield StateLocation(path, f"{name}{_MODULE}"), (id(child),)
         for name, parameter in module._parameters.items():
-            yield StateLocation(path, f"{name} (a parameter)"), (id(parameter),)
+            yield StateLocation(path, f"{name}{_PARAMETER}"), (id(parameter),)
     for cls in classes:
         if _is_users(cls.__module__):
             yield from _of_class(cls)

@@ -59,6 +59,7 @@ class Returned:
     whole: OutputTree | None = None  # where all of it is kept
     used: frozenset[str] = frozenset()  # inputs with values that counts and decisions depend on
     changed: tuple[StateLocation, ...] = ()
+    changed_tensors: bool = False  # whether a tensor, parameter or module is among them
     named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
 
 
@@ -109,6 +110,7 @@ class FlatCall(nn.Module):
         finally:
             after = Snapshot(self.model)
             self.returned.changed = tuple(before.changes(after))
+            self.returned.changed_tensors = before.differs_in_tensors(after)
             self.returned.named = before.became_text(after)
             before.restore()
 
