@@ -9,7 +9,9 @@ import torch
 from transformers.integrations import moe as moe  # registers its grouped products
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Symbol, Tensor
+from shardwright.tracing.decompose.tables import ctc as ctc  # registers its operator
 from shardwright.tracing.export.operators import operator_of
+from shardwright.tracing.values import selection as selection  # registers its operators
 
 _generator = torch.Generator().manual_seed(0)
 
@@ -342,6 +344,7 @@ CALLS = [
     call("roll.default", f(5, 6), [2]),
     call("roll.default", f(5, 6), [2], dims=[-1]),
     call("sort.default", f(5, 7), 0),
+    call("argsort.default", f(5, 7), 0),
     call("layer_norm.default", f(5, 6, 7), [7], f(7), f(7)),
     call("layer_norm.default", f(5, 6, 7), [6, 7]),
     call("rms_norm.default", f(5, 6, 7), [7], f(7)),
@@ -479,3 +482,23 @@ CALLS = [
     call("rnn_tanh.input", f(6, 5, 3), f(1, 5, 4), recurrent(1), True, 1, 0.0, True, False, False),
     call("rnn_relu.input", f(5, 6, 3), f(1, 5, 4), recurrent(1), True, 1, 0.0, True, False, True),
 ]  # fmt: skip
+
+MARKED = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1], [1, 1, 0, 0, 0]], dtype=torch.bool)
+SELECTIONS = (
+    call("shardwright.positions.default", MARKED, 7),
+    call("shardwright.placements.default", MARKED, 7),
+    call("shardwright.all_true.default", torch.ones(5, 7, dtype=torch.bool)),
+    call("shardwright.expected.default", torch.tensor(True), True, "model.py:1", False),
+    call("_is_all_true.default", b(5, 7)),
+    call("_is_any_true.default", b(5, 7)),
+    call(
+        "shardwright.ctc_losses.default",
+        f(7, 3, 5).log_softmax(-1).detach().requires_grad_(),
+        1 + i(3, 2, below=4),
+        torch.tensor([7, 6, 5]),
+        torch.tensor([2, 1, 2]),
+        0,
+        False,
+    ),
+)
+CALLS += SELECTIONS

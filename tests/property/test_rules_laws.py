@@ -71,7 +71,8 @@ def test_tiled_equals_serial_at_any_size(one, data):
 
 
 def test_every_operator_is_tried_at_other_sizes():
-    with_sizes = {one.op.kind for one in CALLS if free_sizes(one)}
+    counted = {"positions", "placements"}  # raise for another number of True elements
+    with_sizes = {one.op.kind for one in CALLS if free_sizes(one)} - counted
     assert {one.op.kind for one in RESIZABLE} == with_sizes
 
 

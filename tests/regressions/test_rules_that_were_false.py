@@ -203,15 +203,6 @@ def test_a_negative_variance_shows():
             lambda y: torch.linalg.lstsq(y, y[:, :2]).solution,
             "the sizes of what aten.linalg_lstsq.default gives are not known",
         ),
-        (
-            lambda y: F.ctc_loss(
-                y.log_softmax(-1).unsqueeze(1),
-                torch.tensor([[1, 2]]),
-                torch.tensor([6]),
-                torch.tensor([2]),
-            ),
-            "the sizes of what aten._ctc_loss.Tensor gives are not known",
-        ),
     ],
 )
 def test_what_cannot_be_captured_is_refused_in_one_line(function, message):

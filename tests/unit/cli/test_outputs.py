@@ -24,7 +24,7 @@ def test_every_option_that_is_written_to_is_checked():
     assert {(command.name, option.opts[-1]) for command, option in OUTPUTS} == {
         *((name, "--output") for name in ("plan", "frontier", "report", "simulate")),
         *((name, "--output") for name in ("export", "recost", "profile")),
-        *((name, "--output") for name in ("price", "strategies", "audit")),
+        *((name, "--output") for name in ("price", "strategies", "audit", "report-measurement")),
         ("plan", "--config"),
         *(("run", name) for name in ("--export", "--trace", "--checkpoint", "--tensorboard")),
     }
@@ -36,7 +36,7 @@ def test_every_option_that_is_written_to_is_checked():
         if type(option.type) is click.Path
     }
     assert {name for _, name in read} == {
-        *("plan", "plans", "first", "second", "measured", "trace", "weights", "config"),
+        *("plan", "plans", "first", "second", "measured", "trace", "weights", "config", "run"),
     }
 
 

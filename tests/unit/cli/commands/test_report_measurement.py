@@ -18,11 +18,13 @@ def test_a_run_becomes_a_row_of_a_new_file_and_of_a_known_one(
 ):
     rows = tmp_path / "rows.csv"
     for model in ("MLP, wide", "MLP"):
-        result = shardwright_command("report-measurement", run_file, "--model", model, "-o", rows)
+        given = ("--model", model, "--note", "quiet")
+        result = shardwright_command("report-measurement", run_file, *given, "-o", rows)
         assert result.exit_code == 0, result.exception
     with rows.open() as text:
         first, second = csv.DictReader(text)
     assert first["model"] == "MLP, wide" and second["model"] == "MLP"
+    assert first["note"] == "quiet"
     assert first["predicted_step_seconds"] == "0.1"
     assert first["measured_step_seconds"] == first["fastest_step_seconds"] == "0.04"
     assert first["steps"] == str(len(RECORDS) - len(RECORDS) // 2)
