@@ -152,7 +152,8 @@ def print_answer(found: Choice, limit: int | None, useful_seconds: float) -> Non
     for line in notes.short(plan):
         click.echo(wrapped(line))
     for note in plan.notes:
-        click.echo(wrapped(f"note: {note}"))
+        if note != str(found.preferred):  # which stands above
+            click.echo(wrapped(f"note: {note}"))
 
 
 def print_reasons(found: Choice, limit: int | None, objective: str) -> None:
