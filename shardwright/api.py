@@ -141,8 +141,7 @@ def search(
             makes plans slower or rules all out. `"all"`: 1, 2, 4 and so on while they save memory.
         memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
             `"unlimited"`: none. It only decides about micro-batches.
-        stages: numbers of pipeline stages to search; None: climbs over powers of two; "auto":
-            pipelines around the best uniform strategies.
+        stages: numbers of pipeline stages; None: powers of two; "auto": around best strategies.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.

@@ -8,7 +8,7 @@ by the same seconds, all others do, too, and are skipped.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -127,8 +127,7 @@ class LoopPlayer(Player):
 
     def _repeat(self, loop: Loop, following: Item) -> None:
         """Play iterations of a loop until they repeat; skip the others."""
-        for _ in self._iterations(loop, following):
-            pass
+        deque(self._iterations(loop, following), maxlen=0)
 
     def _iterations(self, loop: Loop, following: Item) -> Iterator[bool]:
         """Play iterations of a loop, in the steps of `_iteration`, until they repeat."""

@@ -158,14 +158,13 @@ class KnownValues(TorchFunctionMode):
             return result
         if name == "rand":
             self._drawn[id(result)] = result
-        if name in ("__lt__", "lt") and id(args[0]) in self._drawn and _at_most_zero(args[1]):
+        of_drawn = name in ("__lt__", "lt") and id(args[0]) in self._drawn
+        if of_drawn and isinstance(args[1], int | float) and args[1] <= 0:
             shape = tuple(result.shape)
             self._note(result, self._aside(lambda: torch.zeros(shape, dtype=torch.bool)), _ALWAYS)
             return result
         self._follow(func, name, args, kwargs, result)
         return result
-
-    # --- what is known -----------------------------------------------------------------------
 
     def _note(self, traced: Tensor, value: Tensor, inputs: frozenset[str]) -> None:
         try:
@@ -266,8 +265,6 @@ class KnownValues(TorchFunctionMode):
             elif known is not None and func is not F.embedding:
                 self.data.update(known.inputs)
 
-    # --- what Python code reads --------------------------------------------------------------
-
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """The number or list that Python code reads of a tensor."""
         frame = running_frame()
@@ -351,8 +348,6 @@ class KnownValues(TorchFunctionMode):
         if isinstance(index, slice):
             return slice(*map(self._numbers, (index.start, index.stop, index.step)))
         return tuple(map(self._index, index)) if type(index) is tuple else index
-
-    # --- selections --------------------------------------------------------------------------
 
     def _positions(self, mask: Tensor, known: _Known) -> tuple[Tensor, ...]:
         """The positions of a mask's True elements, a tensor per dimension."""
@@ -441,10 +436,6 @@ class KnownValues(TorchFunctionMode):
         found = self._positions(mask, known._replace(value=value))
         as_tuple = name == "where" or kwargs.get("as_tuple", False)
         return found if as_tuple else torch.stack(found, 1)
-
-
-def _at_most_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value <= 0
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
