@@ -49,7 +49,7 @@ _OF_SIZES = frozenset(
 _OF_VALUES = frozenset(
     ("unique", "unique_consecutive", "bincount", "repeat_interleave", "tensor_split")
 )  # functions whose results have sizes that depend on values
-_OF_REDUCTIONS = ("ignore_index", "reduction")
+_OF_REDUCTIONS = ("weight", "ignore_index", "reduction")
 _SELECTS = frozenset(("nonzero", "argwhere", "masked_select", "where"))
 
 
@@ -410,8 +410,9 @@ class KnownValues(TorchFunctionMode):
         if func is not F.cross_entropy or other is None or other[1] is not mask:
             return None
         given = {key: value for key, value in kwargs.items() if key in _OF_REDUCTIONS}
-        others = [value for key, value in kwargs.items() if key not in ("target", *_OF_REDUCTIONS)]
-        exact = not any(others) and len(args) <= 2 and given.get("reduction") != "none"
+        kept = ("target", *_OF_REDUCTIONS)
+        others = [v for k, v in kwargs.items() if k not in kept and (isinstance(v, Tensor) or v)]
+        exact = not others and len(args) <= 2 and given.get("reduction") != "none"
         if not exact or x.dim() != mask.dim() + 1:
             return None
         targets = torch.where(mask, other[0], given.get("ignore_index", -100)).flatten()

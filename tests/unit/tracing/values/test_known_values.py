@@ -263,3 +263,26 @@ def test_without_values_nothing_is_known():
         model, batch = pictures()
     with pytest.raises(CaptureError, match="decides on the value of a tensor"):
         capture_call(model, (), batch)
+
+
+class Weighted(nn.Module):
+    """The cross entropy of selected elements, with weights of classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 3)
+        self.register_buffer("weight", torch.tensor([1.0, 2.0, 4.0]))
+
+    def forward(self, x, labels, mask):
+        return F.cross_entropy(self.head(x)[mask], labels[mask], weight=self.weight)
+
+
+def test_weights_of_classes_stay_in_a_loss_of_selected_elements():
+    """Whether any option was left was asked of a tensor, and the model was refused."""
+    torch.manual_seed(0)
+    model, mask = Weighted(), torch.tensor([[True, False, True], [False, True, True]])
+    batch = {"x": torch.randn(2, 3, WIDTH), "labels": torch.tensor([[0, 1, 2], [1, 2, 0]])}
+    plan = sw.plan(model, (), {**batch, "mask": mask}, machine="1xcpu")
+    module = sw.parallelize(model, plan)
+    for chosen in (mask, ~mask | mask.roll(1, 1)):  # also another number of elements
+        torch.testing.assert_close(module(**batch, mask=chosen), model(**batch, mask=chosen))
