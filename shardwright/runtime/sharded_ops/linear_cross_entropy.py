@@ -42,9 +42,12 @@ class TiledChunkedLoss(nn.Module):
     def forward(self, *given: Tensor) -> Tensor:
         """The operands in order, with the local rows of weight, bias and class weights."""
         values = dict(zip(self.op.operands, given, strict=True))
-        args: list[Any] = [to_torch(arg, values, given[0].device) for arg in self.op.args]
-        form = LossForm(*args[5:], tile=self.tile, reduce=self.reduce)
-        return loss_in_chunks(*args[:5], form=form)
+        x, weight, bias, target, class_weight, *others = (
+            to_torch(arg, values, given[0].device) for arg in self.op.args
+        )
+        ignored, smoothing, chunks, dtype = others
+        form = LossForm(ignored, smoothing, chunks, dtype, self.tile, self.reduce)
+        return loss_in_chunks(x, weight, bias, target, class_weight, form)
 
     def extra_repr(self) -> str:
         return f"tile={self.tile}"
