@@ -98,14 +98,13 @@ def _compare(subjects):
         if name == "samples":  # as in FSDP
             atom = one.analysis.dims["table.weight"][0][-1]
             storage = {leaf: stored(one, leaf, mesh, atom) for leaf in storage}
-        module = one.module(mesh, chosen, storage, device_mesh, regathered=storage)
-        compiled = torch.compile(
-            one.module(mesh, chosen, storage, device_mesh), backend="aot_eager"
-        )
-        for parallel in (stepped(one, module), one.run(compiled)):
-            for key, value in parallel.items():
-                off = error(serial[key.replace("_orig_mod.", "")], value)
-                assert off <= TOLERANCE, f"{name}: {key} is {off:.1e} off"
+        found = stepped(one, one.module(mesh, chosen, storage, device_mesh, regathered=storage))
+        if name == "classes":
+            again = one.module(mesh, chosen, storage, device_mesh)
+            found |= one.run(torch.compile(again, backend="aot_eager"))
+        for key, value in found.items():
+            off = error(serial[key.replace("_orig_mod.", "")], value)
+            assert off <= TOLERANCE, f"{name}: {key} is {off:.1e} off"
 
 
 class Words(nn.Module):
@@ -121,7 +120,7 @@ class Words(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-STRATEGIES = ("dp_replicate=2", "dp_shard=2", "tp=2", "dp_shard=2 mb=2")
+STRATEGIES = ("dp_replicate=2", "dp_shard=2 mb=2", "tp=2", "pp=2 mb=2")
 COUNTS = (1, 4, 16)
 
 
@@ -169,7 +168,7 @@ def _counted(plans):
 def test_a_plan_in_chunks_is_the_module(tmp_path):
     model, batch = words(54, 3)
     graph = sw.capture(model, (), batch)
-    plan = sw.price(graph, "2xcpu", "tp=2 loss=chunked(3)")
-    plan.save(tmp_path / "plan.json")
-    report = sw.verify(model, sw.Plan.load(tmp_path / "plan.json"), (), batch)
-    assert report.ok, report
+    for strategy in ("tp=2", "pp=2 mb=4"):
+        sw.price(graph, "2xcpu", f"{strategy} loss=chunked(3)").save(tmp_path / "plan.json")
+        report = sw.verify(model, sw.Plan.load(tmp_path / "plan.json"), (), batch)
+        assert report.ok, report
