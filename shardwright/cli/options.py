@@ -214,6 +214,13 @@ micro_batches = click.option(
     help="Numbers of micro-batches that a step may take its batch in, as 1,2,4; by default more"
     " than one where the memory limit makes plans slower or rules all out.",
 )
+loss_chunks = click.option(
+    "--loss-chunks",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Parts of the vocabulary in which a step may compute its loss, as 1,8; by default more"
+    " than one where the memory limit makes plans slower or rules all out.",
+)
 stages = click.option(
     "--stages",
     callback=_stages,
@@ -294,5 +301,6 @@ search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "memory_limit": memory_limit,
     "stages": stages,
     "allow_async": allow_async,
+    "loss_chunks": loss_chunks,
     "seconds": seconds,
 }

@@ -33,7 +33,16 @@ from shardwright.train.targets.target_text import Target
 @groups.target
 @groups.machine(timed=True)
 @groups.plan_options(
-    *("memory_limit", "constraints", "seconds", "method", "micro_batches", "stages", "allow_async")
+    *(
+        "memory_limit",
+        "constraints",
+        "seconds",
+        "method",
+        "micro_batches",
+        "stages",
+        "allow_async",
+        "loss_chunks",
+    )
 )
 @click.option(
     "--objective",

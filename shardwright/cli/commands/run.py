@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Options of planning, which have no effect on a given plan.
 _PLANNING = (
     *("machine", "figures", "time_operators", "memory_limit", "seconds", "micro_batches", "stages"),
-    *("allow_async", *CHOICES),
+    *("allow_async", "loss_chunks", *CHOICES),
 )
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/how-to/async.md);"
@@ -47,7 +47,15 @@ _OTHER_TRAINING = (
 @click.option("--devices", type=options.ranks(1), help="Ranks to start on this host.")
 @groups.machine(default="here", timed=True)
 @groups.plan_options(
-    *("memory_limit", "constraints", "seconds", "micro_batches", "stages", "allow_async")
+    *(
+        "memory_limit",
+        "constraints",
+        "seconds",
+        "micro_batches",
+        "stages",
+        "allow_async",
+        "loss_chunks",
+    )
 )
 @groups.numerics
 @run_options
