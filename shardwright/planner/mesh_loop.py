@@ -26,6 +26,7 @@ from shardwright.planner.pipeline.stage_costs import Offer, most_updates
 from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
+from shardwright.planner.space.assembly import FREE, SEARCHED
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
@@ -368,7 +369,9 @@ class MeshLoop:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count, decide)
+        # Stages of asynchronous pipelines recompute all operators of a segment.
+        skeleton = FREE if staged and self.options.allow_async else SEARCHED
+        space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
