@@ -2,8 +2,9 @@
 
 A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
 needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
-waited for when the next transfer of gradients along the same axis starts. Other all-reduces of
-gradients and results are waited for at the end of the step.
+waited for when the next transfer of gradients along the same axis starts, unless that is small.
+Other all-reduces of gradients and results are waited for at the end of the step, also of gradients
+that a reduce-scatter has left (HSDP).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from shardwright.ir.buckets import LEAST_GATHER_BYTES
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.channels import axis_of
@@ -30,32 +32,60 @@ _LATE = (Purpose.GRADIENT, Purpose.RESULT)
 
 def delay_waits(program: StepProgram) -> StepProgram:
     """`program` with late waits for gradients and results, and what depends on them."""
-    known = purposes(program)
-    transfers = {one.handle: one for one in program.transfers()}
-    found: list[StepInstruction] = []
-    delayed: list[_Delayed] = []
+    order = _Order(program)
     for one in program.instructions:
+        order.take(one)
+    order.end()
+    return replace(program, instructions=tuple(order.found))
+
+
+class _Order:
+    """The instructions of a program in their new order, while they are taken one by one."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self.known = purposes(program)
+        self.transfers = {one.handle: one for one in program.transfers()}
+        self.found: list[StepInstruction] = []
+        self.delayed: list[_Delayed] = []
+
+    def take(self, one: StepInstruction) -> None:
+        """Add an instruction, or delay it."""
         if isinstance(one, Transfer) and axis_of(one.channel) == AXIS:
             # Other stages delay others: all of them start what they do together in one order.
-            for each in delayed:
-                found += each.instructions
-            delayed = []
-        if needed := [each for each in delayed if each.needs(one)]:
-            delayed = [each for each in delayed if each not in needed]
-            delayed.append(_Delayed.all_of(needed))
-            delayed[-1].add(one)
-        elif isinstance(one, Wait) and known.get(one.handle) in _LATE:
-            delayed.append(_Delayed([transfers[one.handle]]))
-            delayed[-1].add(one)
+            self.end()
+        if needed := [each for each in self.delayed if each.needs(one)]:
+            self.delayed = [each for each in self.delayed if each not in needed]
+            self.delayed.append(_Delayed.all_of(needed))
+            self.delayed[-1].add(one)
+        elif isinstance(one, Wait) and self.known.get(one.handle) in _LATE:
+            self.delayed.append(_Delayed([self.transfers[one.handle]]))
+            self.delayed[-1].add(one)
         else:
-            if isinstance(one, Transfer) and known[one.handle] is Purpose.GRADIENT:
-                for each in [each for each in delayed if each.holds_a_buffer(one, known)]:
-                    delayed.remove(each)
-                    found += each.instructions
-            found.append(one)
-    for each in delayed:
-        found += each.instructions
-    return replace(program, instructions=tuple(found))
+            if isinstance(one, Transfer) and self.needs_a_buffer(one):
+                while full := [e for e in self.delayed if e.holds_a_buffer(one, self.known)]:
+                    self.delayed.remove(full[0])
+                    self.release(full[0])
+            self.found.append(one)
+
+    def needs_a_buffer(self, one: Transfer) -> bool:
+        """Whether a transfer needs the memory of those before; a small one does not."""
+        large = one.bytes >= LEAST_GATHER_BYTES
+        return large and self.known[one.handle] is Purpose.GRADIENT
+
+    def release(self, one: _Delayed) -> None:
+        """Wait for what was sent; a transfer of what arrives is started, and waited for later."""
+        sent = {each.handle for each in one.sent}
+        for each in one.instructions:
+            if isinstance(each, Wait) and each.handle in sent:
+                self.found.append(each)
+            else:
+                self.take(each)
+
+    def end(self) -> None:
+        """Add all that is delayed."""
+        for each in self.delayed:
+            self.found += each.instructions
+        self.delayed = []
 
 
 @dataclass(eq=False)
