@@ -13,7 +13,7 @@ from shardwright.ir.options.mixed_precision import reduced_bytes
 BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB 2020)
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
-LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
+_LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
 
 
 def gradient_bucket_bytes(total: int) -> int:
@@ -61,7 +61,7 @@ def gather_limit(largest: int) -> int:
 
     Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB.
     """
-    return max(LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
+    return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
 def gather_buckets(copies: Iterable[tuple[int, Hashable]], least: int = 0) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
 needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
-waited for when the next transfer of gradients along the same axis starts, unless that is small.
+waited for when the next transfer of gradients along the same axis starts, unless it is far smaller.
 Other all-reduces of gradients and results are waited for at the end of the step, also of gradients
 that a reduce-scatter has left (HSDP).
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir.buckets import LEAST_GATHER_BYTES
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.channels import axis_of
@@ -28,6 +27,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 
 _LATE = (Purpose.GRADIENT, Purpose.RESULT)
+_SMALL = 16  # a transfer of less than such a part of what is in flight needs none of its memory
 
 
 def delay_waits(program: StepProgram) -> StepProgram:
@@ -61,16 +61,11 @@ class _Order:
             self.delayed.append(_Delayed([self.transfers[one.handle]]))
             self.delayed[-1].add(one)
         else:
-            if isinstance(one, Transfer) and self.needs_a_buffer(one):
+            if isinstance(one, Transfer) and self.known[one.handle] is Purpose.GRADIENT:
                 while full := [e for e in self.delayed if e.holds_a_buffer(one, self.known)]:
                     self.delayed.remove(full[0])
                     self.release(full[0])
             self.found.append(one)
-
-    def needs_a_buffer(self, one: Transfer) -> bool:
-        """Whether a transfer needs the memory of those before; a small one does not."""
-        large = one.bytes >= LEAST_GATHER_BYTES
-        return large and self.known[one.handle] is Purpose.GRADIENT
 
     def release(self, one: _Delayed) -> None:
         """Wait for what was sent; a transfer of what arrives is started, and waited for later."""
@@ -121,6 +116,8 @@ class _Delayed:
 
     def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:
         """Whether a buffer is to be given back before the transfer `following` starts."""
+        if _SMALL * following.bytes < sum(one.bytes for one in self.sent):
+            return False
         added = any(isinstance(one, Accumulate) for one in self.instructions)
         return any(
             one.channel == following.channel and known[one.handle] is Purpose.GRADIENT
