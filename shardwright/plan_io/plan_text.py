@@ -118,7 +118,7 @@ def _memory(data: Any, rows: list[Any]) -> Memory | None:
     """The memory with what modules have of it; files of older versions do not say that."""
     if data is None:
         return None
-    since = {"libraries": 0}  # which files of older versions do not have
+    since = {"libraries": 0, "reserved": 0}  # which files of older versions do not have
     found: dict[str, Any] = {
         name: _is(data[name], str) if name == "at" else _size({**since, **data}[name])
         for name in _TOTALS

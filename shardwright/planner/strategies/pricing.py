@@ -33,6 +33,7 @@ def price(
 ) -> Plan:
     """The plan of a strategy, with the time and memory of its step program.
 
+    Parameters are gathered as many buckets ahead as make it faster and as the devices have memory.
     It has no lower bound, because nothing else is searched. Raises `StrategyError` if the strategy
     does not fit the model or the machine, or has no price yet.
     """
@@ -46,4 +47,5 @@ def price(
     expansion = Expansion(graph, machine, optimizer)
     plan = expansion.expanded(strategy).plan(0.0, ())
     analysis = expansion.sources.analysis
-    return Refinement(graph, machine, optimizer, tracer, analysis).settled(plan)
+    refinement = Refinement(graph, machine, optimizer, tracer, analysis)
+    return refinement.deepened(refinement.settled(plan), machine.device.usable_bytes)
