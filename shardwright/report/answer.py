@@ -9,8 +9,10 @@ from math import prod
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
+from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
 from shardwright.report.headline import headline
+from shardwright.report.summary import split_along
 from shardwright.report.text.explain import gap
 from shardwright.report.units import milliseconds, size
 
@@ -26,7 +28,7 @@ def answer_lines(
     limit: int | None,
     useful_seconds: float | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Name and text of lines about speed, memory, what limits the step and what would help.
+    """Name and text of lines: mixed axes, speed, memory, what limits the step, what would help.
 
     Args:
         plan: the chosen plan.
@@ -34,6 +36,7 @@ def answer_lines(
         limit: bytes per rank; None is no limit.
         useful_seconds: of a step's useful operations at the peak of one device, if known.
     """
+    yield from _mixed(plan)
     yield "speed", _speed(plan, useful_seconds)
     if text := _causes(plan):
         yield "memory", text
@@ -69,6 +72,18 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     hidden = len(frontier) + len(frontier.baselines) - len(shown) - (place is not None)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
+
+
+def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The dimensions that every axis splits along which modules do different things."""
+    axes = list(zip(plan.layout_mesh.axes, axis_uses(plan), strict=True))
+    mixed = [
+        f"{name}={size} splits {split_along(plan, axis)}"
+        for axis, ((name, size), use) in enumerate(axes)
+        if size > 1 and use.role == MIXED
+    ]
+    if mixed:
+        yield "mixed", f"{'; '.join(mixed)}, by compute time"
 
 
 def _speed(plan: Plan, useful_seconds: float | None) -> str:
