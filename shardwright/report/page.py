@@ -22,6 +22,8 @@ from shardwright.report.text.explain import head, splits
 from shardwright.report.text.module_rows import Costs, Module, ModuleRow, fold, module_tree
 from shardwright.report.text.module_transfers import ModuleTransfer, TransferReader
 
+_MIXED = " · bf16 mixed precision"
+
 
 @dataclass(frozen=True, slots=True)
 class StepBars:
@@ -133,7 +135,7 @@ def _plan(
         "name": plan.name,
         "verdict": fit(plan, memory_limit),
         "answer": list(answer_lines(plan, costs, memory_limit)),
-        "headline": headline(plan),
+        "headline": headline(plan) + _MIXED * (plan.numerics.precision == "bf16"),
         "parallelism": parallelism(plan),
         "summary": summary(plan),
         "devices": plan.devices,

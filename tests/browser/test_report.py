@@ -164,7 +164,7 @@ def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
     assert named["2 devices, baselines"] == "diamond"
     assert named["2 devices, no file"] == "circle-open"
     assert named["2 devices, baselines, no file"] == "diamond-open"
-    assert {"shown on this page", "memory limit"} <= named.keys()
+    assert {"the plan shown", "memory limit"} <= named.keys()
     (shape,) = tab.evaluate("document.getElementById('frontier')._fullLayout.shapes.map(s => s.x0)")
     assert shape == 200, "MiB, as no plan takes a GiB"
     over = tab.query_selector_all("#plans tr.over")

@@ -96,7 +96,9 @@ def _best(frontier: Frontier, wanted: PlanOptions) -> Plan:
 
 
 def _list(frontier: Frontier) -> str:
-    return "; ".join(plan.name for plan in frontier)
+    """The strategies by their index in the table."""
+    names = (f"{index}: {plan.name}" for index, plan in enumerate(frontier))
+    return f"strategies: {'; '.join(names)}"
 
 
 def _point(plan: Plan, limit: int | None) -> dict[str, object]:

@@ -120,7 +120,7 @@
       }
     }
     const ring = { color: "rgba(0,0,0,0)", size: 15, line: { color: color("--ink"), width: 2 } };
-    found.push(legendOnly("shown on this page", { mode: "markers", marker: ring }));
+    found.push(legendOnly("the plan shown", { mode: "markers", marker: ring }));
     if (data.memory_limit) found.push(legendOnly("memory limit", { mode: "lines", line: { color: color("--limit"), dash: "dash", width: 2 } }));
     return found;
   }
@@ -134,7 +134,7 @@
     const layout = {
       ...theme(), margin: { t: 10, r: 10, b: 50, l: 60 }, hovermode: "closest",
       xaxis: { ...axis, title: { text: `memory per rank, ${unit}` } }, yaxis: { ...axis, ...step },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend: true, shapes: [], annotations: [],
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", itemsizing: "constant" }, showlegend: true, shapes: [], annotations: [],
     };
     if (data.memory_limit && sizes.length) {
       const x = data.memory_limit / 2 ** power, most = Math.max(...sizes), least = Math.min(...sizes);
@@ -142,7 +142,7 @@
       if (x > 2 * most) layout.xaxis.range = [least - pad, most + pad]; // the line is far off
       layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color("--limit"), dash: "dash", width: 2 } });
       const far = Boolean(layout.xaxis.range), place = far ? { x: 1, xref: "paper" } : { x };
-      layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
+      layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", xshift: far ? 0 : -4, text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
     }
     Plotly.react("frontier", drawn, layout, { responsive: true, displaylogo: false, displayModeBar: tools() });
   }
@@ -199,7 +199,7 @@
   function drawPlan() {
     const plan = data.plans[chosen], parts = plan.parts, rest = plan.seconds - parts.compute - parts.communication - parts.update;
     const name = plan.name === plan.label ? plan.label : `${plan.label}: ${plan.name}`;
-    at("verdict-title").textContent = name === "searched" ? "Plan" : `Plan ${name}`;
+    at("verdict-title").textContent = `Plan ${plan.name === "searched" ? plan.label : name}`;
     at("verdict").classList.toggle("over", !within(plan.bytes));
     at("fit").textContent = plan.verdict;
     at("strategy").textContent = plan.headline;
