@@ -286,7 +286,9 @@ numerics = (
     click.option(
         "--precision",
         type=click.Choice(CHOICES["precision"]),
-        help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
+        help="bf16: compute in bfloat16, keep parameters in float32; model: in the dtypes of the"
+        " model as it is built. By default the job's; that of a config.json in bfloat16 is bf16"
+        " where devices are faster in it.",
     ),
     click.option(
         "--reduce",

@@ -34,6 +34,11 @@ def headline(plan: Plan) -> str:
     return " · ".join([*found, *_recomputed(plan), *losses])
 
 
+def parallelism(plan: Plan) -> str:
+    """The kinds of parallelism with their sizes alone, as "FSDP 4 · TP 2"."""
+    return " · ".join([*_data(plan), *_others(plan)])
+
+
 def _axes(plan: Plan) -> Iterator[tuple[str, int, str]]:
     """Name, size and role of every axis of more than one device, without pipeline stages."""
     mesh = plan.layout_mesh

@@ -104,11 +104,13 @@ def _captured(
     named = MachineOptions(f"{devices}xcpu", {}) if machine.is_here else machine
     known = planning.machine_of(named, devices)
     planning.check([known], wanted, target.batch)
+    here = machine.is_here
     return planning.capture(
         target,
         numerics=numerics,
-        machine=None if machine.is_here else known,
+        machine=None if here else known,
         memory_limit=wanted.memory_limit,
+        faster_in_bf16=planning.host_faster_in_bf16() if here else known.device.faster_in_bf16,
     )
 
 
@@ -136,7 +138,7 @@ def _planned(
         cache.keep(key, chosen)
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
-        print_verdict(choice, limit, pipelines=wanted.pipelines)
+        print_verdict(choice, limit, captured.precision, pipelines=wanted.pipelines)
         print_answer(choice, limit, planning.useful_seconds(captured, known))
     return chosen
 
