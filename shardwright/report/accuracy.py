@@ -85,7 +85,7 @@ def times_text(machine: str) -> str:
 
 
 class Fit(enum.Enum):
-    """What a predicted peak says of a limit."""
+    """Whether a predicted peak is said to fit into a limit."""
 
     FITS = "fits"
     TRY = "try it"

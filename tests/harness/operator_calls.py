@@ -493,8 +493,7 @@ SELECTIONS = (
     call("shardwright.placements.default", MARKED, 7),
     call("shardwright.all_true.default", torch.ones(5, 7, dtype=torch.bool)),
     call("shardwright.expected.default", torch.tensor(True), True, "model.py:1", False),
-    call("_is_all_true.default", b(5, 7)),
-    call("_is_any_true.default", b(5, 7)),
+    *(call(f"_is_{some}_true.default", b(5, 7)) for some in ("all", "any")),
     call("shardwright.ctc_losses.default", f(7, 3, 5).log_softmax(-1).detach().requires_grad_(),
          1 + i(3, 2, below=4), torch.tensor([7, 6, 5]), torch.tensor([2, 1, 2]), 0, False),
 )  # fmt: skip
