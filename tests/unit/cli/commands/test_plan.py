@@ -100,6 +100,12 @@ def test_micro_batches_are_tried_when_named_or_needed(api, target, as_json, opti
     assert found["micro_batches"] == found["plan"]["micro_batches"] == chosen
 
 
+def test_chunks_of_the_loss_are_asked_for_by_their_numbers(api, target, as_json):
+    as_json("plan", target, "--machine", "2xcpu", "--loss-chunks", "8,1")
+    as_json("plan", target, "--machine", "2xcpu")
+    assert [options.loss_chunks for options in api.asked] == [(1, 8), None]
+
+
 @pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 4)])
 def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devices):
     found = as_json(
