@@ -5,7 +5,7 @@
 GPT-2, Llama-8B and ViT-L on 8 H100s, captured on the meta device, on one mesh. Both frontiers are
 found by the same search with the same effort; in the first, a recomputed layer keeps nothing.
 Evenly spaced plans of both are simulated, and at evenly spaced limits between the least and the
-most memory of the first, each gives its fastest plan that fits. Processor seconds are those to
+most memory that both have, each gives its fastest plan that fits. Processor seconds are those to
 make the space and to search it.
 """
 
@@ -85,8 +85,8 @@ def measure(name: str) -> dict[str, Any]:
         model, batch = MODELS[name]()
     graph, machine = sw.capture(model, (), batch), sw.Machine.preset(MACHINE)
     found = {kind: searched(graph, machine, skeleton) for kind, skeleton in KINDS.items()}
-    peaks = [plan.peak_bytes for plan in found["layers"][0]]
-    least, most = min(peaks), max(peaks)
+    peaks = [[plan.peak_bytes for plan in plans] for plans, _ in found.values()]
+    least, most = max(map(min, peaks)), min(map(max, peaks))
     limits = [least + (most - least) * i // (LIMITS - 1) for i in range(LIMITS)]
     rows = [
         {"limit": limit} | {kind: fastest(plans, limit) for kind, (plans, _) in found.items()}
