@@ -105,6 +105,7 @@ class MeshLoop:
     refused: list[str] = field(default_factory=list)
     searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
+    elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
@@ -114,6 +115,11 @@ class MeshLoop:
         """Seconds of the fastest plan so far; None before the first plan."""
         known = (*self.found, *self.permitted)
         return min((Seconds(c.point.time) for c in known), default=None)
+
+    @property
+    def _costs(self) -> list[tuple[Seconds, Bytes]]:
+        """Seconds and bytes of all plans so far."""
+        return [*(c.cost for c in (*self.found, *self.known)), *self.elsewhere]
 
     @property
     def permitted(self) -> list[Candidate]:
@@ -160,7 +166,7 @@ class MeshLoop:
         """
         writer = self.writer(self.factory, mesh, count, decide=decide)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         worth = may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
@@ -204,7 +210,7 @@ class MeshLoop:
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         worth = may_improve(costs, one.writer.least_overhead)
         points, _, notes = _frontier(space, self.options.exact, seconds, worth)
         self._add(one, points, notes, again=True)
@@ -253,7 +259,7 @@ class MeshLoop:
         """
         group = self._group(mesh, count, seconds, decide)
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         schedule = schedule or schedule_of(groups, count)
 
         def bound(memory: float) -> float:
@@ -378,7 +384,8 @@ class MeshLoop:
 
     def bound(self, peak: Bytes) -> float:
         """A lower bound of the seconds of all plans within `peak` bytes."""
-        least = min(at(peak - overhead) for overhead, at in self.bounds)
+        bounds = (at(peak - overhead) for overhead, at in self.bounds)
+        least = min(bounds, default=math.inf)
         if self.machine.settles:  # a baseline may be faster than the sum of its parts
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])

@@ -21,7 +21,7 @@ _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed la
 
 
 def headline(plan: Plan) -> str:
-    """The kinds of parallelism with their sizes, the pipeline, and what is recomputed.
+    """The kinds of parallelism with their sizes, the pipeline, recomputation, chunks of the loss.
 
     An axis along which modules do different things is called mixed, and one along which nothing
     is split repeated.
@@ -29,7 +29,14 @@ def headline(plan: Plan) -> str:
     found = [*_data(plan), *_others(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
-    return " · ".join([*found, *_recomputed(plan)])
+    chunks = plan.numerics.loss_chunks
+    losses = [f"loss in {chunks} chunks"] if chunks > 1 else []
+    return " · ".join([*found, *_recomputed(plan), *losses])
+
+
+def parallelism(plan: Plan) -> str:
+    """The kinds of parallelism with their sizes alone, as "FSDP 4 · TP 2"."""
+    return " · ".join([*_data(plan), *_others(plan)])
 
 
 def _axes(plan: Plan) -> Iterator[tuple[str, int, str]]:

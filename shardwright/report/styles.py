@@ -21,7 +21,7 @@ from shardwright.ir.plan import Phase, Plan, PlannedOp
 _ELEMENTWISE = frozenset(["add", "sub", "mul", "div", "neg", "pow", "exp", "log", "sqrt", "rsqrt"])
 _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "abs", "clamp"])
 _ELEMENTWISE |= frozenset(["where", "dropout", "clone", "_to_copy"])
-_LOSSES = ("cross_entropy_loss", "_log_softmax", "log_softmax", "nll_loss")
+_LOSSES = ("cross_entropy_loss", "linear_cross_entropy", "_log_softmax", "log_softmax", "nll_loss")
 _LAST = "S(-1)"
 _PARTS = ("S(1)", "S(2)")  # of the sequence, of the heads: whole dimensions before the last
 

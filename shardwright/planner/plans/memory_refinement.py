@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from shardwright.ir.layout import largest_atoms, local_atoms
+from shardwright.ir.layout import Bytes, largest_atoms, local_atoms
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
@@ -51,10 +51,13 @@ class MemoryRefinement:
             step_memory(lowering, rank, self.trainer, self.tracer)
             for rank in ranks_that_differ(lowering)
         ]
+        most = max(found, key=lambda memory: memory.peak)
+        libraries = self._device.workspace_bytes
         most = replace(
-            max(found, key=lambda memory: memory.peak),
+            most,
             context=self._device.context_bytes,
-            libraries=self._device.workspace_bytes,
+            libraries=libraries,
+            reserved=Bytes(most.reserved + libraries) if most.reserved else most.reserved,
         )
         return replace(plan, memory=most, peak_bytes=most.peak)
 

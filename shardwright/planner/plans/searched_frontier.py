@@ -65,7 +65,7 @@ class SearchedFrontier(Frontier):
         return plan if self.deepen is None else self.deepen(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
-        """A plan with the time and peak that `settled` finds; it may have no timeline."""
+        """The time and peak that `settled` finds, from few of the layers where that is exact."""
         return self.settled(plan) if self.compare is None else self.compare(plan)
 
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:

@@ -44,6 +44,8 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
     fields["gradient_sync"] = plan.gradient_sync
     fields["compile"] = COMPILES[plan.compiled]
+    if plan.numerics.loss_chunks > 1:
+        fields["loss"] = f"chunked({plan.numerics.loss_chunks})"
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]

@@ -206,6 +206,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("batch norm", first.numerics.batch_norm, second.numerics.batch_norm),
         ("precision", first.numerics.precision, second.numerics.precision),
         ("sums of gradients", first.numerics.reduce, second.numerics.reduce),
+        ("chunks of the loss", str(first.numerics.loss_chunks), str(second.numerics.loss_chunks)),
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])

@@ -149,6 +149,8 @@ def _memory(memory: Memory) -> Iterator[str]:
         yield _item("", f"and beside it {_size(memory.libraries)} of workspaces of libraries")
     if memory.context:
         yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
+    if memory.reserved:
+        yield _item("", f"torch's allocator reserves {_size(memory.reserved)}, with fragments")
 
 
 def _sum_of(parts: Mapping[str, int]) -> Iterator[str]:
