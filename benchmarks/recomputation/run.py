@@ -35,7 +35,7 @@ from shardwright.tracing.op_memory.footprints import Footprints
 
 SEED = 0
 MACHINE, MESH = "8xH100", "dp=8"
-LIMITS, PLANS = 6, 24  # of each frontier, evenly spaced
+LIMITS, PLANS = 6, 64  # of each frontier, evenly spaced
 MODELS: dict[str, Callable[[], Built]] = {
     "GPT-2": lambda: gpt2(12, 64),
     "Llama-8B, 8 layers": lambda: llama(8, 16),
