@@ -85,7 +85,7 @@ def times_text(machine: str) -> str:
 
 
 class Fit(enum.Enum):
-    """What a predicted peak says of a limit."""
+    """The verdict of a predicted peak on a limit."""
 
     FITS = "fits"
     TRY = "try it"
