@@ -85,7 +85,7 @@ def times_text(machine: str) -> str:
 
 
 class Fit(enum.Enum):
-    """Whether a predicted peak is said to fit into a limit."""
+    """The verdict of a predicted peak on a limit."""
 
     FITS = "fits"
     TRY = "try it"
