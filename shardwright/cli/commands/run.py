@@ -171,7 +171,8 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         if plan.is_asynchronous:
             click.echo(_OTHER_TRAINING)
         if report:
-            click.echo(wrapped(str(report)))
+            for line in str(report).splitlines():
+                click.echo(wrapped(line))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
 
 

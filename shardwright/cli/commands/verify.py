@@ -30,7 +30,8 @@ def command(given: PlanOfTarget, as_json: bool) -> None:
     if as_json:
         print_json(content(report))
     else:
-        click.echo(wrapped(str(report)))
+        for line in str(report).splitlines():
+            click.echo(wrapped(line))
     sys.exit(0 if report.ok else NOT_EQUAL)
 
 

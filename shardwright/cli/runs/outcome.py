@@ -73,7 +73,7 @@ def comparison(plan: Plan, training: Training) -> str:
     predicted = plan.peak_bytes + (plan.memory.libraries if plan.memory else 0)
     counted = (
         f"\npeak memory: predicted {size(predicted)}, measured {size(memory)} of tensors,"
-        f" {predicted / memory:.2f} of it"
+        f" predicted / measured {predicted / memory:.2f}"
         f"{f'; predicted to be at {plan.memory.at}' if plan.memory and plan.memory.at else ''}"
         if memory
         else ""
@@ -87,6 +87,7 @@ def comparison(plan: Plan, training: Training) -> str:
     return (
         f"\nloss {first.loss:.4f} at step {first.step}, {last.loss:.4f} at step {last.step}\n"
         f"step time: predicted {milliseconds(plan.step_seconds)}, measured"
-        f" {milliseconds(measured)} (median), {plan.step_seconds / measured:.2f} of it"
+        f" {milliseconds(measured)} (median), predicted / measured"
+        f" {plan.step_seconds / measured:.2f}"
         f"{counted}{routed}"
     )

@@ -134,7 +134,7 @@
     const layout = {
       ...theme(), margin: { t: 10, r: 10, b: 50, l: 60 }, hovermode: "closest",
       xaxis: { ...axis, title: { text: `memory per rank, ${unit}` } }, yaxis: { ...axis, ...step },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", itemsizing: "constant" }, showlegend: true, shapes: [], annotations: [],
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend: true, shapes: [], annotations: [],
     };
     if (data.memory_limit && sizes.length) {
       const x = data.memory_limit / 2 ** power, most = Math.max(...sizes), least = Math.min(...sizes);

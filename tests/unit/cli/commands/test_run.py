@@ -52,7 +52,7 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
         "others that fit",
         f"training {target} on 2 ranks",
         "loss 2.0000 at step 1, 0.4000 at step 5",
-        "step time: predicted 80.0 ms, measured 40.0 ms (median), 2.00 of it",
+        "step time: predicted 80.0 ms, measured 40.0 ms (median), predicted / measured 2.00",
         "peak memory: predicted ",
         "the plan equals one device",
     ]
@@ -61,7 +61,7 @@ def test_run_plans_trains_verifies_and_compares(api, target, launched, shardwrig
     ((asked, plan, options, _),) = launched.calls
     assert (asked, plan.devices, options) == (Target(target), 2, LaunchOptions())
     part = plan.peak_bytes / (50 * 2**20)
-    assert f"measured 50.0 MiB of tensors, {part:.2f} of it" in result.stdout
+    assert f"measured 50.0 MiB of tensors, predicted / measured {part:.2f}" in result.stdout
 
 
 def test_run_ends_with_the_routing_that_was_measured(
