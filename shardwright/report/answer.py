@@ -56,7 +56,7 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
         return []
     part = (len(fitting) - 1) / (_ALTERNATIVES - 1)
     kept = dict.fromkeys(fitting[round(i * part)] for i in range(_ALTERNATIVES))
-    plans = [frontier.settled(frontier[index]) for index in kept]
+    plans = [frontier.compared(frontier[index]) for index in kept]
     shown = [one for one in plans if limit is None or one.peak_bytes <= limit]
     if not shown:
         return []

@@ -30,7 +30,7 @@ class SearchedFrontier(Frontier):
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
       memory fits into `limit`, among those that are dominated in additive memory only, or None.
       `share` is the smallest ratio of simulated to additive memory seen so far;
-    * `deepen`: `(plan, limit)` -> the settled plan with as many buckets of parameters gathered
+    * `deepen`: `(plan, limit)` -> the compared plan with as many buckets of parameters gathered
       ahead as make it faster within `limit`; None leaves plans as they are;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them.
@@ -61,7 +61,7 @@ class SearchedFrontier(Frontier):
         return self.settle(plan) if self.settle is not None else plan
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
-        """A settled plan that gathers more parameters ahead, where it is faster within `limit`."""
+        """A compared plan that gathers more parameters ahead, where it is faster within `limit`."""
         return plan if self.deepen is None else self.deepen(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
@@ -78,7 +78,8 @@ class SearchedFrontier(Frontier):
                 with both ends.
 
         Returns:
-            The plans that no other of them dominates, and the baselines.
+            The plans that no other of them dominates, and the baselines. Those with stages have no
+            timeline.
         """
         if self.settle is None:
             return self
@@ -91,11 +92,15 @@ class SearchedFrontier(Frontier):
         for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
             if not kept or plan.peak_bytes < kept[-1].peak_bytes:
                 kept.append(plan)
-        kept = [self.settled(plan) for plan in kept]
-        known = tuple(self.settled(plan) for plan in self.baselines)
+        kept = [self._shown(plan) for plan in kept]
+        known = tuple(map(self._shown, self.baselines))
         return replace(
             self, plans=tuple(kept), baselines=known, settle=None, compare=None, least=None
         )
+
+    def _shown(self, plan: Plan) -> Plan:
+        """A plan of many: one with stages, whose whole program takes long, is only compared."""
+        return self.compared(plan) if plan.stages > 1 else self.settled(plan)
 
     def _fastest_fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.
@@ -107,18 +112,14 @@ class SearchedFrontier(Frontier):
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
-        return self._shown(self._best_of_baselines(found, seconds, limit))
+        return self._best_of_baselines(found, seconds, limit)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
         found = self.compared(self.plans[0])
-        best = self._shown(self._best_of_baselines(found, self.costs[0][0], None))
+        best = self._best_of_baselines(found, self.costs[0][0], None)
         assert best is not None
         return best
-
-    def _shown(self, plan: Plan | None) -> Plan | None:
-        """The settled plan of a compared one; None stays None."""
-        return plan if plan is None or self.compare is None else self.settled(plan)
 
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
@@ -187,4 +188,4 @@ class SearchedFrontier(Frontier):
                 found = self.compared(plan)
                 shares[group] = min(shares.get(group, math.inf), found.peak_bytes / most)
                 best = min(found, best, key=lambda one: one.peak_bytes)
-        return best if self.compare is None else self.settled(best)
+        return best

@@ -65,7 +65,10 @@ class Trainer:
 
 
 def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
-    """The peak memory of `rank` in a step after the first of the lowered plan."""
+    """The peak memory of `rank` in a step after the first of the lowered plan.
+
+    All micro-batches are lowered (`folded_step.py` for pipelines that leave some out).
+    """
     return StepSimulation(lowering, rank, trainer, book).memory()
 
 
@@ -86,7 +89,10 @@ class StepSimulation:
     def memory(self) -> Memory:
         """The memory of the rank at its peak, by module and purpose."""
         program = self.lowering.program(self.rank)
-        tiles = self.played(program)
+        return self.of_peak(program, self.played(program))
+
+    def of_peak(self, program: StepProgram, tiles: Mapping[str, UpdatedTile]) -> Memory:
+        """The same after `played`, which gives the `tiles`."""
         assert self.allocator.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
         present = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
