@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.mesh_loop import RESOLUTION, MeshLoop
+from shardwright.planner.mesh_loop import GAIN, RESOLUTION, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
@@ -43,6 +44,7 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
+_MOST_PIPELINES = 2  # that are simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
 _FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
 _SHARE = 0.3  # the fraction of the progress bar for plans without pipelines
@@ -82,7 +84,11 @@ def search(
         (mesh,) = options.meshes or (mesh_of_cuts(machine),)
         # The ends of the frontier and the baselines, for comparison.
         baseline_options = PlanOptions(
-            optimizer=options.optimizer, seconds=0, recompute=False, micro_batches=(1,)
+            optimizer=options.optimizer,
+            seconds=0,
+            recompute=False,
+            micro_batches=(1,),
+            stages=(1,),
         )
         ends = partial(search, graph, machine, baseline_options, tracer)
         found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
@@ -123,13 +129,11 @@ def _search(
         impossible = impossible if options.stages == AUTO else (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
     started: list[Candidate] = []
+    tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
-        tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
         asked = (1, *several) if 1 in groups else several
-        started = strategies.candidates(tried, asked, end)
-        if options.stages == AUTO:
-            started = loop.without_large_pipelines(started)
+        started = strategies.candidates(tried, (1,) if options.stages == AUTO else asked, end)
         loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
@@ -141,6 +145,8 @@ def _search(
         loop.run_around(one, end - time.perf_counter())
     if options.stages != AUTO:
         PipelineSearch(loop, scope.every, end, part).search(several)
+    elif several and strategies.are_wanted:
+        _add_pipelines(loop, strategies, tried, several, end, part)
     if not loop.found:
         refuse(loop.refused, machine.devices)
         raise PipelineError(
@@ -154,6 +160,34 @@ def _search(
             loop.compare(free, mesh, counts[0], factory.marks)
     notify("done", 1.0)
     return loop
+
+
+def _add_pipelines(
+    loop: MeshLoop,
+    strategies: StartingStrategies,
+    counts: Sequence[int],
+    groups: Sequence[int],
+    end: float,
+    notify: Progress,
+) -> None:
+    """Add a few of the best strategies in stages and pipelines around them, if they may be faster.
+
+    Their simulation takes longer than that of other plans, and their additive costs are less exact,
+    so they are no part of the frontier. Searched ones have to be clearly faster than strategies.
+    """
+    best = loop.best_within_limit
+    if math.isinf(best) and loop.options.counts == (1,):
+        return  # the search with more micro-batches follows
+    notify("strategies in stages", 0.0)
+    staged = strategies.pipelines(counts, groups, best, end)
+    found: list[Candidate] = []
+    for one in strategies.around(staged):
+        notify(f"around the strategy {one.like}", 0.5)
+        found += loop.pipelines_around(one, end - time.perf_counter())
+    loop.bounds += [(0, one.seconds_within) for one in staged]
+    least = min((one.point.time for one in staged), default=math.inf)
+    faster = [one for one in found if one.point.time * (1 + GAIN) < least]
+    loop.pipelines = sorted((*staged, *faster), key=lambda one: one.cost)[:_MOST_PIPELINES]
 
 
 def _search_meshes(
@@ -249,6 +283,7 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
         off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
+        pipelines=_plans(loop.pipelines, write),
     )
 
 

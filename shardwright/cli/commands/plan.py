@@ -90,7 +90,8 @@ def command(
         shown = content(found, captured.seconds, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    print_verdict(found, limit, pipelines=wanted.pipelines)
+    searched = planning.searches_pipelines(known, wanted, found.plan)
+    print_verdict(found, limit, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
@@ -138,7 +139,7 @@ def print_verdict(found: Choice, limit: int | None, *, pipelines: bool) -> None:
         click.echo(wrapped(text))
     text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
-        unsearched = "" if pipelines else " (none was searched; --stages auto does)"
+        unsearched = "" if pipelines else " (none was searched; --stages 1,2 does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n")
 

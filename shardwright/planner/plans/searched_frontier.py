@@ -10,6 +10,7 @@ from shardwright.ir.frontier import MOST_SETTLED, Frontier
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
+_GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _NEAR_TIE = 1.1  # baselines slower than this multiple of a plan's additive time are not simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
@@ -32,6 +33,8 @@ class SearchedFrontier(Frontier):
       `share` is the smallest ratio of simulated to additive memory seen so far;
     * `deepen`: `(plan, limit)` -> the compared plan with as many buckets of parameters gathered
       ahead as make it faster within `limit`; None leaves plans as they are;
+    * `pipelines`: a few plans with stages and their additive costs, which are compared with the
+      plan that is chosen of the others;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them.
     """
@@ -41,6 +44,7 @@ class SearchedFrontier(Frontier):
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
     deepen: Deepen | None = field(default=None, compare=False, repr=False)
+    pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     chooses_baselines: bool = True
 
     @property
@@ -95,7 +99,13 @@ class SearchedFrontier(Frontier):
         kept = [self._shown(plan) for plan in kept]
         known = tuple(map(self._shown, self.baselines))
         return replace(
-            self, plans=tuple(kept), baselines=known, settle=None, compare=None, least=None
+            self,
+            plans=tuple(kept),
+            baselines=known,
+            settle=None,
+            compare=None,
+            least=None,
+            pipelines=(),
         )
 
     def _shown(self, plan: Plan) -> Plan:
@@ -112,12 +122,12 @@ class SearchedFrontier(Frontier):
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
-        return self._best_of_baselines(found, seconds, limit)
+        return self._or_pipeline(self._best_of_baselines(found, seconds, limit), limit)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
         found = self.compared(self.plans[0])
-        best = self._best_of_baselines(found, self.costs[0][0], None)
+        best = self._or_pipeline(self._best_of_baselines(found, self.costs[0][0], None), None)
         assert best is not None
         return best
 
@@ -138,6 +148,20 @@ class SearchedFrontier(Frontier):
             fits = limit is None or known.peak_bytes <= limit
             if fits and known.step_seconds < found.step_seconds:
                 found = known
+        return found
+
+    def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
+        """`found`, or a pipeline that fits and is clearly faster once both are simulated.
+
+        Pipelines need `train_step`, so a small gain does not justify them.
+        """
+        for one in self.pipelines:
+            most = math.inf if found is None else found.step_seconds / (1 + _GAIN)
+            if one.step_seconds < most:
+                compared = self.compared(one)
+                fits = limit is None or compared.peak_bytes <= limit
+                if fits and compared.step_seconds < most:
+                    found = compared
         return found
 
     def _fastest_listed(self, limit: Bytes) -> tuple[int | None, float]:
