@@ -1,4 +1,4 @@
-"""Data of the pictures in docs/explanation/concepts.md: plans of the readme, tiles, results."""
+"""Data of the pictures in docs/explanation/concepts.md: plans of its example, tiles, results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Dims, Rule, Split, Tiling
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "explanation" / "concepts.md"
 BENCHMARKS = ROOT / "benchmarks"
 MESH = Mesh.parse("dp=2 tp=2")
 LAYER = 4, 6, 4  # samples, features of the input, features of the result
@@ -28,27 +28,27 @@ _EXAMPLE = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n\n```text\n(.*?)
 _DEPTH = re.compile(r"llama-8b, (\d+) layers")
 
 
-def readme_example() -> tuple[str, str]:
-    """Code and output of README's first example; a test of README runs it and compares."""
-    found = _EXAMPLE.search(README.read_text())
+def example() -> tuple[str, str]:
+    """Code and output of the page's example; a test runs it and compares."""
+    found = _EXAMPLE.search(PAGE.read_text())
     if found is None:
-        raise ValueError("README begins with no example that shows its output")
+        raise ValueError("the page has no example that shows its output")
     return found[1], found[2]
 
 
 def frontier() -> sw.Frontier:
-    """The frontier of README's first example, which is run for it.
+    """The frontier of the page's example, which is run for it.
 
-    Raises `ValueError` where README shows another.
+    Raises `ValueError` where the page shows another.
     """
-    code, shown = readme_example()
+    code, shown = example()
     names: dict[str, Any] = {}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(README), "exec"), names)
+        exec(compile(code, str(PAGE), "exec"), names)
     if printed.getvalue().rstrip() != shown:
         raise ValueError(
-            "README shows other plans than its example finds; first run"
+            "the page shows other plans than its example finds; first run"
             " UPDATE_GOLDEN=1 python -m pytest tests/docs/test_readme_output.py"
         )
     front: sw.Frontier = names["front"]
@@ -139,7 +139,7 @@ def predictions() -> list[tuple[str, str, str, float, float]]:
 
 
 SHOWN: dict[str, Callable[[], Any]] = {
-    "frontier": lambda: readme_example()[1],
+    "frontier": lambda: example()[1],
     "tilings": lambda: [asdict(tiled) for tiled in tilings()],
     "folding": folding,
     "prediction": predictions,

@@ -32,7 +32,7 @@ from shardwright.ir.frontier import parse_bytes
 from shardwright.ir.plan import Plan
 
 FOLDER = explained.ROOT / "docs" / "pictures"
-LIMIT = "24GiB"  # README's memory limit
+LIMIT = "24GiB"  # the limit in the picture
 BAND = 0.25  # the largest error asked of a predicted step
 INK, QUIET, LINE = "#1b1f24", "#57606a", "#d0d7de"
 BLUE, PURPLE, OCHRE, RED = "#0b6bcb", "#a3278f", "#8a5a00", "#b42318"
@@ -60,7 +60,7 @@ Level = Literal["top", "center", "bottom"]
 
 
 def frontier() -> Figure:
-    """Plans of README's first example: time against memory, baselines by name, a limit."""
+    """Plans of the page's example: time against memory, baselines by name, a limit."""
     front = explained.frontier()
     figure, ax = pyplot.subplots(figsize=(7.6, 4.4))
     found = [(plan.peak_bytes / 2**30, plan.step_seconds * 1e3) for plan in front]

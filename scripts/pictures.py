@@ -35,7 +35,7 @@ def main() -> int:
     from shardwright.report.page import Shown, page
     from shardwright.report.tree import plan_tree
 
-    config = LlamaConfig(  # the readme's
+    config = LlamaConfig(  # that of docs/explanation/concepts.md
         hidden_size=2048, intermediate_size=8192, num_hidden_layers=LAYERS, num_key_value_heads=8
     )
     with torch.device("meta"):
@@ -48,11 +48,11 @@ def main() -> int:
         front = found.all_settled()
         shown += [Shown(f"{count}-{i:03}", plan) for i, plan in enumerate(front)]
         shown += [Shown(plan.name, plan) for plan in front.baselines]
-    limit = sw.Machine.preset("8xH100").device.memory_bytes
+    limit = sw.Machine.preset("8xH100").device.usable_bytes
     fitting = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= limit]
     best = min(fitting, key=lambda i: shown[i].plan.step_seconds)
     title = f"Llama of {LAYERS} layers on 2, 4 and 8 H100"
-    _photograph(browser, page(shown, title, limit, chosen=best), "report.png", 1200, 1500)
+    _photograph(browser, page(shown, title, limit, chosen=best), "report.png", 1200, 930)
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
     console.print(plan_tree(shown[best].plan))
     svg = console.export_svg(title="shardwright explain plan.json")

@@ -26,6 +26,7 @@ from shardwright.planner.strategies.frontier import priced_frontier as strategy_
 from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
+from shardwright.rules.operators.loss_chunks import with_loss_chunks
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import Report, verify
@@ -67,6 +68,7 @@ def capture(
     precision: str = "model",
     reduce: str = "stored",
     loss: str = "model",
+    loss_chunks: int = 1,
 ) -> Graph:
     """Capture the serial dataflow graph of `model(*args, **kwargs)`.
 
@@ -88,20 +90,25 @@ def capture(
             `"bf16"`, with that precision: in bfloat16, which halves what they send.
         loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it
             from the tensors that it returns.
+        loss_chunks: parts of the vocabulary in which the last projection and its cross entropy are
+            computed, so that logits of one part exist at a time; `search` chooses it where memory
+            is short.
 
     Returns:
         The graph, for `search`.
 
     Raises:
+        LossChunksError: the loss cannot be computed in chunks.
         CaptureError: no fixed graph expresses the model (names the user's file and line), or it
             takes `labels`, gets none and returns no loss.
         BatchError: the arguments are not those of the model.
     """
     check_loss(loss)
-    found = capture_with_rules(model, args, kwargs, Numerics(rng, batch_norm, precision, reduce))
+    numerics = Numerics(rng, batch_norm, precision, reduce)
+    found = capture_with_rules(model, args, kwargs, numerics)
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
-    return found.graph
+    return with_loss_chunks(found.graph, loss_chunks)
 
 
 def search(
@@ -118,6 +125,7 @@ def search(
     memory_limit: str | int | None = None,
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
+    loss_chunks: Sequence[int] | None = None,
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
@@ -146,6 +154,8 @@ def search(
             may be faster; none with `constraints`, `meshes`, `exact`, `allow_async`, `"kcut"` or
             one micro-batch.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
+        loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
+            makes plans slower or rules all out.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         progress: called with what is being done and the part of the search, 0 to 1, that is done.
@@ -160,6 +170,7 @@ def search(
         MachineError: there is no such machine.
         OptionsError: an option has a value that it cannot have, or two contradict each other.
         MicroBatchError: the batch cannot be taken in these numbers of micro-batches.
+        LossChunksError: the loss cannot be computed in these numbers of chunks.
         PipelineError: there is no pipeline of these numbers of stages.
         GraphError: `graph` is no graph.
     """
@@ -174,6 +185,7 @@ def search(
         memory_limit=memory_limit,
         stages=stages,
         allow_async=allow_async,
+        loss_chunks=loss_chunks,
         seconds=seconds,
     )
     return search_with(graph, machine_of(machine), options, progress)
@@ -269,6 +281,7 @@ def plan(
     micro_batches: Sequence[int] | str | None = None,
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
+    loss_chunks: Sequence[int] | None = None,
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
@@ -294,6 +307,8 @@ def plan(
         stages: numbers of pipeline stages to search; `(1,)`: no pipelines, for loops of your own
             instead of `train_step`; None: climbs over powers of two; "auto": as in `search`.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
+        loss_chunks: numbers of chunks of the loss to search; None: more than one where the limit
+            makes plans slower or rules all out.
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
@@ -317,12 +332,21 @@ def plan(
         memory_limit=memory_limit,
         stages=stages,
         allow_async=allow_async,
+        loss_chunks=loss_chunks,
     )
     machine, limit = machine_of(machine), options.memory_limit
     search_scope(machine, options)
     require_module(model)
     check_limit(machine, limit, weight_bytes(model), WEIGHTS)
-    numerics = {"rng": rng, "batch_norm": batch_norm, "precision": precision, "reduce": reduce}
-    graph = capture(model, args, kwargs, loss=loss, **numerics)
+    graph = capture(
+        model,
+        args,
+        kwargs,
+        rng=rng,
+        batch_norm=batch_norm,
+        precision=precision,
+        reduce=reduce,
+        loss=loss,
+    )
     check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)
     return Plan.of(preferred(search_with(graph, machine, options), limit).plan)

@@ -29,7 +29,7 @@ class Shape:
     """Everything of a row that its graph depends on; see `Row`.
 
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
-    gradients are summed in half precision then.
+    gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
     """
 
     family: str
@@ -47,6 +47,7 @@ class Shape:
     reduced: bool
     fused: bool
     composed_norms: bool
+    wide_loss: bool
     dropout: float
 
     @classmethod
@@ -74,6 +75,7 @@ class Shape:
             mixed and row.reduce in ("fp16", "bf16"),
             row.attention != "unfused",
             row.norms == "composed",
+            row.loss == "float32",
             row.dropout,
         )
 
@@ -130,6 +132,7 @@ def _gpt(shape: Shape) -> nn.Module:
         shape.sequence,
         tied=shape.tied,
         fused=shape.fused,
+        wide_loss=shape.wide_loss,
         dropout=shape.dropout,
     )
 
@@ -144,6 +147,7 @@ def _llama(shape: Shape) -> nn.Module:
         shape.vocab,
         tied=shape.tied,
         composed_norms=shape.composed_norms,
+        wide_loss=shape.wide_loss,
     )
 
 

@@ -70,10 +70,11 @@ class Gpt(nn.Module):
         *,
         tied: bool,
         fused: bool,
+        wide_loss: bool,
         dropout: float,
     ) -> None:
         super().__init__()
-        self.fused, self.dropout = fused, dropout
+        self.fused, self.wide_loss, self.dropout = fused, wide_loss, dropout
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(tokens, hidden)
         self.blocks = nn.ModuleList(
@@ -94,7 +95,7 @@ class Gpt(nn.Module):
             mask = torch.full((count, count), -torch.inf, device=x.device, dtype=x.dtype).triu(1)
         for block in self.blocks:
             x = block(x, mask)
-        return loss_of(self.head(self.norm(x)), labels)
+        return loss_of(self.head(self.norm(x)), labels, wide=self.wide_loss)
 
 
 class GroupedAttention(nn.Module):
@@ -183,8 +184,10 @@ class Llama(nn.Module):
         *,
         tied: bool,
         composed_norms: bool,
+        wide_loss: bool,
     ) -> None:
         super().__init__()
+        self.wide_loss = wide_loss
         norm = ComposedNorm if composed_norms else nn.RMSNorm
         self.width = hidden // heads
         self.tokens = nn.Embedding(vocab, hidden)
@@ -206,7 +209,7 @@ class Llama(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         for block in self.blocks:
             x = block(x, cos, sin)
-        return loss_of(self.head(self.norm(x)), labels)
+        return loss_of(self.head(self.norm(x)), labels, wide=self.wide_loss)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -216,6 +219,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross entropy in float32, as frameworks compute it."""
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+def loss_of(logits: Tensor, labels: Tensor, *, wide: bool) -> Tensor:
+    """The mean cross entropy, of logits in float32 where it is `wide`."""
+    return F.cross_entropy((logits.float() if wide else logits).flatten(0, 1), labels.flatten())

@@ -22,6 +22,7 @@ MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
 NORMS = ("fused", "composed")
+LOSSES = ("float32", "half", "fused", "in place")
 _ROUNDED = 0.02  # of tokens per second, which sources round
 
 
@@ -70,6 +71,8 @@ class Row:
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
         norms: "fused" into a kernel, or "composed" of single operators.
+        loss: on logits that were cast to "float32", or that stay in "half" precision; "fused" in
+            one kernel that reads these; or "in place" in one float32 copy.
         dropout: probability, of embeddings, residuals and unfused attention.
         optimizer: its name and how it is implemented.
         async_tp: whether collectives of `tp` overlap matrix products.
@@ -124,6 +127,7 @@ class Row:
     compiled: bool = False
     attention: str = "fused"
     norms: str = "fused"
+    loss: str = "float32"
     dropout: float = 0.0
     optimizer: str = "adamw"
     async_tp: bool = False
@@ -191,6 +195,7 @@ def problems(row: Row) -> Iterator[str]:
         ("verdict", row.verdict, VERDICTS),
         ("recompute", row.recompute, RECOMPUTE),
         ("norms", row.norms, NORMS),
+        ("loss", row.loss, LOSSES),
     ):
         if value not in known:
             yield f"{name} is {value!r}, not one of {', '.join(map(repr, known))}"

@@ -17,7 +17,6 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-import shardwright as sw
 from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
 from benchmarks.published.row import Row
 from benchmarks.published.setups import approximations, machine_of, strategy_of
@@ -31,6 +30,7 @@ from shardwright.tracing.op_memory.footprints import Footprints
 
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
+_NEAR = 0.75  # of a device's memory, from where sums of the tables are not taken for the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Prediction:
     Attributes:
         key: of the row.
         seconds: of a step; None without a prediction.
-        gib: peak of the rank that needs most, without the context.
+        gib: allocated at the peak of the rank that needs most, without the context.
+        reserved_gib: what torch's allocator has reserved there; None where it is not simulated.
         capacity_gib: memory of a device of the preset.
         unpriced: why there is no prediction; empty where there is one.
         approximated: differences between the priced step and the published one.
@@ -49,6 +50,7 @@ class Prediction:
     key: str
     seconds: float | None = None
     gib: float | None = None
+    reserved_gib: float | None = None
     capacity_gib: float | None = None
     unpriced: str = ""
     approximated: tuple[str, ...] = ()
@@ -57,8 +59,8 @@ class Prediction:
 def predict(row: Row) -> Prediction:
     """The prediction of a row; a row that cannot be priced has the reason instead.
 
-    The memory of `sw.price` is simulated only for rows that have published some; for the others it
-    is the sum of the cost tables, and the time is the same.
+    The memory of `sw.price` is simulated for rows that have published some, and where the sum of
+    the cost tables is near the memory of a device; elsewhere it is that sum. Times are the same.
     """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
@@ -69,6 +71,7 @@ def predict(row: Row) -> Prediction:
         row.key,
         seconds=plan.step_seconds,
         gib=(plan.peak_bytes + machine.device.workspace_bytes) / _GIB,
+        reserved_gib=plan.memory.reserved / _GIB if plan.memory is not None else None,
         capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
         approximated=approximations(row),
     )
@@ -79,14 +82,14 @@ def _has_memory(row: Row) -> bool:
 
 
 def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
-    graph = graph_of(shape)
-    if simulated:
-        return sw.price(graph, machine, strategy)
     expansion = _expansion(shape, machine)
-    analysis = expansion.sources.analysis
+    analysis, optimizer = expansion.sources.analysis, expansion.optimizer
     plan = expansion.expanded(strategy).plan(0.0, ())
     tracer = Footprints(on_cpu=False)
-    return Refinement(graph, machine, expansion.optimizer, tracer, analysis).timed(plan)
+    refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
+    near = plan.peak_bytes > _NEAR * machine.device.usable_bytes
+    priced = refinement.settled(plan) if simulated or near else refinement.timed(plan)
+    return refinement.deepened(priced, machine.device.usable_bytes)
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other

@@ -7,16 +7,20 @@ figures, so that a source with many rows counts no more than another.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks.published.comparisons import comparison
+from benchmarks.published.fit import NOT_FITTED
 from benchmarks.published.row import Row
 from benchmarks.published.run import Prediction, code
+from shardwright.report.accuracy import Fit, MeasuredRatios, fit_of
 
+OUTCOMES = tuple(f"{happened}, {fit.value}" for happened in ("ran", "ran out") for fit in Fit)
 _GROUP = 4  # rows that an order is judged by, at least
 _ELEMENTS = ((1, "under 1 Mi"), (4, "1 Mi to 4 Mi"), (16, "4 Mi to 16 Mi"))
 _SIZES = ((1e9, "under 1B"), (3e9, "1B to 3B"), (15e9, "3B to 15B"), (60e9, "15B to 60B"))
@@ -35,16 +39,21 @@ class Pair:
         return _error(self.prediction.seconds, self.row.step_seconds)
 
     @property
-    def memory_error(self) -> float | None:
-        """Of the peak; None where none is published."""
-        return _error(self.prediction.gib, self.row.memory_gib)
+    def peak_gib(self) -> float | None:
+        """The predicted figure that the published one is compared with: reserved or allocated."""
+        kept, given = self.prediction.reserved_gib, self.prediction.gib
+        return kept if self.row.memory_kind == "reserved" else given
 
     @property
-    def fits(self) -> bool:
-        """Whether the predicted peak is within the memory of a device."""
+    def memory_error(self) -> float | None:
+        """Of the peak; None where none is published."""
+        return _error(self.peak_gib, self.row.memory_gib)
+
+    def fit(self, comparable: MeasuredRatios | None) -> Fit:
+        """The verdict on the memory of a device, in view of `comparable` peaks."""
         gib, capacity = self.prediction.gib, self.prediction.capacity_gib
         assert gib is not None and capacity is not None
-        return gib <= capacity
+        return fit_of(gib, capacity, comparable)[0]
 
 
 def _error(predicted: float | None, published: float | None) -> float | None:
@@ -186,14 +195,24 @@ def _memory(pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
 
 
 def _verdicts(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
-    """By source: rows by what happened and what was predicted."""
+    """By source: rows by what happened and what was predicted, in view of the other sources."""
     counts: dict[str, dict[str, int]] = {}
+    for source in sorted({pair.row.source for pair in pairs}):
+        others = comparison(peak_ratios(pairs, without=source))
+        count = counts.setdefault(source, dict.fromkeys(OUTCOMES, 0))
+        for pair in pairs:
+            if pair.row.source == source:
+                happened = "ran" if pair.row.verdict == "ran" else "ran out"
+                count[f"{happened}, {pair.fit(others).value}"] += 1
+    return counts
+
+
+def peak_ratios(pairs: Iterable[Pair], without: str) -> Iterator[tuple[str, float]]:
+    """The source of each published peak, and the peak over what was predicted."""
     for pair in pairs:
-        names = ("ran, fits", "ran, does not fit", "ran out, fits", "ran out, does not fit")
-        count = counts.setdefault(pair.row.source, dict.fromkeys(names, 0))
-        happened = "ran" if pair.row.verdict == "ran" else "ran out"
-        count[f"{happened}, {'fits' if pair.fits else 'does not fit'}"] += 1
-    return dict(sorted(counts.items()))
+        decides = pair.row.source not in (without, *NOT_FITTED)
+        if decides and pair.memory_error is not None:
+            yield pair.row.source, 1 / (1 + pair.memory_error)
 
 
 def _reasons(found: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
@@ -212,7 +231,7 @@ def _point(pair: Pair) -> dict[str, Any]:
         "published": pair.row.step_seconds,
         "predicted": _rounded(pair.prediction.seconds),
         "published_gib": pair.row.memory_gib,
-        "predicted_gib": _rounded(pair.prediction.gib),
+        "predicted_gib": _rounded(pair.peak_gib),
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from benchmarks.published.graphs import UnpriceableError
 from benchmarks.published.row import Row
+from shardwright.frameworks.readers.torchtitan_options import SELECTIVE
 from shardwright.ir.strategy.recompute import Recompute
 from shardwright.ir.strategy.strategy import Strategy, divisors
 from shardwright.machine.gpus import GPUS
@@ -26,7 +27,7 @@ _RECOMPUTE = {
     "unstated": Recompute("none"),
     "full": Recompute("full"),
     "every 2nd layer": Recompute("every", count=2),
-    "operators": Recompute("ops", names=("mm", "attention", "reduce_scatter")),
+    "operators": SELECTIVE,
     "attention": Recompute("modules", names=("*attn*",)),
 }
 
@@ -102,6 +103,8 @@ def approximations(row: Row) -> tuple[str, ...]:
         found.append("fp16 priced as bf16 mixed precision")
     if row.optimizer != "adamw-fused":
         found.append("optimizer priced as a fused AdamW")
+    if row.loss in ("fused", "in place"):
+        found.append(f"loss {row.loss} priced as one on half-precision logits")
     if row.recompute == "unstated":
         found.append("recomputation is unstated, priced without")
     if not row.network_gbit and row.nodes > 1:

@@ -214,6 +214,13 @@ micro_batches = click.option(
     help="Numbers of micro-batches that a step may take its batch in, as 1,2,4; by default more"
     " than one where the memory limit makes plans slower or rules all out.",
 )
+loss_chunks = click.option(
+    "--loss-chunks",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Parts of the vocabulary in which a step may compute its loss, as 1,8; by default more"
+    " than one where the memory limit makes plans slower or rules all out.",
+)
 stages = click.option(
     "--stages",
     callback=_stages,
@@ -279,7 +286,9 @@ numerics = (
     click.option(
         "--precision",
         type=click.Choice(CHOICES["precision"]),
-        help="bf16: compute in bfloat16, keep parameters in float32; by default the target's.",
+        help="bf16: compute in bfloat16, keep parameters in float32; model: in the dtypes of the"
+        " model as it is built. By default the job's; that of a config.json in bfloat16 is bf16"
+        " where devices are faster in it.",
     ),
     click.option(
         "--reduce",
@@ -294,5 +303,6 @@ search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "memory_limit": memory_limit,
     "stages": stages,
     "allow_async": allow_async,
+    "loss_chunks": loss_chunks,
     "seconds": seconds,
 }

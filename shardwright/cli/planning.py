@@ -47,12 +47,16 @@ def time_shares(options: PlanOptions, searches: int) -> Iterator[PlanOptions]:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTarget:
-    """The serial graph of a target, and further inputs of a search."""
+    """The serial graph of a target, and further inputs of a search.
+
+    `precision` says in which one it was captured, and why.
+    """
 
     job: Job
     graph: Graph
     optimizer: str
     seconds: float
+    precision: str = ""
 
     @property
     def state_bytes(self) -> int:
@@ -69,27 +73,29 @@ def capture(
     numerics: Mapping[str, str] = MappingProxyType({}),
     machine: Machine | None = None,
     memory_limit: int | str | None = None,
+    faster_in_bf16: bool = False,
 ) -> CapturedTarget:
     """Load TARGET and capture its model, on the meta device if it can be built there.
 
-    `numerics` override those of the job. With `machine`, weights that its devices cannot hold
-    within `memory_limit` are rejected before the capture.
+    `numerics` override those of the job, and the precision of a config's dtype. With `machine`,
+    weights that its devices cannot hold within `memory_limit` are rejected before the capture.
     """
     with working(f"capturing {target.text}"):
-        from shardwright.train.targets.target import half_precision, load_job
+        from shardwright.train.targets.precision import chosen_precision
+        from shardwright.train.targets.target import load_job
 
         job = load_job(target.text, target.batch, target.seq, target.settings)
-        named = half_precision(target.text) if "precision" not in numerics else None
+        asked = numerics.get("precision")
+        chosen = chosen_precision(target, job, asked, faster_in_bf16=faster_in_bf16)
+        options = {"precision": chosen.option} if chosen.option is not None else {}
         captured = capture_job(
-            job, optimizer, numerics=numerics, machine=machine, memory_limit=memory_limit
+            job,
+            optimizer,
+            numerics={**options, **numerics},
+            machine=machine,
+            memory_limit=memory_limit,
         )
-    if named is not None:
-        words = (
-            f"note: {target.text} names {named}; this is about training in float32, as the model is"
-            " built. --precision bf16 computes in bfloat16 and keeps parameters in float32"
-        )
-        click.echo(wrapped(words), err=True)
-    return captured
+    return replace(captured, precision=chosen.sentence(captured.graph))
 
 
 def capture_job(
@@ -348,3 +354,10 @@ def devices_here() -> int:
     import torch
 
     return torch.cuda.device_count() or os.cpu_count() or 1
+
+
+def host_faster_in_bf16() -> bool:
+    """Whether this host has GPUs with products in bfloat16, before it is measured."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -294,7 +294,7 @@ class Frontier:
 
     def compared(self, plan: Plan) -> Plan:
         """A plan with the time and peak that `settled` finds; it may have no timeline."""
-        return plan
+        return self.settled(plan)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """Gather as many buckets of parameters ahead in a plan as make it faster.

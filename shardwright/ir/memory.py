@@ -41,9 +41,6 @@ class Share(NamedTuple):
 class Memory:
     """Bytes of tensors at the peak, on the rank that needs most; the parts add up to `peak`.
 
-    The memory of a pipeline is not simulated: it is the sum of the cost tables on the group that
-    needs most, and `at` is empty.
-
     Attributes:
         parameters: parameters and their gathered copies at that moment.
         gradients: gradients of parameters at that moment.
@@ -55,6 +52,8 @@ class Memory:
         rounding: what the allocator hands out beyond what is asked for.
         context: memory of the driver and its libraries, which no allocator counts.
         libraries: workspaces that libraries keep of the allocator's memory, which it counts.
+        reserved: what torch's caching allocator holds of the device after two steps, fragments and
+            libraries included; 0 where it is not simulated, as on CPUs.
         rank: the first of the ranks that need most.
         at: the operator, by module, that runs at the peak, and in which pass.
         shares: every part split by module; empty in plans of older versions.
@@ -70,6 +69,7 @@ class Memory:
     rounding: Bytes = NOTHING
     context: Bytes = NOTHING
     libraries: Bytes = NOTHING
+    reserved: Bytes = NOTHING
     rank: int = 0
     at: str = ""
     shares: tuple[Share, ...] = ()

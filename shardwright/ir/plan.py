@@ -81,6 +81,14 @@ class PlannedOp:
         return Seconds((self.seconds - self.backward_seconds) / (2 if self.runs_again else 1))
 
     @property
+    def kind(self) -> str:
+        """The operator without its library and overload.
+
+        `aten.linear.default` is `linear`.
+        """
+        return self.target.split(".")[1] if "." in self.target else self.target
+
+    @property
     def runs_again(self) -> bool:
         """Whether it is recomputed in the backward pass."""
         return self.segment > 0 and not self.kept

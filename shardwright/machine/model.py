@@ -196,6 +196,11 @@ class Device:
         peaks = dict(self.flop_per_s)
         return peaks.get(dtype) or peaks.get("float32") or min(peaks.values())
 
+    @property
+    def faster_in_bf16(self) -> bool:
+        """Whether its peak is higher in bfloat16 than in float32; false of CPUs without figures."""
+        return self.peak_flop_per_s("bfloat16") > self.peak_flop_per_s("float32")
+
     def slower(self, other: Device) -> Device:
         """A device with the worse of both figures everywhere, for clusters of mixed devices.
 

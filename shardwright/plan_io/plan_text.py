@@ -118,7 +118,7 @@ def _memory(data: Any, rows: list[Any]) -> Memory | None:
     """The memory with what modules have of it; files of older versions do not say that."""
     if data is None:
         return None
-    since = {"libraries": 0}  # which files of older versions do not have
+    since = {"libraries": 0, "reserved": 0}  # which files of older versions do not have
     found: dict[str, Any] = {
         name: _is(data[name], str) if name == "at" else _size({**since, **data}[name])
         for name in _TOTALS
@@ -128,6 +128,14 @@ def _memory(data: Any, rows: list[Any]) -> Memory | None:
     if shares and Memory.of(shares, rank=0, at="").parts() != memory.parts():
         raise ValueError("shares of modules that do not add up to the memory")
     return memory
+
+
+def _numerics(data: dict[str, Any]) -> Numerics:
+    """The numerics; files of older versions lack some, which then have their defaults."""
+    given: dict[str, Any] = {
+        f.name: _is(data[f.name], type(f.default)) for f in fields(Numerics) if f.name in data
+    }
+    return Numerics(**given)
 
 
 def _sync(word: Any) -> str | None:
@@ -172,9 +180,7 @@ def _read(data: dict[str, Any]) -> Plan:
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
         contention=_number(data.get("contention", 1.0)),
         expert_skew=_number(data.get("expert_skew", 0.0)),
-        numerics=Numerics(
-            **{f.name: _is(data[f.name], str) for f in fields(Numerics) if f.name in data}
-        ),
+        numerics=_numerics(data),
         notes=tuple(_is(note, str) for note in _rows(data, "notes")),
         remarks=tuple(_remark(row) for row in _rows(data, "remarks", [])),
         inputs=tuple(_input(row) for row in _rows(data, "inputs")),

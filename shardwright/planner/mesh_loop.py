@@ -26,6 +26,7 @@ from shardwright.planner.pipeline.stage_costs import Offer, most_updates
 from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
+from shardwright.planner.space.assembly import FREE, SEARCHED
 from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
@@ -105,6 +106,7 @@ class MeshLoop:
     searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
     pipelines: list[Candidate] = field(default_factory=list)  # compared beside the frontier
+    elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
@@ -126,6 +128,11 @@ class MeshLoop:
         """The memory limit in bytes; infinite without one."""
         limit = limit_on(self.machine, self.options.memory_limit)
         return math.inf if limit is None else limit
+
+    @property
+    def _costs(self) -> list[tuple[Seconds, Bytes]]:
+        """Seconds and bytes of all plans so far."""
+        return [*(c.cost for c in (*self.found, *self.known)), *self.elsewhere]
 
     @property
     def permitted(self) -> list[Candidate]:
@@ -172,7 +179,7 @@ class MeshLoop:
         """
         writer = self.writer(self.factory, mesh, count, decide=decide)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         worth = may_improve(costs, writer.least_overhead)
         points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
@@ -200,22 +207,15 @@ class MeshLoop:
         They are not added to `found`.
         """
         like, before = one.like, len(self.found)
-        self.pipe(
-            one.mesh,
-            like.pp,
-            like.micro_batches,
-            seconds,
-            compare=False,
-            schedule=like.schedule,
-            each=like.virtual_stages,
-            decide=one.decide,
-        )
+        given = one.mesh, like.pp, like.micro_batches, seconds
+        schedule, each, decide = like.schedule, like.virtual_stages, one.decide
+        self.pipe(*given, compare=False, schedule=schedule, each=each, decide=decide)
         new, self.found[before:] = self.found[before:], []
         return [one for one in new if one.peak <= self._limit]
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         worth = may_improve(costs, one.writer.least_overhead)
         points, _, notes = _frontier(space, self.options.exact, seconds, worth)
         self._add(one, points, notes, again=True)
@@ -264,7 +264,7 @@ class MeshLoop:
         """
         group = self._group(mesh, count, seconds, decide)
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
-        costs = [c.cost for c in (*self.found, *self.known)]
+        costs = self._costs
         schedule = schedule or schedule_of(groups, count)
 
         def bound(memory: float) -> float:
@@ -366,7 +366,9 @@ class MeshLoop:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
-        space, short = factory.space(machine, mesh, optimizer, count, decide)
+        # Stages of asynchronous pipelines recompute all operators of a segment.
+        skeleton = FREE if staged and self.options.allow_async else SEARCHED
+        space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
@@ -379,7 +381,8 @@ class MeshLoop:
 
     def bound(self, peak: Bytes) -> float:
         """A lower bound of the seconds of all plans within `peak` bytes."""
-        least = min(at(peak - overhead) for overhead, at in self.bounds)
+        bounds = (at(peak - overhead) for overhead, at in self.bounds)
+        least = min(bounds, default=math.inf)
         if self.machine.settles:  # a baseline may be faster than the sum of its parts
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])

@@ -5,13 +5,12 @@ Like the mesh, the number is a choice of the outer loop: each number has a searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar, final
+from typing import Protocol, TypeVar, final
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
-from shardwright.ir.options.plan_options import ALL
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import (
     MicroBatchError,
@@ -22,7 +21,7 @@ from shardwright.rules.micro_batches import (
 )
 from shardwright.rules.micro_graph import micro_graph
 
-F = TypeVar("F", bound=Frontier)
+F = TypeVar("F", bound=Frontier, covariant=True)
 
 _MOST = 1024  # the largest number of micro-batches that is tried by default
 
@@ -86,19 +85,26 @@ def _powers() -> list[int]:
     return [2**i for i in range(_MOST.bit_length())]
 
 
-def if_tight(run: Callable[[tuple[int, ...] | str], F], limit: str | int | None = None) -> F:
-    """The frontier that `run` finds without micro-batches, or with them if `limit` requires them.
+class Search(Protocol[F]):
+    """A search that tries micro-batches and chunks of the loss only if memory is tight."""
 
-    Micro-batches save memory and never make a step faster. So they are tried only if none of the
-    plans that are about as fast as the fastest fits. To decide this, the plan of least memory among
-    them is simulated. `limit` is as in `Frontier.fastest`.
+    def __call__(self, *, tight: bool) -> F:
+        """The frontier that it finds."""
+
+
+def if_tight(run: Search[F], limit: str | int | None = None) -> F:
+    """The frontier that `run` finds, with what only saves memory if `limit` requires it.
+
+    Micro-batches and chunks of the loss save memory and never make a step faster. So they are tried
+    only if none of the plans that are about as fast as the fastest fits. To decide this, the plan
+    of least memory among them is simulated. `limit` is as in `Frontier.fastest`.
     """
-    plain = run((1,))
+    plain = run(tight=False)
     most = plain.limit(limit)
     smallest = plain.good - 1
     if most is None or plain.costs[smallest][1] <= most:
         return plain
     if plain.compared(plain[smallest]).peak_bytes <= most:
         return plain
-    more = run(ALL)
+    more = run(tight=True)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

@@ -7,22 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import final
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMesh, named_axes
-from shardwright.ir.options.plan_options import AUTO, OptionsError, PlanOptions
+from shardwright.ir.options.plan_options import ALL, AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.model import Machine
-from shardwright.planner.arguments import require_graph, search_scope
+from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.axes.axis_names import AxisNames
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
-from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.memory_limits import limit_on, loss_forms
 from shardwright.planner.mesh_loop import GAIN, RESOLUTION, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -89,32 +90,52 @@ def search(
             recompute=False,
             micro_batches=(1,),
             stages=(1,),
+            loss_chunks=(1,),
         )
         ends = partial(search, graph, machine, baseline_options, tracer)
         found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
         return replace(found, device_bytes=machine.device.usable_bytes)
+    end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
+    forms = loss_forms(graph, machine, options)
+    starts = [_start_of(form, machine, options, scope) for form in forms]
+    first = 1 if options.loss_chunks is None else len(starts)
+    loops: dict[tuple[int, object], MeshLoop] = {}
+
+    def run(*, tight: bool) -> SearchedFrontier:
+        """The frontier; forms and numbers that only save memory are searched if it is `tight`."""
+        start, found = time.perf_counter(), list[MeshLoop]()
+        counts = options.micro_batches or (ALL if tight else (1,))
+        these = replace(options, micro_batches=counts)
+        for number, strategies in enumerate(starts if tight else starts[:first]):
+            if (number, counts) not in loops:
+                loops[number, counts] = _search(strategies, these, end, notify, found)
+            found.append(loops[number, counts])
+        return _frontier_of(found, start, tracer)
+
+    if options.micro_batches is None or (first < len(starts) and options.micro_batches != ALL):
+        return if_tight(run, options.memory_limit)
+    return run(tight=True)
+
+
+def _start_of(
+    graph: Graph, machine: Machine, options: PlanOptions, scope: SearchScope
+) -> StartingStrategies:
     marks = Marks.on(graph, options.constraints)
     factory = SpaceFactory(graph, marks, recompute=options.recompute)
-    strategies = StartingStrategies(factory, machine, options, scope)
-    end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
-
-    def run(micro_batches: tuple[int, ...] | str) -> SearchedFrontier:
-        these = replace(options, micro_batches=micro_batches)
-        start = time.perf_counter()
-        loop = _search(strategies, these, end, notify)
-        return _frontier_of(loop, start, tracer)
-
-    if options.micro_batches is None:
-        return if_tight(run, options.memory_limit)
-    return run(options.micro_batches)
+    return StartingStrategies(factory, machine, options, scope)
 
 
 def _search(
-    strategies: StartingStrategies, options: PlanOptions, end: float, notify: Progress
+    strategies: StartingStrategies,
+    options: PlanOptions,
+    end: float,
+    notify: Progress,
+    before: Sequence[MeshLoop],
 ) -> MeshLoop:
     """Search with the numbers of micro-batches in `options`, until the time `end`.
 
-    It starts from `strategies`, which rule out meshes that cannot be better.
+    It starts from `strategies`, which rule out meshes that cannot be better. `before` are the
+    searches of other forms of the graph.
     """
     factory, machine, scope = strategies.factory, strategies.machine, strategies.scope
     wanted, groups = options.constraints, scope.groups
@@ -128,6 +149,7 @@ def _search(
         several = ()
         impossible = impossible if options.stages == AUTO else (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
+    loop.elsewhere = [c.cost for other in before for c in (*other.found, *other.permitted)]
     started: list[Candidate] = []
     tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
     if strategies.are_wanted:
@@ -146,8 +168,9 @@ def _search(
     if options.stages != AUTO:
         PipelineSearch(loop, scope.every, end, part).search(several)
     elif several and strategies.are_wanted:
-        _add_pipelines(loop, strategies, tried, several, end, part)
-    if not loop.found:
+        best = min(one.best_within_limit for one in (*before, loop))
+        _add_pipelines(loop, strategies, (tried, several), best, end, part)
+    if not loop.found and not before:
         refuse(loop.refused, machine.devices)
         raise PipelineError(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
@@ -165,21 +188,21 @@ def _search(
 def _add_pipelines(
     loop: MeshLoop,
     strategies: StartingStrategies,
-    counts: Sequence[int],
-    groups: Sequence[int],
+    numbers: tuple[Sequence[int], Sequence[int]],
+    best: float,
     end: float,
     notify: Progress,
 ) -> None:
-    """Add a few of the best strategies in stages and pipelines around them, if they may be faster.
+    """Add a few strategies in stages, and pipelines around them, that are faster than `best`.
 
+    `numbers` are those of micro-batches and of groups, `best` are seconds.
     Their simulation takes longer than that of other plans, and their additive costs are less exact,
     so they are no part of the frontier. Searched ones have to be clearly faster than strategies.
     """
-    best = loop.best_within_limit
     if math.isinf(best) and loop.options.counts == (1,):
         return  # the search with more micro-batches follows
     notify("strategies in stages", 0.0)
-    staged = strategies.pipelines(counts, groups, best, end)
+    staged = strategies.pipelines(*numbers, best, end)
     found: list[Candidate] = []
     for one in strategies.around(staged):
         notify(f"around the strategy {one.like}", 0.5)
@@ -240,24 +263,28 @@ def _ignore_progress(_what: str, _done: float) -> None:
     """Do nothing: the caller gave no progress function."""
 
 
-def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFrontier:
-    """The frontier and the baselines of a search; plans are built on first use."""
-    wanted, optimizer = loop.options.constraints, loop.options.optimizer
+def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> SearchedFrontier:
+    """The frontier and the baselines of searches of one graph, each of another form of it.
+
+    Plans are built on first use.
+    """
+    loop = loops[0]
+    wanted = loop.options.constraints
     axes = AxisNames(loop.machine, _given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
 
     def write(candidate: Candidate) -> Plan:
         notes = _constraint_notes(wanted, candidate.broken)
-        plan = candidate.plan(loop.bound(candidate.peak), notes)
+        plan = candidate.plan(min(one.bound(candidate.peak) for one in loops), notes)
         return axes.as_given(plan, given) if is_strategy(plan) else axes.named(plan)
 
-    permitted = loop.permitted
-    every = [*loop.found, *permitted]
+    permitted = [c for one in loops for c in one.permitted]
+    every = [*(c for one in loops for c in one.found), *permitted]
     kept = spaced(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
-    shown = _first_of_each(loop.known)
+    shown = _first_of_each([c for one in loops for c in one.known])
+    staged = sorted((c for one in loops for c in one.pipelines), key=lambda one: one.cost)
     plans, baselines = _plans(kept, write), _plans(shown, write)
-    factory = loop.factory
-    refinement = Refinement(factory.graph, loop.machine, optimizer, tracer, factory.analysis)
+    refinement = _Refinements(loops, tracer)
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
 
         def timed(candidate: Candidate) -> Plan:
@@ -283,8 +310,35 @@ def _frontier_of(loop: MeshLoop, start: float, tracer: OpTracer) -> SearchedFron
         off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
-        pipelines=_plans(loop.pipelines, write),
+        pipelines=_plans(staged[:_MOST_PIPELINES], write),
     )
+
+
+@final
+class _Refinements:
+    """Settles plans, each on the form of the graph that it is for."""
+
+    def __init__(self, loops: Sequence[MeshLoop], tracer: OpTracer) -> None:
+        self._of: dict[str, Refinement] = {}
+        for loop in loops:
+            graph, given = loop.factory.graph, (loop.machine, loop.options.optimizer, tracer)
+            self._of[graph.fingerprint] = Refinement(graph, *given, loop.factory.analysis)
+
+    def ranked(self, plan: Plan) -> Plan:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].ranked(plan)
+
+    def settled(self, plan: Plan) -> Plan:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].settled(plan)
+
+    def compared(self, plan: Plan) -> Plan:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].compared(plan)
+
+    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].deepened(plan, limit)
 
 
 def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     possible = _recomputable(plan, graph)
     segments = None if possible is None else possible.segments
     skeleton = FREE if possible is None else possible.skeleton
+    skeleton = replace(skeleton, kept=decisions.kept)
     again = any(decisions.segments.values())
     space = make_space(model, segments if again else (), skeleton)
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
@@ -182,6 +183,8 @@ def _assignment(space: Space, decisions: Decisions) -> Assignment:
         for node, twin in space.recompute_choice.twins.items():
             if space.segment_of[node] == segment:
                 choice[node], choice[twin] = choice[twin], choice[node]
+        for kept, keep in zip(space.kept_operators, space.recompute_choice.keeps, strict=True):
+            choice[keep] |= int(space.segment_of[kept.choice.node] == segment)
     return tuple(choice)
 
 
@@ -196,7 +199,8 @@ def _recomputed_segments(space: Space, decisions: Decisions) -> set[int]:
         for name, op_node in space.op_nodes.items()
         if (node := op_node.node) is not None and node in space.segment_of
     }
-    again = {name for name, n in decisions.segments.items() if n} - decisions.kept
+    again = {name for name, n in decisions.segments.items() if n}
+    again -= decisions.kept - known.keys()  # these are in no segment, and run once anyway
     if odd := sorted(again - known.keys()):
         raise PlanError(f"operator {odd[0]} cannot be recomputed; write 0 as its segment")
     found = {known[name] for name in again}

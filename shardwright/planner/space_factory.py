@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from shardwright.ir.graph import Graph
@@ -12,7 +12,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.communication.prices import Routes
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.pipeline.cuts import StageCuts
-from shardwright.planner.space.assembly import FREE, Skeleton
+from shardwright.planner.space.assembly import FREE, SEARCHED, Skeleton
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments, kept_segments
 from shardwright.planner.space.constrain import NO_MARKS, Limits, Marks
 from shardwright.planner.space.repeats import ShortGraph, divides, grouped, shorten
@@ -105,11 +105,13 @@ class SpaceFactory:
         optimizer: str,
         count: int,
         decide: Callable[[CostModel], Allowed] | None = None,
+        skeleton: Skeleton = SEARCHED,
     ) -> tuple[Space, ShortGraph]:
         """The space on `mesh` with `count` micro-batches.
 
         Recomputation is omitted if the tables would be too large with it. `decide` gives the
-        choices of operators and parameters, in place of what constraints permit.
+        choices of operators and parameters, in place of what constraints permit. Of `skeleton` only
+        the operators count that may be kept.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -123,7 +125,7 @@ class SpaceFactory:
 
         if self.recompute and mesh not in self.too_wide:
             try:
-                space, short = self._space(model, self._segments)
+                space, short = self._space(model, self._segments, skeleton)
             except TooWideError:
                 pass  # build the space without recomputation
             else:
@@ -183,7 +185,8 @@ class SpaceFactory:
         marked = [op.name for op in model.graph.ops if every or op.name in self.marks.of]
         if not marked or model.mesh.size == 1:
             return model, decided
-        return constrained(model, frozenset(marked), segments)
+        costs, skeleton = constrained(model, frozenset(marked), segments)
+        return costs, replace(skeleton, kept=decided.kept)
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

@@ -7,6 +7,7 @@ shown with the interval that holds nine of ten of them.
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Mapping
@@ -83,6 +84,25 @@ def times_text(machine: str) -> str:
     )
 
 
+class Fit(enum.Enum):
+    """Whether a predicted peak is said to fit into a limit."""
+
+    FITS = "fits"
+    TRY = "try it"
+    NOT = "does not fit"
+
+
+def fit_of(peak: float, limit: float, found: MeasuredRatios | None) -> tuple[Fit, float]:
+    """Whether a predicted peak fits, and the share of comparable peaks that would.
+
+    Without a comparison the prediction decides.
+    """
+    sure = found.share_below(limit / peak) if found is not None and peak else float(peak <= limit)
+    if 1 - _LIKELY < sure < _LIKELY:
+        return Fit.TRY, sure
+    return Fit.FITS if sure >= _LIKELY else Fit.NOT, sure
+
+
 def verdict(peak: int, limit: int, machine: str) -> str:
     """Whether a predicted peak fits, with what is left or missing.
 
@@ -90,12 +110,12 @@ def verdict(peak: int, limit: int, machine: str) -> str:
     """
     room, fits = size(abs(limit - peak)), peak <= limit
     found = peaks_on(machine)
-    sure = found.share_below(limit / peak) if found is not None and peak else float(fits)
-    if 1 - _LIKELY < sure < _LIKELY:
+    what, sure = fit_of(peak, limit, found)
+    if what is Fit.TRY:
         side = "to spare" if fits else "over"
         return f"may fit, within the error of predicted peaks ({room} {side}): try it"
     share = f"{max(sure, 1 - sure):.0%}" if found is not None else ""
-    if fits:
+    if what is Fit.FITS:
         return f"fits with {room} to spare" + f" ({share})" * bool(share)
     return f"does not fit ({', '.join(filter(None, [f'{room} over', share]))})"
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
+from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
 from shardwright.report.headline import headline
+from shardwright.report.summary import split_along
 from shardwright.report.text.explain import gap
 from shardwright.report.units import milliseconds, size
 
-LABEL = 12  # columns of a line's name
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
 _ALTERNATIVES = 5
@@ -22,23 +23,27 @@ _STRATEGY = 60  # columns of a strategy in the table
 
 
 def answer_lines(
-    plan: Plan, frontier: Frontier, limit: int | None, useful_seconds: float
-) -> Iterator[str]:
-    """Speed, memory, what limits the step and what would help, a line each.
+    plan: Plan,
+    costs: Sequence[tuple[float, int]],
+    limit: int | None,
+    useful_seconds: float | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Name and text of lines: mixed axes, speed, memory, what limits the step, what would help.
 
     Args:
         plan: the chosen plan.
-        frontier: the frontier that it is from.
+        costs: seconds and bytes of the plans among which it was chosen, fastest first.
         limit: bytes per rank; None is no limit.
-        useful_seconds: of a step's useful operations at the peak of one device.
+        useful_seconds: of a step's useful operations at the peak of one device, if known.
     """
-    yield _line("speed", _speed(plan, useful_seconds))
+    yield from _mixed(plan)
+    yield "speed", _speed(plan, useful_seconds)
     if text := _causes(plan):
-        yield _line("memory", text)
-    yield _line("limited by", _limits(plan))
-    if text := _more_memory(plan, frontier, limit):
-        yield _line("would help", text)
-    yield _line("optimum", gap(plan))
+        yield "memory", text
+    yield "limited by", _limits(plan)
+    if text := _more_memory(plan, costs, limit):
+        yield "would help", text
+    yield "optimum", gap(plan)
 
 
 def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]:
@@ -69,17 +74,28 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     return [f"others that fit:{more}", *rows]
 
 
-def _line(name: str, text: str) -> str:
-    return f"{name:<{LABEL}}{text}"
+def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The dimensions that every axis splits along which modules do different things."""
+    axes = list(zip(plan.layout_mesh.axes, axis_uses(plan), strict=True))
+    mixed = [
+        f"{name}={size} splits {split_along(plan, axis)}"
+        for axis, ((name, size), use) in enumerate(axes)
+        if size > 1 and use.role == MIXED
+    ]
+    if mixed:
+        yield "mixed", f"{'; '.join(mixed)}, by compute time"
 
 
-def _speed(plan: Plan, useful_seconds: float) -> str:
+def _speed(plan: Plan, useful_seconds: float | None) -> str:
     """Tokens or samples per second, in all and per device, and the model FLOPs utilisation."""
     units, word = _units(plan)
     rate = units / plan.step_seconds
     each = f", {rate / plan.devices:,.0f} per device" if plan.devices > 1 else ""
-    mfu = useful_seconds / (plan.step_seconds * plan.devices)
-    return f"{rate:,.0f} {word}/s{each}, MFU {mfu:.1%}"
+    speed = f"{rate:,.0f} {word}/s{each}"
+    if useful_seconds is None:
+        return speed
+    part = useful_seconds / (plan.step_seconds * plan.devices)
+    return f"{speed}, MFU {part:.1%} (useful operations, of the peak)"
 
 
 def _units(plan: Plan) -> tuple[int, str]:
@@ -126,13 +142,13 @@ def _costliest(plan: Plan) -> str:
     return f" (most: {max(seconds, key=lambda name: seconds[name])})"
 
 
-def _more_memory(plan: Plan, frontier: Frontier, limit: int | None) -> str:
+def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | None) -> str:
     """The times of faster plans that need more memory; empty if none is."""
     if limit is None:
         return ""
     faster = [
         (seconds, peak)
-        for seconds, peak in frontier.costs
+        for seconds, peak in costs
         if peak > limit and seconds < (1 - _LEAST) * plan.step_seconds
     ]
     if not faster:

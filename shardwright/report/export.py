@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shardwright.ir.plan import Plan
 from shardwright.report.styles import NotExpressibleError, Style, Styles, glob, styles
 from shardwright.report.text.explain import WIDTH
-from shardwright.report.text.module_rows import kind, module_tree
+from shardwright.report.text.module_rows import module_tree
 
 _CLASSES = {
     "colwise": "ColwiseParallel",
@@ -124,7 +124,7 @@ def _beginning(plan: Plan, cut: str) -> str:
         if not is_list and not any(f"{other}.".startswith(f"{module}.") for other in before):
             return module
     raise NotExpressibleError(
-        f"a stage begins with {kind(plan.ops[place])} in the middle of {path or 'the model'}, and"
+        f"a stage begins with {plan.ops[place].kind} in the middle of {path or 'the model'}, and"
         " split_spec cuts only before or after a module"
     )
 

@@ -5,21 +5,23 @@ As "HSDP 2x8 · TP 8 · PP 2 (1F1B, 16 micro-batches) · recompute every 2nd lay
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.recompute import StrategyError, op_word
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.axes.plan_roles import IDLE, MIXED, axis_uses
 from shardwright.planner.strategies.recognition import layers_of_plan
+from shardwright.report.text.module_rows import kept_words
 
 _WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
 _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
 
 
 def headline(plan: Plan) -> str:
-    """The kinds of parallelism with their sizes, the pipeline, and what is recomputed.
+    """The kinds of parallelism with their sizes, the pipeline, recomputation, chunks of the loss.
 
     An axis along which modules do different things is called mixed, and one along which nothing
     is split repeated.
@@ -27,7 +29,14 @@ def headline(plan: Plan) -> str:
     found = [*_data(plan), *_others(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
-    return " · ".join([*found, *_recomputed(plan)])
+    chunks = plan.numerics.loss_chunks
+    losses = [f"loss in {chunks} chunks"] if chunks > 1 else []
+    return " · ".join([*found, *_recomputed(plan), *losses])
+
+
+def parallelism(plan: Plan) -> str:
+    """The kinds of parallelism with their sizes alone, as "FSDP 4 · TP 2"."""
+    return " · ".join([*_data(plan), *_others(plan)])
 
 
 def _axes(plan: Plan) -> Iterator[tuple[str, int, str]]:
@@ -87,7 +96,10 @@ def _pipeline(plan: Plan) -> Iterator[str]:
 
 
 def _recomputed(plan: Plan) -> Iterator[str]:
-    """Whole layers that are recomputed, or how many operators where no layer is whole."""
+    """Whole layers that are recomputed, or how many operators where no layer is whole.
+
+    Operators that they keep are named as in `ac=ops(...)`.
+    """
     again = sum(op.segment > 0 for op in plan.ops)
     if not again:
         return
@@ -97,13 +109,24 @@ def _recomputed(plan: Plan) -> Iterator[str]:
         yield f"recompute {again} of {len(plan.ops)} operators"
         return
     places = [number for number, is_again in enumerate(whole, 1) if is_again]
-    step = places[0]
+    step, but = places[0], _kept(plan)
     if len(places) >= len(whole) - 1 and step == 1:  # a layer that ends the model never is
-        yield "recompute every layer"
+        yield f"recompute every layer{but}"
     elif step > 1 and places == list(range(step, len(whole) + 1, step)):
-        yield f"recompute every {_ordinal(step)} layer"
+        yield f"recompute every {_ordinal(step)} layer{but}"
     else:
-        yield f"recompute {len(places)} of {len(whole)} layers"
+        yield f"recompute {len(places)} of {len(whole)} layers{but}"
+
+
+def _kept(plan: Plan) -> str:
+    """The operators that recomputed segments keep: all of a word, or how many."""
+    every = Counter(op_word(op.kind) for op in plan.ops if op.segment and op.seconds)
+    kept = kept_words(plan.ops)
+    parts = (
+        word if count == every[word] else f"{count} of {every[word]} {word}"
+        for word, count in kept.items()
+    )
+    return f" but for {', '.join(parts)}" if kept else ""
 
 
 def _part(plan: Plan, numbers: list[int]) -> float:

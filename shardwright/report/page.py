@@ -7,18 +7,22 @@ are drawn by plotly.js, which the page contains.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from importlib.resources import files
 from typing import Any
 
 from shardwright.ir.plan import Plan
-from shardwright.report.choice import PeakParts, StepParts
-from shardwright.report.headline import headline
+from shardwright.report.answer import answer_lines
+from shardwright.report.choice import PeakParts, StepParts, fit
+from shardwright.report.headline import headline, parallelism
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import head, splits
 from shardwright.report.text.module_rows import Costs, Module, ModuleRow, fold, module_tree
 from shardwright.report.text.module_transfers import ModuleTransfer, TransferReader
+
+_MIXED = " · bf16 mixed precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,9 @@ def page(
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
+    costs = _costs([shown.plan for shown in plans])
     data = {
-        "plans": [_plan(shown) for shown in plans],
+        "plans": [_plan(shown, memory_limit, costs[shown.plan.devices]) for shown in plans],
         "rivals": _rivals([shown.plan for shown in plans]),
         "memory_limit": memory_limit,
         "measured": [astuple(run) for run in measured],
@@ -120,12 +125,18 @@ def embedded(data: Mapping[str, Any]) -> str:
     return text
 
 
-def _plan(shown: Shown) -> dict[str, Any]:
+def _plan(
+    shown: Shown, memory_limit: int | None, costs: Sequence[tuple[float, int]]
+) -> dict[str, Any]:
+    """The data of one plan; `costs` are seconds and bytes of plans for as many devices."""
     plan = shown.plan
     return {
         "label": shown.label,
         "name": plan.name,
-        "headline": headline(plan),
+        "verdict": fit(plan, memory_limit),
+        "answer": list(answer_lines(plan, costs, memory_limit)),
+        "headline": headline(plan) + _MIXED * (plan.numerics.precision == "bf16"),
+        "parallelism": parallelism(plan),
         "summary": summary(plan),
         "devices": plan.devices,
         "mesh": str(plan.mesh),
@@ -170,6 +181,16 @@ def _node(node: ModuleRow[_Row]) -> dict[str, Any]:
         "moves": [[m.kind, m.where, m.source, m.bytes, m.seconds, m.times] for m in row.moves],
         "children": [_node(child) for child in node.children],
     }
+
+
+def _costs(plans: Sequence[Plan]) -> dict[int, list[tuple[float, int]]]:
+    """Seconds and bytes of all known plans by number of devices, fastest first."""
+    found: defaultdict[int, set[tuple[float, int]]] = defaultdict(set)
+    for plan in plans:
+        found[plan.devices].add((plan.step_seconds, plan.peak_bytes))
+        for rival in plan.rivals:
+            found[rival.devices].add((rival.step_seconds, rival.peak_bytes))
+    return {devices: sorted(costs) for devices, costs in found.items()}
 
 
 def _rivals(plans: Sequence[Plan]) -> list[list[Any]]:

@@ -17,12 +17,11 @@ from pathlib import PurePath
 
 from shardwright.ir.layout import Layout, Shard
 from shardwright.ir.plan import Phase, Plan, PlannedOp
-from shardwright.report.text.module_rows import kind
 
 _ELEMENTWISE = frozenset(["add", "sub", "mul", "div", "neg", "pow", "exp", "log", "sqrt", "rsqrt"])
 _ELEMENTWISE |= frozenset(["relu", "gelu", "silu", "tanh", "sigmoid", "erf", "abs", "clamp"])
 _ELEMENTWISE |= frozenset(["where", "dropout", "clone", "_to_copy"])
-_LOSSES = ("cross_entropy_loss", "_log_softmax", "log_softmax", "nll_loss")
+_LOSSES = ("cross_entropy_loss", "linear_cross_entropy", "_log_softmax", "log_softmax", "nll_loss")
 _LAST = "S(-1)"
 _PARTS = ("S(1)", "S(2)")  # of the sequence, of the heads: whole dimensions before the last
 
@@ -179,7 +178,7 @@ class _StyledLayouts:
 
     def _is_layer(self, op: PlannedOp) -> bool:
         """Whether a module consists of this operator and its own parameters."""
-        return kind(op) in ("linear", "embedding") and any(v in self.stored for v in op.reads)
+        return op.kind in ("linear", "embedding") and any(v in self.stored for v in op.reads)
 
     def _norms(self) -> Iterator[tuple[str, str]]:
         """Modules with parameters whose operators all run on one part, as `S(1)` of the sequence.
@@ -209,10 +208,10 @@ class _StyledLayouts:
                 f"{weight} is tied, and a style would give each module a tensor of its own"
             )
         after = self._wanted(op, made)
-        if name == "rowwise" and kind(op) == "linear" and before == self._planned(inputs[0]):
+        if name == "rowwise" and op.kind == "linear" and before == self._planned(inputs[0]):
             before = _LAST if before != "R" else "R"
         if name:
-            self._set(path, Style(name, before, after, kind(op) == "embedding"), op)
+            self._set(path, Style(name, before, after, op.kind == "embedding"), op)
         else:
             if op.splits[self.place] != "-":
                 self.whole[path] = op.splits[self.place]
@@ -224,7 +223,7 @@ class _StyledLayouts:
     def _split(self, op: PlannedOp) -> str:
         """`colwise` or `rowwise`; empty where no style expresses the plan's split."""
         factor, _, atom = op.tiling[self.place].partition(".")
-        if kind(op) == "embedding":
+        if op.kind == "embedding":
             weight = next(self.stored[v] for v in op.reads if v in self.stored)
             at = {"S(0)": "rowwise", "S(1)": "colwise"}.get(weight, "")
             found = at if not factor.startswith(("i", "-")) else ""
@@ -269,14 +268,14 @@ class _StyledLayouts:
                 if self._is_layer(reader) or reader.name in seen:
                     continue
                 seen.add(reader.name)
-                if reader.splits[self.place].startswith("classes") and kind(reader) in _LOSSES:
+                if reader.splits[self.place].startswith("classes") and reader.kind in _LOSSES:
                     return True
                 waiting.append(reader)
         return False
 
     def _keeps_layout(self, op: PlannedOp) -> bool:
         """Whether its operands of the result's shape have the result's layout."""
-        same = kind(op) in _ELEMENTWISE or op.source.module in self.norms
+        same = op.kind in _ELEMENTWISE or op.source.module in self.norms
         return same or self._placed(op.layout) == "R"
 
     def _between(self, op: PlannedOp) -> str:
@@ -303,12 +302,12 @@ class _StyledLayouts:
             h == self._planned(v) and v not in self.moved[Phase.FORWARD]
             for v, h in zip(values, homes, strict=True)
         ]
-        fits = kind(op) in _ELEMENTWISE and all(
+        fits = op.kind in _ELEMENTWISE and all(
             h == planned or (h == "R" and stay) for h, stay in zip(homes, stays, strict=True)
         )
         if not (all(stays) or fits):
             moved = values[next(i for i, stay in enumerate(stays) if not stay)]
-            what = kind(self.op[moved]) if moved in self.op else moved
+            what = self.op[moved].kind if moved in self.op else moved
             raise NotExpressibleError(
                 f"{self._at(op)} has {what} redistributed over {self.axis} in the middle of a"
                 " module"
@@ -316,7 +315,7 @@ class _StyledLayouts:
         for v, h in zip(values, homes, strict=True):
             if h == "R" and planned != "R" and v in self.op and v in self.moved[Phase.BACKWARD]:
                 raise NotExpressibleError(
-                    f"{self._at(op)} needs the gradient of {kind(self.op[v])} summed over"
+                    f"{self._at(op)} needs the gradient of {self.op[v].kind} summed over"
                     f" {self.axis} in the middle of a module"
                 )
         return planned
@@ -324,4 +323,4 @@ class _StyledLayouts:
     def _at(self, op: PlannedOp) -> str:
         file = PurePath(op.source.file).name
         where = f" ({file}:{op.source.line})" if file else ""
-        return f"{kind(op)} of {op.source.module or 'the model'}{where}"
+        return f"{op.kind} of {op.source.module or 'the model'}{where}"

@@ -76,6 +76,7 @@ def _suggestions(graph: Graph, analysis: Analysis) -> Iterator[tuple[int, str]]:
             if factor.name.startswith("b0") and factor.name in rule.work
         )
     yield from _roles(graph, analysis, "cross_entropy_loss", {"c": "classes"})
+    yield from _roles(graph, analysis, "linear_cross_entropy", {"c": "classes"})
     yield from _roles(graph, analysis, "experts", {"e": "experts"})
     for kind in _PRODUCTS:
         yield from _roles(graph, analysis, kind, {"n": "features", "k": "features"})

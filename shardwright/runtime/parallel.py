@@ -18,6 +18,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.comm.equal_ranks import warn_of_other_weights
@@ -196,6 +197,12 @@ def _spare_buffers(
 def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
     """The planned call, of which `graph` is the loss, with all that the model returns."""
     found = recapture(graph, "model")(model)
+    chunks = graph.numerics.loss_chunks
+    if chunks > 1 and not any(op.target == LINEAR_CROSS_ENTROPY for op in found.graph.ops):
+        raise PlanError(
+            f"the plan computes the loss in {chunks} chunks and never has all logits, which the"
+            " model returns; leave outputs='model' out, or plan with loss_chunks=(1,)"
+        )
     if len(found.graph.outputs) > 1 and (plan.pipeline is not None or plan.micro_batches > 1):
         how = "pipeline stages" if plan.pipeline is not None else "micro-batches"
         raise PlanError(

@@ -113,14 +113,58 @@ def test_names_with_markup_stay_text(tab):
     assert any("<b>wide</b>" in row for row in rows(tab))
 
 
-def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
-    symbols = tab.evaluate(
-        "document.getElementById('frontier')._fullData.map(t => [t.name, t.marker.symbol])"
+def traces(tab):
+    """Symbols and indices of plans by the name of a mark in the legend."""
+    found = tab.evaluate(
+        "document.getElementById('frontier')._fullData"
+        ".map(t => [t.name, (t.marker || t.line).symbol, t.customdata || []])"
     )
-    named = dict(symbols)
+    return {name: (symbol, [i for i in plans if i >= 0]) for name, symbol, plans in found}
+
+
+def test_the_page_opens_with_the_verdict_of_the_plan(tab):
+    tab.click("#plans tr[data-index='1']")
+    assert tab.inner_text("#fit") == (
+        "fits with 80.0 MiB to spare on 4 devices of 4xcpu: 50.0 ms a step, 120 MiB per device"
+        " of 200 MiB"
+    )
+    assert tab.inner_text("#answer dt:first-of-type") == "speed"
+    assert tab.query_selector("#verdict.over") is None
+    tab.click("#plans tr[data-index='3']")
+    assert tab.inner_text("#fit").startswith("does not fit")
+    assert tab.query_selector("#verdict.over") is not None
+
+
+def test_plans_that_do_not_fit_are_drawn_on_demand(tab):
+    assert "2 devices, baselines" not in traces(tab)
+    tab.check("#outliers input")
+    assert traces(tab)["2 devices, baselines"] == ("diamond", [3])
+    tab.uncheck("#outliers input")
+    assert "2 devices, baselines" not in traces(tab)
+    tab.click("#plans tr[data-index='3']")  # the plan on the page has its mark in any case
+    assert traces(tab)["2 devices, baselines"] == ("diamond", [3])
+
+
+def test_no_line_joins_plans_of_different_parallelism(open_page):
+    same = [plans.simple("searched", 100 - i, 100 + i) for i in range(2)]
+    other = plans.simple("searched", 90, 110, lies="S(1)")
+    tab = open_page(page([Shown(f"{i}", plan) for i, plan in enumerate([*same, other])], "lines"))
+    (drawn,) = tab.evaluate(
+        "document.getElementById('frontier')._fullData.filter(t => t.name == '2 devices')"
+        ".map(t => t.customdata)"
+    )
+    assert drawn == [0, 1, -1, 2]
+
+
+def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
+    tab.check("#outliers input")
+    named = {name: symbol for name, (symbol, _) in traces(tab).items()}
+    tab.uncheck("#outliers input")
     assert named["4 devices"] == "circle"
     assert named["2 devices, baselines"] == "diamond"
-    assert set(named["2 devices, no file"]) == {"circle-open", "diamond-open"}
+    assert named["2 devices, no file"] == "circle-open"
+    assert named["2 devices, baselines, no file"] == "diamond-open"
+    assert {"the plan shown", "memory limit"} <= named.keys()
     (shape,) = tab.evaluate("document.getElementById('frontier')._fullLayout.shapes.map(s => s.x0)")
     assert shape == 200, "MiB, as no plan takes a GiB"
     over = tab.query_selector_all("#plans tr.over")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,13 +13,17 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
-    subprocess.run([*build, str(ROOT)], check=True, timeout=300)
+def build_wheel(source, folder):
+    """Build the wheel of a source tree with the build backend that is there already."""
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", folder, str(source)], check=True, timeout=300)
     (found,) = folder.glob("shardwright-*.whl")
     return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_holds_every_file_of_the_package(wheel):
@@ -56,6 +61,22 @@ main(["--help"])
     assert Path(said[0]).is_relative_to(tmp_path / "site")
     assert said[1] == "8xH100"
     assert any("frontier" in line for line in said)
+
+
+def test_the_sdist_builds_the_same_wheel(wheel, tmp_path):
+    """Without a network: the build backend is there already."""
+    from hatchling.builders.sdist import SdistBuilder
+
+    (archive,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path))
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    needed = ("README.md", "LICENSE", "CITATION.cff", "SECURITY.md", "docs/pictures/report.png")
+    assert [name for name in needed if not (source / name).exists()] == []
+    again = build_wheel(source, tmp_path)
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+        files = [{i.filename: i.CRC for i in archive.infolist()} for archive in (one, other)]
+    assert {n: c for n, c in files[0].items() if "dist-info" not in n}.items() <= files[1].items()
 
 
 def test_the_citation_names_this_version():

@@ -74,7 +74,7 @@ def test_predicted_memory_is_what_two_ranks_take():
             decisions = plans[name, kind] = read_plan(plan, graph, analysis)
             both = [predicted(graph, analysis, decisions, rank) for rank in range(2)]
             expected[name, kind] = max(both, key=lambda memory: memory.peak)
-    ranks = run_ranks(2, _counted, plans, "dp=2")
+    ranks = run_ranks(2, counted_on_mesh, plans, "dp=2")
     assert_close(expected, ranks)
 
 
@@ -128,7 +128,7 @@ def test_predicted_memory_of_pipelines_is_what_ranks_take(mesh):
             cases[row] = decisions
             found = [predicted(graph, analysis, decisions, rank) for rank in range(2 * inner.size)]
             expected[row] = max(found, key=lambda memory: memory.peak)
-    assert_close(expected, run_ranks(2 * inner.size, _counted, cases, mesh))
+    assert_close(expected, run_ranks(2 * inner.size, counted_on_mesh, cases, mesh))
 
 
 def test_predicted_memory_of_sharded_replicas_is_what_ranks_take():
@@ -145,15 +145,16 @@ def test_predicted_memory_of_sharded_replicas_is_what_ranks_take():
         cases[row] = decisions
         found = [predicted(graph, analysis, decisions, rank) for rank in range(4)]
         expected[row] = max(found, key=lambda memory: memory.peak)
-    assert_close(expected, run_ranks(4, _counted, cases, str(decisions.mesh)))
+    assert_close(expected, run_ranks(4, counted_on_mesh, cases, str(decisions.mesh)))
 
 
-def _counted(cases, mesh):
+def counted_on_mesh(cases, mesh, subjects_by_name=None):
+    """The peaks of a rank, by case; of `SUBJECTS` if no others are given."""
     mesh = Mesh.parse(mesh)
     mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
     subjects = {}
     for name in dict.fromkeys(row[0] for row in cases):
-        make = SUBJECTS[name]
+        make = (subjects_by_name or SUBJECTS)[name]
         torch.manual_seed(0)
         model, batch = make()
         captured = capture_with_rules(model, (), batch)

@@ -72,6 +72,7 @@ def _run(snapshot: Snapshot, figure: str, model: str, mode: str) -> dict[str, An
         "reduce": "fp16",
         "recompute": _RECOMPUTE[run["activation_recompute"]],
         "attention": "unfused",
+        "loss": "in place",
         "optimizer": "adamw-fused",
         "gpu": "A100-80",
         "gpus": run["num_procs"],

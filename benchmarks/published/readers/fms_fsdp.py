@@ -55,6 +55,7 @@ def _row(snapshot: Snapshot, line: Line, column: str, gpu: str, gpus: int, netwo
         recompute={"No AC": "none", "Full AC": "full"}.get(recompute, "unstated"),
         compiled=cells.get("Compile") == "Y",
         norms="composed",
+        loss="half",
         gpu=gpu,
         gpus=gpus,
         network_gbit=network,

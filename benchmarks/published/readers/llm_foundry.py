@@ -53,6 +53,7 @@ def rows(snapshot: Snapshot) -> Iterator[Row]:
             reduce="bf16" if cells["MP Mode"] == "PURE" else "fp32",
             recompute="full" if cells["Activation Checkpointing"] == "True" else "none",
             attention="flash-1",
+            loss="fused",
             optimizer="adamw-loop",
             gpu=gpu,
             gpus=gpus,

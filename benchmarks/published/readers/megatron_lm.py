@@ -148,6 +148,7 @@ def _columns(flags: Mapping[str, Any], gpus: int) -> dict[str, Any]:
         "reduce": "fp16" if half == "fp16" else "fp32",
         "recompute": "full" if "recompute-granularity" in flags else "none",
         "attention": "unfused" if unfused else "fused",
+        "loss": "in place",
         "optimizer": "adamw-fused",
     }
 

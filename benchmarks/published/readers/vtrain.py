@@ -44,6 +44,7 @@ def _of(text: str, path: str, commit: str) -> Iterator[Row]:
             reduce="fp16",
             recompute="full",
             attention="unfused",
+            loss="in place",
             dropout=0.1,
             optimizer="adamw-fused",
             gpu="A100-80",

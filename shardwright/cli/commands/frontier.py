@@ -34,7 +34,7 @@ from shardwright.train.targets.target_text import Target
 @groups.machine()
 @options.device_counts
 @groups.plan_options(
-    *("constraints", "seconds", "method", "micro_batches", "stages", "allow_async")
+    *("constraints", "seconds", "method", "micro_batches", "stages", "allow_async", "loss_chunks")
 )
 @options.optimizer
 @groups.numerics
@@ -60,7 +60,9 @@ def command(
     known = planning.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     planning.check(parts, wanted, target.batch)
-    captured = planning.capture(target, optimizer, numerics=numerics)
+    captured = planning.capture(
+        target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
+    )
     searched, left_out = planning.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
         found = [(part, frontier.all_settled()) for part, frontier in searched]
@@ -71,6 +73,7 @@ def command(
         print_json(
             {
                 "file": output,
+                "precision": captured.precision,
                 "capture_seconds": captured.seconds,
                 "search_seconds": sum(f.search_seconds for f in frontiers),
                 "points": [_point(plan, part) for part, f in found for plan in f],
@@ -81,6 +84,7 @@ def command(
             }
         )
         return
+    click.echo(wrapped(captured.precision))
     for part, frontier in found:
         if words := none_fits(frontier):
             click.echo(wrapped(words))

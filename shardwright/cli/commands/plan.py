@@ -20,7 +20,7 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
 from shardwright.report import plan_json
-from shardwright.report.answer import LABEL, alternatives, answer_lines
+from shardwright.report.answer import alternatives, answer_lines
 from shardwright.report.choice import fit, why
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
@@ -28,12 +28,23 @@ from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
+_LABEL = 12  # columns of a line's name
+
 
 @click.command("plan")
 @groups.target
 @groups.machine(timed=True)
 @groups.plan_options(
-    *("memory_limit", "constraints", "seconds", "method", "micro_batches", "stages", "allow_async")
+    *(
+        "memory_limit",
+        "constraints",
+        "seconds",
+        "method",
+        "micro_batches",
+        "stages",
+        "allow_async",
+        "loss_chunks",
+    )
 )
 @click.option(
     "--objective",
@@ -78,7 +89,12 @@ def command(
     parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
     planning.check(parts, wanted, target.batch)
     captured = planning.capture(
-        target, optimizer, numerics=numerics, machine=known, memory_limit=wanted.memory_limit
+        target,
+        optimizer,
+        numerics=numerics,
+        machine=known,
+        memory_limit=wanted.memory_limit,
+        faster_in_bf16=known.device.faster_in_bf16,
     )
     found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
     if output:
@@ -87,27 +103,32 @@ def command(
     if framework is not None:
         offered = plan_config.config_for(found.plan, captured, known, framework, limit)
     if as_json:
-        shown = content(found, captured.seconds, output)
+        shown = content(found, captured, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
     searched = planning.searches_pipelines(known, wanted, found.plan)
-    print_verdict(found, limit, pipelines=searched)
+    print_verdict(found, limit, captured.precision, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
         print_answer(found, limit, planning.useful_seconds(captured, known))
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+    elif not config["whole"]:
+        click.echo("next: -o plan.json keeps the plan, for explain, report, verify and run")
     if offered is not None and framework is not None:
         for line in plan_config.write_offer(offered, framework, file):
             click.echo(line)
 
 
-def content(found: Choice, capture_seconds: float, output: str | None) -> dict[str, object]:
+def content(
+    found: Choice, captured: planning.CapturedTarget, output: str | None
+) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
     frontier = found.frontier
     return {
-        "capture_seconds": capture_seconds,
+        "precision": captured.precision,
+        "capture_seconds": captured.seconds,
         "search_seconds": frontier.search_seconds,
         "uniform": _uniform(found.preferred),
         **plan_json.whole(frontier.with_rivals(found.plan), output),
@@ -128,8 +149,8 @@ def _uniform(found: Preferred | None) -> dict[str, object] | None:
     }
 
 
-def print_verdict(found: Choice, limit: int | None, *, pipelines: bool) -> None:
-    """Print whether the plan fits, and its kinds of parallelism.
+def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines: bool) -> None:
+    """Print whether the plan fits, its kinds of parallelism, and its precision.
 
     `pipelines` says whether pipelines were searched.
     """
@@ -141,14 +162,15 @@ def print_verdict(found: Choice, limit: int | None, *, pipelines: bool) -> None:
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2 does)"
         text += f" · no pipeline{unsearched}"
-    click.echo(f"{wrapped(text)}\n")
+    click.echo(f"{wrapped(text)}\n{wrapped(precision)}\n")
 
 
 def print_answer(found: Choice, limit: int | None, useful_seconds: float) -> None:
     """Print speed, memory, limits, what would help, and other plans that fit; notes in short."""
     plan = found.plan
-    for line in answer_lines(plan, found.frontier, limit, useful_seconds):
-        click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * LABEL))
+    for name, text in answer_lines(plan, found.frontier.costs, limit, useful_seconds):
+        line = f"{name:<{_LABEL}}{text}"
+        click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * _LABEL))
     click.echo("\n".join(["", *alternatives(plan, found.frontier, limit)]))
     for line in notes.short(plan):
         click.echo(wrapped(line))

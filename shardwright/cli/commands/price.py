@@ -55,7 +55,12 @@ def command(
     known, strategy = planning.machine_of(machine), Strategy.parse(text)
     limit = limit_on(known, wanted.memory_limit)
     strategy.require_devices(known.devices)
-    captured = planning.capture(target, optimizer, numerics=_numerics(strategy, numerics))
+    captured = planning.capture(
+        target,
+        optimizer,
+        numerics=_numerics(strategy, numerics),
+        faster_in_bf16=known.device.faster_in_bf16,
+    )
     with working(f"pricing {strategy} on {known}"):
         from shardwright import api
 
@@ -65,6 +70,7 @@ def command(
     if as_json:
         print_json(
             {
+                "precision": captured.precision,
                 "capture_seconds": captured.seconds,
                 "strategy": plan.name,
                 "fits": limit is None or plan.peak_bytes <= limit,
@@ -72,7 +78,8 @@ def command(
             }
         )
         return
-    for line in (fit(plan, limit), f"strategy: {plan.name}", summary(plan)):
+    lines = (fit(plan, limit), f"strategy: {plan.name}", summary(plan), captured.precision)
+    for line in lines:
         click.echo(wrapped(line))
     for line in notes.lines(plan, WIDTH):
         click.echo(line)
@@ -82,5 +89,7 @@ def command(
 
 def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]:
     """The numerics of the capture: those of the strategy's dtypes, unless others are `given`."""
+    if strategy.param_dtype is None:
+        return given
     mixed = strategy.param_dtype == "bfloat16" and strategy.state_dtype == _MASTER
-    return {**mixed_precision(strategy), **given} if mixed else given
+    return {**(mixed_precision(strategy) if mixed else {"precision": "model"}), **given}

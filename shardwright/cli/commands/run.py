@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Options of planning, which have no effect on a given plan.
 _PLANNING = (
     *("machine", "figures", "time_operators", "memory_limit", "seconds", "micro_batches", "stages"),
-    *("allow_async", *CHOICES),
+    *("allow_async", "loss_chunks", *CHOICES),
 )
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/how-to/async.md);"
@@ -47,7 +47,15 @@ _OTHER_TRAINING = (
 @click.option("--devices", type=options.ranks(1), help="Ranks to start on this host.")
 @groups.machine(default="here", timed=True)
 @groups.plan_options(
-    *("memory_limit", "constraints", "seconds", "micro_batches", "stages", "allow_async")
+    *(
+        "memory_limit",
+        "constraints",
+        "seconds",
+        "micro_batches",
+        "stages",
+        "allow_async",
+        "loss_chunks",
+    )
 )
 @groups.numerics
 @run_options
@@ -96,11 +104,13 @@ def _captured(
     named = MachineOptions(f"{devices}xcpu", {}) if machine.is_here else machine
     known = planning.machine_of(named, devices)
     planning.check([known], wanted, target.batch)
+    here = machine.is_here
     return planning.capture(
         target,
         numerics=numerics,
-        machine=None if machine.is_here else known,
+        machine=None if here else known,
         memory_limit=wanted.memory_limit,
+        faster_in_bf16=planning.host_faster_in_bf16() if here else known.device.faster_in_bf16,
     )
 
 
@@ -129,7 +139,7 @@ def _planned(
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
         searched = planning.searches_pipelines(known, wanted, chosen)
-        print_verdict(choice, limit, pipelines=searched)
+        print_verdict(choice, limit, captured.precision, pipelines=searched)
         print_answer(choice, limit, planning.useful_seconds(captured, known))
     return chosen
 

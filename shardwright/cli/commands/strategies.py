@@ -50,7 +50,9 @@ def command(
     """Show the uniform strategies for TARGET that no other beats in both time and memory."""
     known = planning.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
-    captured = planning.capture(target, optimizer, numerics=numerics)
+    captured = planning.capture(
+        target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
+    )
     with working(f"pricing strategies on {known}") as progress:
         from shardwright import api
 
@@ -68,6 +70,7 @@ def command(
         print_json(
             {
                 "file": output,
+                "precision": captured.precision,
                 "capture_seconds": captured.seconds,
                 "search_seconds": frontier.search_seconds,
                 "best": _point(best, limit),
@@ -76,7 +79,8 @@ def command(
         )
         return
     click.echo(wrapped(fit(best, limit)))
-    click.echo(f"best: {best.name}\n")
+    click.echo(f"best: {best.name}")
+    click.echo(f"{wrapped(captured.precision)}\n")
     print_frontier(frontier, best)
     click.echo(f"\n{textwrap.fill(_list(frontier), WIDTH)}")
     if output:
@@ -92,7 +96,9 @@ def _best(frontier: Frontier, wanted: PlanOptions) -> Plan:
 
 
 def _list(frontier: Frontier) -> str:
-    return "; ".join(plan.name for plan in frontier)
+    """The strategies by their index in the table."""
+    names = (f"{index}: {plan.name}" for index, plan in enumerate(frontier))
+    return f"strategies: {'; '.join(names)}"
 
 
 def _point(plan: Plan, limit: int | None) -> dict[str, object]:

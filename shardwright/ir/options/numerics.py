@@ -27,6 +27,10 @@ _MEANING = {
         " them, which halves what is sent; sums over micro-batches stay in float32"
     ),
 }
+_CHUNKS = (
+    "logits of one part of the vocabulary exist at a time and are computed again in the backward"
+    " pass; gradients of what they are computed from are sums over the parts"
+)
 CHOICES = {
     "rng": ("exact", "fast"),
     "batch_norm": ("exact", "local"),
@@ -41,7 +45,7 @@ class NumericsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Options for random numbers, for batch norms, and for the dtype of computation.
+    """Options for random numbers, batch norms, the dtype of computation, and chunks of the loss.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
       torch's fused kernels, whose numbers depend on the plan;
@@ -50,15 +54,19 @@ class Numerics:
     * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
       casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
     * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
-      are stored; "bf16", with `precision="bf16"` alone, in bfloat16.
+      are stored; "bf16", with `precision="bf16"` alone, in bfloat16;
+    * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
+      computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`).
 
-    Raises `NumericsError` for a word that is not known, and for `reduce="bf16"` without masters.
+    Raises `NumericsError` for a word that is not known, for `reduce="bf16"` without masters, and
+    for a number of chunks that is none.
     """
 
     rng: str = "exact"
     batch_norm: str = "exact"
     precision: str = "model"
     reduce: str = "stored"
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -70,17 +78,24 @@ class Numerics:
                 "reduce='bf16' is for gradients of parameters that are kept in float32; add"
                 " precision='bf16'"
             )
+        if type(self.loss_chunks) is not int or self.loss_chunks < 1:
+            raise NumericsError(
+                f"loss_chunks={self.loss_chunks!r} is no number of chunks; give 1 or more"
+            )
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name and consequence of every option that is not exact."""
         for field in fields(self):
             if (field.name, value := getattr(self, field.name)) in _MEANING:
                 yield field.name, _MEANING[field.name, value]
+        if self.loss_chunks > 1:
+            yield "loss", f"in {self.loss_chunks} chunks: {_CHUNKS}"
 
     def __str__(self) -> str:
         words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]
         words += [f"precision={self.precision}"] if self.precision != "model" else []
         words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
+        words += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks > 1 else []
         return " ".join(words)  # part of fingerprints: plans made before there were these run
 
 

@@ -43,6 +43,8 @@ class PlanOptions:
       pipelines around the best uniform strategies that have stages, on machines of several hosts.
       `of` gives (1,) instead where other options rule these strategies out;
     * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
+    * `loss_chunks`: numbers of chunks of the vocabulary in which the loss is computed; None tries
+      more than one where micro-batches would be tried;
     * `seconds`: about how long to search at most.
     """
 
@@ -56,6 +58,7 @@ class PlanOptions:
     memory_limit: Bytes | str | None = None
     stages: tuple[int, ...] | str | None = AUTO
     allow_async: bool = False
+    loss_chunks: tuple[int, ...] | None = None
     seconds: float = math.inf
 
     @classmethod
@@ -90,11 +93,13 @@ class PlanOptions:
         if self.method != "kcut":
             return
         plain = not (self.exact or self.constraints or self.allow_async)
+        plain &= self.loss_chunks in (None, (1,))
         one = len(self.meshes or ()) <= 1
         if not (plain and one) or {*(self.micro_batches or (1,)), *(self.stages or (0,))} != {1}:
             raise OptionsError(
                 "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
-                " micro-batches, no stages and no `allow_async`; leave these out"
+                " micro-batches, no stages, no chunks of the loss and no `allow_async`; leave these"
+                " out"
             )
 
 
@@ -127,6 +132,10 @@ def _micro_batches(name: str, value: object) -> object:
     if isinstance(value, str):
         raise OptionsError(f"{name}={value!r} is not known; give numbers such as {_MICRO_BATCHES}")
     return _counts(name, value, OptionsError, _MICRO_BATCHES)
+
+
+def _loss_chunks(name: str, value: object) -> object:
+    return None if value is None else _counts(name, value, OptionsError, "(1, 8), or None")
 
 
 def _stages(name: str, value: object) -> object:
@@ -162,6 +171,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "memory_limit": lambda _, value: None if value is None else parse_limit(value),
     "stages": _stages,
     "allow_async": _switch,
+    "loss_chunks": _loss_chunks,
     "seconds": _seconds,
 }
 DEFAULTS = PlanOptions()

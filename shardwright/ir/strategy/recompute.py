@@ -20,6 +20,8 @@ from dataclasses import dataclass
 PLAIN = ("none", "full", "children")
 COUNTED = ("every", "first", "groups")
 NAMED = ("ops", "modules")
+# Operators that users name differently from their kind, e.g. in torchtitan's list.
+_PRODUCTS = frozenset({"mm", "linear", "addmm", "matmul"})
 _CALL = re.compile(r"(\w+)\(([^()]*)\)")
 _EXAMPLES = (
     "none, full, children, every(2), first(4), groups(2), ops(mm,attention), modules(layers.*.mlp)"
@@ -90,6 +92,17 @@ class Recompute:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[^\s,()]+", name) is not None
+
+
+def op_word(kind: str) -> str:
+    """The name in `ops` of operators of a kind.
+
+    >>> op_word("linear"), op_word("scaled_dot_product_attention"), op_word("gelu")
+    ('mm', 'attention', 'gelu')
+    """
+    if kind in _PRODUCTS:
+        return "mm"
+    return "attention" if "attention" in kind else kind
 
 
 NONE = Recompute()

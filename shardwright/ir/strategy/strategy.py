@@ -208,6 +208,10 @@ class Strategy:
         }
         return written(given) or "dp_shard=1"
 
+    def in_chunks(self, count: int) -> Strategy:
+        """The strategy with its loss in `count` chunks; itself for one."""
+        return self.but(loss=f"chunked({count})") if count > 1 else self
+
     def require(self, devices: int, limits: ModelLimits) -> None:
         """Raise `StrategyError` where a degree does not fit the machine or the model.
 

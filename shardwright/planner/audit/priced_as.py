@@ -36,7 +36,7 @@ def priced_as(strategy: Strategy, graph: Graph) -> tuple[Strategy, tuple[Replace
     """
     now = strategy
     for _ in fields(Strategy):
-        if not (names := [name for name, _ in unpriced_fields(now)]):
+        if not (names := [name for name, _ in unpriced_fields(now, 1)]):
             break
         now = now.but(**{name: _DEFAULTS[name] for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))

@@ -130,9 +130,9 @@ class FoldedCosts:
             return None
         few = _of_graph(decisions, folded.graph)
         key = (
-            *(id(folded), few.mesh, few.micro_batches, few.pipeline, few.gradient_sync),
+            *(id(folded), few.mesh, few.micro_batches, few.pipeline, few.gradient_sync, few.ahead),
             *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
-            *(tuple(few.segments.values()), few.kept, few.ahead),
+            *(tuple(few.segments.values()), few.kept),
         )
         if key in self._known:
             self._known.move_to_end(key)

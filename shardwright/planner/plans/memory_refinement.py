@@ -59,10 +59,13 @@ class MemoryRefinement:
         found = [self._memory(lowering, rank) for rank in ranks]
         if worst is not None and found[0].peak != worst.bytes:
             found = [self._memory(lowering, rank) for rank in ranks_that_differ(lowering)]
+        most = max(found, key=lambda memory: memory.peak)
+        libraries = self._device.workspace_bytes
         most = replace(
-            max(found, key=lambda memory: memory.peak),
+            most,
             context=self._device.context_bytes,
-            libraries=self._device.workspace_bytes,
+            libraries=libraries,
+            reserved=Bytes(most.reserved + libraries) if most.reserved else most.reserved,
         )
         return replace(plan, memory=most, peak_bytes=most.peak)
 

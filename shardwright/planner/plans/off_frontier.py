@@ -26,14 +26,15 @@ _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 class _Group:
     """The candidates of one search, fastest first.
 
-    `share` is the last known ratio of simulated to additive memory. `again` marks the candidates of
-    a second search (`bottlenecks.py`), which need less memory than others of equal additive memory,
-    so that `share` may be too large for them.
+    `share` is the last known ratio of simulated to additive memory, and `slower` that of seconds.
+    `again` marks the candidates of a second search (`bottlenecks.py`), which need less memory than
+    others of equal additive memory, so that `share` may be too large for them.
     """
 
     left: list[Candidate]
     share: float
     again: bool
+    slower: float = 1.0
 
     def next(self, limit: Bytes, enough: Seconds) -> Candidate | None:
         """Remove and return the fastest candidate that is likely to fit, or None.
@@ -93,8 +94,9 @@ class OffFrontierPlans:
             if candidate is None:
                 return
             plan = self._write(candidate)
-            if plan.step_seconds < enough:
-                heapq.heappush(queue, (plan.step_seconds, number, candidate, plan))
+            likely = Seconds(plan.step_seconds * groups[number].slower)
+            if likely < enough:
+                heapq.heappush(queue, (likely, number, candidate, plan))
 
         for number in range(len(groups)):
             offer(number)
@@ -105,8 +107,9 @@ class OffFrontierPlans:
                 break
             _, number, candidate, plan = heapq.heappop(queue)
             compared = self._compare(plan)
-            if compared.peak_bytes <= limit:
+            if compared.peak_bytes <= limit and compared.step_seconds < enough:
                 best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
             groups[number].share = compared.peak_bytes / candidate.peak
+            groups[number].slower = compared.step_seconds / plan.step_seconds
             offer(number)
         return best

@@ -73,12 +73,24 @@ class PlanBuilder:
 
         Returns:
             The nodes, none if nothing is decided. A second node (the twin) decides if the operator
-            is recomputed. The switch is the node that decides whether it is; -1 if it never is.
+            is recomputed, a third whether it is kept then. The switch is the node that decides
+            whether it is recomputed; -1 if it never is.
         """
         decision = self._node[name]
         if decision is None:
             return (), -1
-        return decision[: 1 if decision[1] < 0 else 2], decision[2]
+        keep = (self._keep_node[name],) if name in self._keep_node else ()
+        return (*decision[: 1 if decision[1] < 0 else 2], *keep), decision[2]
+
+    @cached_property
+    def _keep_node(self) -> dict[str, int]:
+        """For operators that may be kept the node in whole assignments that decides it."""
+        known = self.space.keep_nodes
+        return {
+            op.name: self._whole(op.name, known[like])
+            for op in self.graph.ops
+            if (like := self._rep(op.name)) in known
+        }
 
     def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
         """The option of every operator under a whole assignment, in order.
@@ -106,8 +118,10 @@ class PlanBuilder:
             segment = None if node is None else segment_of.get(node)
             if segment is not None:
                 mine = [one for one, its in segment_of.items() if its == segment]
+                kept = zip(self.space.kept_operators, both.keeps, strict=True)
+                keeps = [keep for one, keep in kept if segment_of[one.choice.node] == segment]
                 mine += [both.twins[one] for one in mine if one in both.twins]
-                mine.append(both.switches[segment])
+                mine += [both.switches[segment], *keeps]
                 return [self._whole(name, one) for one in mine]
         return []
 
@@ -159,17 +173,8 @@ class PlanBuilder:
         return (choice[twin], switch) if again else (choice[node], -1)
 
     def _keeps(self, name: str, choice: Sequence[int]) -> bool:
-        """Whether an operator runs once although the segment that contains it is recomputed."""
-        if not self.space.kept_in or self._rep(name) not in self.space.kept_in:
-            return False
-        switch = self._kept_switch(name)
-        return switch >= 0 and choice[switch] == 1
-
-    def _kept_switch(self, name: str) -> int:
-        """The switch of the segment that contains a kept operator; -1 if it is never recomputed."""
-        segment = self.space.kept_in[self._rep(name)]
-        switch = self.space.recompute_choice.switches.get(segment)
-        return -1 if switch is None else self._whole(name, switch)
+        """Whether an operator runs once if its segment is recomputed."""
+        return name in self._keep_node and choice[self._keep_node[name]] == 1
 
     def _rep(self, name: str) -> str:
         return self.short.stands_for.get(name, name)
@@ -327,10 +332,7 @@ class PlanBuilder:
                 0 if switch < 0 else segment_numbers.setdefault(switch, len(segment_numbers) + 1)
             )
             sources = tuple(layouts.get(value, ANYWHERE) for value in call.values)
-            kept = switch < 0 and self._keeps(call.op.name, choice)
-            if kept:
-                own = self._kept_switch(call.op.name)
-                segment = segment_numbers.setdefault(own, len(segment_numbers) + 1)
+            kept = switch >= 0 and self._keeps(call.op.name, choice)
             step = self._steps.of(call, call.options[chosen], Again(segment, kept), sources)
             layouts.update(step.layouts)
             ops.append(step.op)

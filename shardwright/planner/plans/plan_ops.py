@@ -20,6 +20,7 @@ from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import duals
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placements import tiling_text
+from shardwright.solve.elimination.problem import Ints
 
 # The code of a layout, and whether a gathered copy is freed and gathered again.
 StoredLayout = tuple[int, bool]
@@ -186,7 +187,7 @@ class PlanEntries:
         returned = [(i, t) for i in out for t in model.returned(short_op.outputs[i], codes[i])]
         internal_reductions = tuple(model.internal_transfers(short_op, k, again))
         return _Pattern(
-            self._operator(short_op, k, again, internal_reductions),
+            self._operator(short_op, k, runs, internal_reductions),
             tuple(operand_transfers),
             tuple(returned),
             internal_reductions,
@@ -197,12 +198,20 @@ class PlanEntries:
     def _words(self) -> dict[int, str]:
         return dimension_names(self.space.model.graph, self.space.model.analysis)
 
+    @cached_property
+    def _kept_bytes(self) -> dict[str, Ints]:
+        """Bytes that operators take in addition if they are kept, for each option."""
+        return {one.op.name: one.bytes for one in self.space.kept_operators}
+
     def _operator(
-        self, short_op: Op, k: int, again: bool, internal_reductions: Sequence[PlannedTransfer]
+        self, short_op: Op, k: int, runs: Again, internal_reductions: Sequence[PlannedTransfer]
     ) -> PlannedOp:
         model = self.space.model
         rule, options = model.analysis.rules[short_op.name], model.options(short_op)
-        table = model.operator(short_op, self.space.recomputed[short_op.name] if again else ())
+        together = self.space.recomputed[short_op.name] if runs.segment else ()
+        table, more = model.operator(short_op, together, runs.kept), 0
+        if runs.kept and short_op.name in self._kept_bytes:
+            more = int(self._kept_bytes[short_op.name][k])
         tiling = options.tiling(rule, k)
         return PlannedOp(
             name=short_op.name,
@@ -212,7 +221,7 @@ class PlanEntries:
             splits=split_words(rule, tiling, self._words),
             layout=model.layout(short_op.outputs[0], int(options.results[0][k])),
             seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in internal_reductions)),
-            saved_bytes=Bytes(int(table.bytes[k])),
+            saved_bytes=Bytes(int(table.bytes[k]) + more),
             backward_seconds=Seconds(float(model.backward_seconds(short_op)[k])),
         )
 

@@ -69,7 +69,7 @@ class SearchedFrontier(Frontier):
         return plan if self.deepen is None else self.deepen(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
-        """A plan with the time and peak that `settled` finds; it may have no timeline."""
+        """The time and peak that `settled` finds, from few of the layers where that is exact."""
         return self.settled(plan) if self.compare is None else self.compare(plan)
 
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
@@ -121,7 +121,10 @@ class SearchedFrontier(Frontier):
         found = self.compared(self.plans[index]) if index is not None else None
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
-            found = self.off_frontier(limit, seconds, min(share, 1.0)) or found
+            than = seconds if found is None else max(seconds, found.step_seconds)
+            other = self.off_frontier(limit, than, min(share, 1.0))
+            if other is not None and (found is None or other.step_seconds < found.step_seconds):
+                found = other
         return self._or_pipeline(self._best_of_baselines(found, seconds, limit), limit)
 
     def _fastest_of_all(self) -> Plan:

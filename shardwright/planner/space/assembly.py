@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.ir.graph import LeafKind, Op
 from shardwright.planner.communication.resharding import Table, Want
 from shardwright.planner.space.clusters import Clusters
+from shardwright.planner.space.kept_operators import KeptOperator, KeptOperators
 from shardwright.planner.tables.layout_codes import WHOLE
 from shardwright.planner.tables.model import CostModel
 from shardwright.solve.elimination.problem import Bools, Edge, Floats, Ints, Node, Problem
@@ -53,7 +54,8 @@ class Skeleton:
         leaders: the operators that lead a cluster; None derives them from the model.
         forced_leaders: operators that must lead if `leaders` is None.
         shared: for each value, the readers of each reading; None derives them from the model.
-        kept: operators inside of recomputed segments that run once and keep their results.
+        kept: operators inside of recomputed segments that may run once and keep their results; None
+            for those that are worth it (`kept_operators.py`).
         ends_again: whether an operator at the end of a segment is recomputed if it saves values
             that the segment produces.
     """
@@ -61,11 +63,12 @@ class Skeleton:
     leaders: frozenset[str] | None = None
     forced_leaders: frozenset[str] = frozenset()
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
-    kept: frozenset[str] = frozenset()
+    kept: frozenset[str] | None = frozenset()
     ends_again: bool = False
 
 
 FREE = Skeleton()
+SEARCHED = Skeleton(kept=None)
 
 
 @final
@@ -82,11 +85,9 @@ class Assembly:
         self._given = skeleton
         self.leaves = model.graph.leaves_of(LeafKind.PARAMETER)
         self.number = {op.name: i for i, op in enumerate(model.graph.ops)}
-        spans = {
+        self._segment = {
             model.graph.ops[i].name: number for number, span in enumerate(segments) for i in span
         }
-        self.kept_in = {name: n for name, n in spans.items() if name in skeleton.kept}
-        self._segment = {name: n for name, n in spans.items() if name not in skeleton.kept}
         self.clusters = Clusters(model, self._segment, skeleton.leaders, skeleton.forced_leaders)
         self.segment_of = self._movable()  # node -> its segment
         self.readings: list[Reading] = []
@@ -134,21 +135,23 @@ class Assembly:
             node = self.clusters.op_nodes[op.name].node
             if node is not None and node in self.segment_of:
                 groups.setdefault(self.segment_of[node], set()).add(op.name)
-        given = dict.fromkeys(groups, frozenset[str]())  # what operators that run once save
-        for name, segment in self.kept_in.items():
-            given[segment] = given.get(segment, frozenset()) | {name}
-        return {
-            name: frozenset(group) | given[segment]
-            for segment, group in groups.items()
-            for name in group
-        }
+        together = [frozenset(group) for group in groups.values()]
+        return {name: group for group in together for name in group}
 
-    def problem(self, recomputed: _Recomputed) -> Problem:
-        """Nodes and edges with their costs, where some operators are recomputed."""
+    def kept_operators(self, recomputed: _Recomputed) -> tuple[KeptOperator, ...]:
+        """The operators that may be kept inside of recomputed segments."""
+        named = self._given.kept
+        return tuple(KeptOperators(self.clusters, self._segment, recomputed, named).found())
+
+    def problem(self, recomputed: _Recomputed, once: Collection[str] = ()) -> Problem:
+        """Nodes and edges with their costs, where some operators are recomputed.
+
+        The second run of those in `once` is left out.
+        """
         nodes = [
             Node(op.name, *costs)
             for op, costs in zip(
-                self.clusters.leaders, self.clusters.costs(recomputed), strict=True
+                self.clusters.leaders, self.clusters.costs(recomputed, once), strict=True
             )
         ]
         for reading in self.readings:
@@ -183,9 +186,7 @@ class Assembly:
                 op_nodes[op.name].node for op in readers if self._segment.get(op.name) == segment
             } - {node, None}
             crossing = any(self._segment.get(op.name) != segment for op in readers)
-            wanted = any(self.kept_in.get(op.name) == segment for op in readers)
-            if self._given.ends_again:
-                wanted = wanted or self._saves_inside(members[node], segment)
+            wanted = self._given.ends_again and self._saves_inside(members[node], segment)
             if crossing and inside <= staying and not wanted:
                 staying.add(node)
             else:

@@ -98,16 +98,22 @@ class Clusters:
         for op in graph.ops:
             self._add(op)
 
-    def costs(self, recomputed: Mapping[str, frozenset[str]]) -> Iterator[tuple[Floats, Ints]]:
+    def costs(
+        self, recomputed: Mapping[str, frozenset[str]], once: Collection[str] = ()
+    ) -> Iterator[tuple[Floats, Ints]]:
         """Seconds and bytes of every cluster, per choice; equal clusters share arrays.
 
-        `recomputed` maps recomputed operators to all operators of their segment.
+        `recomputed` maps recomputed operators to all operators of their segment. The second run of
+        those in `once` is left out.
         """
         fixed, parts = _Sum(), [_Sum() for _ in self.leaders]
         for op in self.model.graph.ops:
             op_node = self.op_nodes[op.name]
             part = fixed if op_node.node is None else parts[op_node.node]
-            self._pay(op, op_node, part, recomputed.get(op.name, frozenset()))
+            together = recomputed.get(op.name, frozenset[str]())
+            table = self.model.operator(op, together, op.name in once)
+            part.add(table.seconds, table.bytes, op_node.options)
+            self._pay(op, op_node, part, again=bool(together))
         if fixed.terms and parts:  # the first cluster pays for operators without a node
             parts[0].add_fixed(fixed)
         for part in parts:
@@ -189,11 +195,9 @@ class Clusters:
             return None
         return np.asarray(np.where(good, seconds, np.inf).argmin(axis=1))
 
-    def _pay(self, op: Op, op_node: OpNode, part: _Sum, recomputed: frozenset[str]) -> None:
-        """Add to `part` the cost of an operator, of slicing its operands and of copies it keeps."""
-        model, again = self.model, op.name in recomputed
-        table = model.operator(op, recomputed)
-        part.add(table.seconds, table.bytes, op_node.options)
+    def _pay(self, op: Op, op_node: OpNode, part: _Sum, *, again: bool) -> None:
+        """Add to `part` the cost of slicing an operator's operands, and of copies it keeps."""
+        model = self.model
         for name in dict.fromkeys(op.operands):
             source = self.written.get(name)
             if source is None or (op_node.leads and source.node is not None):

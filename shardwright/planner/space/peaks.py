@@ -7,7 +7,7 @@ it would otherwise have kept since the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -77,17 +77,29 @@ class Peaks:
     def _recomputable(self) -> tuple[Ints, Ints, Ints]:
         """Nodes of whole assignments that have a twin, their twins, and their switches."""
         both, segment_of = self.space.recompute_choice, self.space.segment_of
-        triples = [
-            (node, twin, both.switches[segment_of[node]]) for node, twin in both.twins.items()
-        ]
-        found = [np.array(triples, np.int64).reshape(-1, 3)]
+        node, twin, switch = self._everywhere(
+            [(node, twin, both.switches[segment_of[node]]) for node, twin in both.twins.items()], 3
+        )
+        return node, twin, switch
+
+    @cached_property
+    def _keeping(self) -> tuple[Ints, Ints]:
+        """Nodes of whole assignments that keep operators, and the switches of their segments."""
+        both, segment_of = self.space.recompute_choice, self.space.segment_of
+        kept = zip(self.space.kept_operators, both.keeps, strict=True)
+        pairs = [(keep, both.switches[segment_of[one.choice.node]]) for one, keep in kept]
+        keep, switch = self._everywhere(pairs, 2)
+        return keep, switch
+
+    def _everywhere(self, groups: Sequence[tuple[int, ...]], size: int) -> Ints:
+        """Groups of `size` nodes of the problem, as nodes of all copies: (size, groups)."""
+        found = [np.array(groups, np.int64).reshape(-1, size)]
         for number, run in enumerate(self.space.folded.runs):
             at = {node: i for i, node in enumerate(run.nodes)}
-            inside = [[at[node] for node in triple] for triple in triples if triple[0] in at]
+            inside = [[at[node] for node in group] for group in groups if group[0] in at]
             rows = self.space.folded.positions(number)[:-1]  # the last copy is the problem's own
-            found.append(rows[:, np.array(inside, np.int64).reshape(-1, 3)].reshape(-1, 3))
-        node, twin, switch = np.concatenate(found).T
-        return node, twin, switch
+            found.append(rows[:, np.array(inside, np.int64).reshape(-1, size)].reshape(-1, size))
+        return np.concatenate(found).T
 
     def _recomputed(self, choices: Ints) -> Ints:
         """Bytes that the largest recomputed segment would keep, less what it keeps: (P,)."""
@@ -95,11 +107,15 @@ class Peaks:
         if not node.size:
             return np.zeros(len(choices), np.int64)
         segments, number = np.unique(switch, return_inverse=True)
+        keep, switch_of_keep = self._keeping
+        own = np.searchsorted(segments, switch_of_keep)
         kept = choices.copy()
         kept[:, node] = np.where(choices[:, switch] == 1, choices[:, twin], choices[:, node])
         kept[:, twin] = self._sizes[twin] - 1  # absent
         more = self._kept_bytes(kept, dict(zip(node.tolist(), number.tolist(), strict=True)))
-        less = self._kept_bytes(choices, dict(zip(twin.tolist(), number.tolist(), strict=True)))
+        keeping = dict(zip(keep.tolist(), own.tolist(), strict=True))
+        twins = dict(zip(twin.tolist(), number.tolist(), strict=True))
+        less = self._kept_bytes(choices, twins | keeping)
         largest: Ints = np.maximum((more - less).T * choices[:, segments], 0).max(axis=1)
         return largest
 

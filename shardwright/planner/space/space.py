@@ -8,13 +8,14 @@ them. Sharded storage (ZeRO, FSDP) needs no special case: the edge of a paramete
 Shard and read as Replicate has the cost of the all-gather, and of the reduce-scatter of the
 gradient. The gathered copy is kept until the backward pass, or gathered again there.
 Checkpoint segments (`checkpoint_segments.py`) keep what autograd saves or are recomputed; each of
-their nodes exists twice, once for either case (`solve/elimination/recompute_choice.py`).
+their nodes exists twice, once for either case (`solve/elimination/recompute_choice.py`). Inside of
+a recomputed segment single operators may be kept (`kept_operators.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,7 @@ from shardwright.planner.space.assembly import FREE, Assembly, Reading, Skeleton
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.clusters import OpNode
 from shardwright.planner.space.folding import fold
+from shardwright.planner.space.kept_operators import KeptOperator
 from shardwright.planner.space.repeats import Repeat, find_repeats
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.rule import Tiling
@@ -47,8 +49,9 @@ class Space:
     """A problem and the meaning of its choices.
 
     Nodes are in this order: clusters, readings, parameters, then the twins and switches of segments
-    that may be recomputed. `op_nodes` maps every operator to its node, `stored[i]` lists the ways
-    to store parameter i, and `kept` is the problem without recomputation.
+    that may be recomputed, and what decides whether operators of these are kept. `op_nodes` maps
+    every operator to its node, `stored[i]` lists the ways to store parameter i, and `kept` is the
+    problem without recomputation.
     """
 
     model: CostModel
@@ -62,7 +65,7 @@ class Space:
     recompute_choice: RecomputeChoice
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
-    kept_in: Mapping[str, int]  # operator that runs once -> the segment that it is inside of
+    kept_operators: tuple[KeptOperator, ...]  # that may be kept while their segment is recomputed
 
     @cached_property
     def solver(self) -> Solver:
@@ -114,6 +117,12 @@ class Space:
         }
 
     @cached_property
+    def keep_nodes(self) -> Mapping[str, int]:
+        """For every operator that may be kept the node that decides whether it is."""
+        both = zip(self.kept_operators, self.recompute_choice.keeps, strict=True)
+        return {name: node for kept, node in both for name in kept.ops}
+
+    @cached_property
     def workspaces(self) -> tuple[Ints, ...]:
         """Bytes of the largest workspace among the operators of each node, per choice."""
         found = [np.zeros(node.num_choices, np.int64) for node in self.problem.nodes]
@@ -128,12 +137,16 @@ class Space:
         return tuple(found)
 
     def assignment(
-        self, options: Mapping[str, int], storage: Mapping[str, int], recompute: bool = False
+        self,
+        options: Mapping[str, int],
+        storage: Mapping[str, int],
+        recompute: bool = False,
+        kept: Collection[str] = (),
     ) -> Assignment:
         """The assignment closest to these choices: leaders decide for their followers.
 
-        `storage` has the choice of every parameter. `recompute` recomputes all segments. If the
-        readers of a reading differ, the first of them decides.
+        `storage` has the choice of every parameter. `recompute` recomputes all segments, except the
+        operators that are `kept`. If the readers of a reading differ, the first of them decides.
         """
         choice = [0] * len(self.problem.nodes)
         for name, op_node in self.op_nodes.items():
@@ -150,6 +163,8 @@ class Space:
             )
         for switch in self.recompute_choice.switches.values():
             choice[switch] = int(recompute)
+        for name, node in self.keep_nodes.items():
+            choice[node] |= int(recompute and name in kept)
         return tuple(choice)
 
     @cached_property
@@ -217,11 +232,15 @@ def make_folded_space(
         plain = fold(kept, assembly.owners(), repeats, skipped)
         if plain is not None and plain.widest > most_run:
             raise TooWideError
-    again = assembly.problem(recomputed) if recomputed else kept
-    both = with_recompute_choice(kept, again, assembly.segment_of)
+    may_keep = assembly.kept_operators(recomputed)
+    once = {one.op.name for one in may_keep}
+    again = assembly.problem(recomputed, once) if recomputed else kept
+    choices = [one.choice for one in may_keep]
+    both = with_recompute_choice(kept, again, assembly.segment_of, choices)
     owners = assembly.owners()
     owners += [owners[node] for node in both.twins]
     owners += [frozenset({segments[segment].start}) for segment in both.switches]
+    owners += [owners[one.node] for one in choices]
     folded = fold(both.problem, owners, repeats, skipped)
     if folded is None:
         return None
@@ -237,5 +256,5 @@ def make_folded_space(
         both,
         kept,
         recomputed,
-        assembly.kept_in,
+        may_keep,
     )

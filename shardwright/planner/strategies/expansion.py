@@ -218,7 +218,8 @@ class SpaceOfStrategy:
         space = self.writer.space
         options = dict.fromkeys((op.name for op in space.model.graph.ops), 0)
         storage = dict(self._storage(kind))
-        chosen = space.assignment(options, storage, recompute)
+        kept = self.recomputable.skeleton.kept or ()
+        chosen = space.assignment(options, storage, recompute, kept)
         return np.array(space.folded.expand(chosen), np.int64)
 
     def _storage(self, kind: StorageKind) -> Iterator[tuple[str, int]]:

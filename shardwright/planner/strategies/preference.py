@@ -42,7 +42,8 @@ class Preferred:
             return ""
         name = self.uniform.name
         if self.plan.name != name:
-            seconds = f"{self.uniform.step_seconds * 1e3:.1f} ms"
+            ms = self.uniform.step_seconds * 1e3
+            seconds = f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
             return f"{self.gain:.1%} faster than the best uniform strategy, {name}, {seconds}"
         if self.gain < _EQUAL:
             return f"uniform strategy {name}; nothing faster was found"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
@@ -12,6 +13,7 @@ from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 
 
 def as_strategy(given: object) -> Strategy:
@@ -31,11 +33,19 @@ def price(
 ) -> Plan:
     """The plan of a strategy, with the time and memory of its step program.
 
+    Parameters are gathered as many buckets ahead as make it faster and as the devices have memory.
     It has no lower bound, because nothing else is searched. Raises `StrategyError` if the strategy
     does not fit the model or the machine, or has no price yet.
     """
     require_graph(graph)
+    if (count := chunks_of(strategy.loss)) is not None:
+        try:
+            graph = with_loss_chunks(graph, count)
+        except LossChunksError as e:
+            raise StrategyError(f"loss={strategy.loss}: {e}") from e
+    strategy = strategy.in_chunks(graph.numerics.loss_chunks)
     expansion = Expansion(graph, machine, optimizer)
     plan = expansion.expanded(strategy).plan(0.0, ())
     analysis = expansion.sources.analysis
-    return Refinement(graph, machine, optimizer, tracer, analysis).settled(plan)
+    refinement = Refinement(graph, machine, optimizer, tracer, analysis)
+    return refinement.deepened(refinement.settled(plan), machine.device.usable_bytes)

@@ -12,7 +12,7 @@ from shardwright.ir.layout import Shard
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.fields import AXES, COMPILES
-from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
+from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError, op_word
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.axes.plan_roles import AxisUse, axis_uses, dimension_of
 
@@ -44,6 +44,8 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
     fields["gradient_sync"] = plan.gradient_sync
     fields["compile"] = COMPILES[plan.compiled]
+    if plan.numerics.loss_chunks > 1:
+        fields["loss"] = f"chunked({plan.numerics.loss_chunks})"
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]
@@ -174,7 +176,7 @@ def _recompute(plan: Plan) -> Recompute:
     if not count:
         return NONE
     if all(again):
-        return FULL
+        return _all_but(plan)
     for step in range(2, len(again) + 1):
         if again == [(n + 1) % step == 0 for n in range(len(again))]:
             return Recompute("every", step)
@@ -182,6 +184,14 @@ def _recompute(plan: Plan) -> Recompute:
         return Recompute("first", count)
     step = max(1, round(len(again) / count))
     return Recompute("every", step) if step > 1 else FULL
+
+
+def _all_but(plan: Plan) -> Recompute:
+    """`full`, or `ops` if every layer keeps all operators of some names and no other."""
+    pairs = [(op_word(op.kind), op) for op in plan.ops if op.segment]
+    kept = dict.fromkeys(name for name, op in pairs if op.kept and op.seconds)
+    whole = all(op.kept for name, op in pairs if name in kept)
+    return Recompute("ops", names=tuple(kept)) if kept and whole else FULL
 
 
 def _stage_cut(plan: Plan) -> tuple[int, ...] | None:

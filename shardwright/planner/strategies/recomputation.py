@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.options.constraints import matches
-from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.ir.strategy.recompute import Recompute, StrategyError, op_word
 from shardwright.planner.space.assembly import FREE, Skeleton
 from shardwright.planner.strategies.layers import (
     child_module,
@@ -22,8 +22,6 @@ from shardwright.planner.strategies.layers import (
 )
 
 BY_LAYER = ("none", "full", "every", "first")  # kinds that share the layers as segments
-# Operators that users name differently from their kind, e.g. in torchtitan's list.
-_PRODUCTS = frozenset({"mm", "linear", "addmm", "matmul"})
 _COLLECTIVES = ("reduce_scatter", "all_to_all")  # sums of kept operators are kept with them
 # Megatron-LM's names for parts of a layer that are not names of modules.
 _PARTS: Mapping[str, Callable[[Op], bool]] = {
@@ -143,9 +141,7 @@ def _kept(names: Sequence[str], graph: Graph, layers: Sequence[range]) -> Iterat
 
 
 def _is_named(op: Op, name: str) -> bool:
-    if name == "mm":
-        return op.kind in _PRODUCTS
-    return op.kind == name or (name == "attention" and "attention" in op.kind)
+    return name in (op.kind, op_word(op.kind))
 
 
 def _within_budget(

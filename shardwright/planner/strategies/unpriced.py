@@ -16,24 +16,29 @@ def require_priced(strategy: Strategy, graph: Graph) -> None:
 
     A value without effect is accepted, e.g. a `loss` split over a single device.
     """
-    for name, instead in unpriced_fields(strategy):
+    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks):
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
     _require_dtypes(strategy, graph)
 
 
-def unpriced_fields(strategy: Strategy) -> Iterator[tuple[str, str]]:
-    """Names of fields without a price, with what to give instead."""
+def unpriced_fields(strategy: Strategy, chunks: int) -> Iterator[tuple[str, str]]:
+    """Names of fields without a price, with what to give instead.
+
+    `chunks` are those in which the captured graph computes its loss.
+    """
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "ranks of a stage are neighbours here, so put pp first"
     if strategy.offload:
         yield "offload", "machines describe no link to the host, so leave it out"
     if strategy.fp8 is not None:
         yield "fp8", "the rates of its products are not known, so leave it out"
-    plain = ("vocabulary-parallel", *(("whole",) if strategy.tp == 1 else ()))
+    plain = [f"chunked({chunks})"]
+    if chunks == 1:
+        plain += ["vocabulary-parallel", *(["whole"] if strategy.tp == 1 else [])]
     if strategy.loss not in plain:
-        yield "loss", f"use {' or '.join(plain)}"
+        yield "loss", f"use {' or '.join(plain[chunks == 1 :])}"
 
 
 def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.machine.calls import OpCall
-from shardwright.rules.analysis import Analysis
+from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
+from shardwright.rules.operators.loss_chunks import with_loss_chunks
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import JointSplit
 from shardwright.simulate.costs.op_calls import form_of
@@ -20,7 +21,9 @@ from shardwright.simulate.costs.workload import OperatorClass, workload
 PART = 0.97  # the fraction of the compute time that the timed calls cover
 MOST = 80  # the largest number of timed calls
 _SOME = 0.002  # operators above this fraction of the compute time have at least one timed call
-_UNTIMED = (OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS)
+_UNTIMED = (
+    OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS, OperatorClass.CHUNKED_LOSS,
+)  # fmt: skip
 
 
 def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[OpCall]:
@@ -31,12 +34,18 @@ def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[O
     size of one micro-batch.
     """
     most: defaultdict[OpCall, float] = defaultdict(float)
-    sized = {1: (graph, analysis)}
+    forms = {graph.numerics.loss_chunks: (graph, analysis)}
+    sized: dict[tuple[int, int], tuple[Graph, Analysis]] = {}
     for plan in plans:
-        count = plan.micro_batches
-        if count not in sized:
-            sized[count] = micro_graph(graph, analysis, micro_batches(graph, analysis, count))
-        for call, part in _parts(*sized[count], plan).items():
+        chunks, count = plan.numerics.loss_chunks, plan.micro_batches
+        if chunks not in forms:
+            form = with_loss_chunks(graph, chunks)
+            forms[chunks] = form, analyze(form)
+        if (chunks, count) not in sized:
+            form, known = forms[chunks]
+            parts = micro_batches(form, known, count) if count > 1 else None
+            sized[chunks, count] = micro_graph(form, known, parts) if parts else forms[chunks]
+        for call, part in _parts(*sized[chunks, count], plan).items():
             most[call] = max(most[call], part)
     total = sum(most.values())
     longest = sorted(most, key=lambda call: -most[call])

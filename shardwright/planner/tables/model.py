@@ -124,16 +124,17 @@ class CostModel:
         """The same cost model with only these `tilings` of the named operators."""
         return self.with_allowed(replace(self._allowed, tilings=tilings))
 
-    def operator(self, op: Op, recomputed: Collection[str] = ()) -> Table:
+    def operator(self, op: Op, recomputed: Collection[str] = (), once: bool = False) -> Table:
         """Seconds of `op` forward and backward, and bytes of its results kept for backward: (K,).
 
         `recomputed` are the operators of its recomputed segment. If `op` is one of them, it runs
-        forward twice and keeps only the results that operators outside of the segment save.
+        forward twice and keeps only the results that operators outside of the segment save. With
+        `once` the seconds of the second run are left out.
         """
         work, options = self.meshless.workload(op), self.options(op)
-        stays = tuple(self._stays(name, recomputed) for name in op.outputs)
-        again = op.name in recomputed
-        extra = (0, 0) if again else (op.extra_saved, op.extra_rows)
+        stays = tuple(self.stays(name, recomputed) for name in op.outputs)
+        again = op.name in recomputed and not once
+        extra = (0, 0) if op.name in recomputed else (op.extra_saved, op.extra_rows)
         key = (id(work), stays, extra, id(options), again)
         if key not in self._tables:
             seconds = self.measure.operator(work, options.sizes, again)
@@ -318,7 +319,14 @@ class CostModel:
         root = value
         while alias := self.graph.tensor[root].alias_of:
             root = alias
-        return None if self._stays(root, ()) else self._reads.local_bytes(value, layouts)
+        return None if self.stays(root, ()) else self._reads.local_bytes(value, layouts)
+
+    def stays(self, value: str, recomputed: Collection[str]) -> bool:
+        """Whether the producer of `value` pays for it if `recomputed` operators save nothing."""
+        savers = self._retention.savers
+        return value in self._retention.at_producer and any(
+            saver not in recomputed for saver in savers[value]
+        )
 
     def returning(self, value: str, sources: Ints) -> Floats:
         """Seconds to replicate an output of the step from each of `sources`: (N,) -> (N,)."""
@@ -413,13 +421,6 @@ class CostModel:
                 rule, self.meshless.workload(op), self.options(op), self.measure
             )
         return self._exchanged[key]
-
-    def _stays(self, value: str, recomputed: Collection[str]) -> bool:
-        """Whether the producer of `value` pays for it if `recomputed` operators save nothing."""
-        savers = self._retention.savers
-        return value in self._retention.at_producer and any(
-            saver not in recomputed for saver in savers[value]
-        )
 
     def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
         """Whether `value` is a deferrable scalar for all `readers`."""

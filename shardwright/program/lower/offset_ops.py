@@ -14,6 +14,7 @@ from shardwright.ir.graph import Op, argument, with_argument
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.program.instructions import Compute, Joint, Run, SharedAttention
 from shardwright.program.lower.routing import routing
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.rules.placements import OpLayouts
 from shardwright.rules.rule import JointSplit
@@ -34,7 +35,10 @@ def placed_call(
     if op.kind == "experts":
         return _experts(op, op_layouts, positions, shapes)
     if op.kind == "cross_entropy_loss":
-        return _cross_entropy(op, op_layouts, mesh, positions, shapes)
+        dims = positions(0)
+        return _cross_entropy(op, op_layouts, mesh, dims[min(1, len(dims) - 1)], shapes)
+    if op.target == LINEAR_CROSS_ENTROPY:  # the rows of its weight
+        return _cross_entropy(op, op_layouts, mesh, positions(1)[0], shapes)
     if op_layouts.internal_reductions:
         return _reduction(op, op_layouts, mesh, positions, shapes)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
@@ -102,11 +106,9 @@ def shared_attention(
 
 
 def _cross_entropy(
-    op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, mesh: Mesh, tile: Tile, shapes: tuple[Shape, ...]
 ) -> Joint | None:
-    """The classes, which are dimension 1 where there are samples, split over some axes."""
-    dims = positions(0)
-    tile = dims[min(1, len(dims) - 1)]
+    """The classes, of which `tile` is here, split over some axes."""
     if all(length == size for _, length, size in tile):
         return None
     first = all(start == 0 for start, _, _ in tile)

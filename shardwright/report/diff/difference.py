@@ -19,7 +19,6 @@ from shardwright.report.text.module_rows import (
     Module,
     ModuleRow,
     fold,
-    kind,
     module_tree,
     stored,
     tiling_words,
@@ -120,11 +119,13 @@ def _stores(module: Module) -> dict[str, str]:
 
 
 def _splits(module: Module, kinds: Iterable[str]) -> dict[str, str]:
-    """The splits of all operators of these kinds, and whether they are recomputed, in order."""
+    """The splits of all operators of these kinds, and whether they are recomputed or kept."""
     found: dict[str, list[str]] = {name: [] for name in kinds}
     for op in module.ops:
-        if kind(op) in found:
-            found[kind(op)].append(tiling_words(op) + " recomputed" * op.runs_again)
+        if op.kind in found:
+            found[op.kind].append(
+                tiling_words(op) + " recomputed" * op.runs_again + " kept" * op.kept
+            )
     return {name: ", ".join(_counted(texts)) for name, texts in found.items()}
 
 
@@ -135,7 +136,7 @@ def _big(*modules: Module) -> dict[str, None]:
         total = sum(op.seconds for op in module.ops)
         seconds: defaultdict[str, float] = defaultdict(float)
         for op in module.ops:
-            seconds[kind(op)] += op.seconds
+            seconds[op.kind] += op.seconds
         found.update((name, None) for name in seconds if seconds[name] >= SMALL_SHARE * total)
     return found
 
@@ -205,6 +206,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("batch norm", first.numerics.batch_norm, second.numerics.batch_norm),
         ("precision", first.numerics.precision, second.numerics.precision),
         ("sums of gradients", first.numerics.reduce, second.numerics.reduce),
+        ("chunks of the loss", str(first.numerics.loss_chunks), str(second.numerics.loss_chunks)),
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])

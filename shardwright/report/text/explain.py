@@ -20,7 +20,7 @@ from shardwright.report.text.module_rows import (
     Module,
     ModuleRow,
     fold,
-    kind,
+    kept_words,
     module_tree,
     moves_data,
     part_name,
@@ -117,7 +117,12 @@ def head(plan: Plan) -> list[str]:
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if segments := {op.segment for op in plan.ops} - {0}:
         again = sum(op.runs_again for op in plan.ops)
-        lines.append(_item("recomputed", f"{again} operators in {len(segments)} segments"))
+        kept = ", ".join(f"{count} {word}" for word, count in kept_words(plan.ops).items())
+        keeping = f", which keep the results of {kept}" if kept else ""
+        text = f"{again} operators in {len(segments)} segments{keeping}"
+        lines += textwrap.wrap(
+            text, WIDTH, initial_indent=_item("recomputed", ""), subsequent_indent=_item("", "")
+        )
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
@@ -144,6 +149,8 @@ def _memory(memory: Memory) -> Iterator[str]:
         yield _item("", f"and beside it {_size(memory.libraries)} of workspaces of libraries")
     if memory.context:
         yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
+    if memory.reserved:
+        yield _item("", f"torch's allocator reserves {_size(memory.reserved)}, with fragments")
 
 
 def _sum_of(parts: Mapping[str, int]) -> Iterator[str]:
@@ -250,14 +257,17 @@ def splits(module: Module) -> Iterator[str]:
     total = sum(op.seconds for op in module.ops)
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in module.ops:
-        seconds[kind(op), tiling_words(op)] += op.seconds
+        seconds[op.kind, tiling_words(op)] += op.seconds
     named: dict[str, list[str]] = {}
     for (name, tiling), spent in sorted(seconds.items(), key=lambda item: -item[1]):
         if spent >= SMALL_SHARE * total:
             named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
-    if module.ops and all(op.runs_again for op in module.ops):
+    if kept := kept_words(module.ops):
+        again = any(op.runs_again for op in module.ops)
+        yield ("recomputed but for " if again else "kept: ") + ", ".join(kept)
+    elif module.ops and all(op.runs_again for op in module.ops):
         yield "recomputed"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:

@@ -15,6 +15,7 @@ from shardwright.ir.layout import Bytes, Layout
 from shardwright.ir.memory import PARTS, STATE, Share
 from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, PlannedTransfer
 from shardwright.ir.redistribution import LOCAL, communication_named
+from shardwright.ir.strategy.recompute import op_word
 
 T = TypeVar("T")
 
@@ -244,12 +245,12 @@ def moves_data(collective: str) -> bool:
     return communication_named(collective.partition(" ")[0]) not in LOCAL
 
 
-def kind(op: PlannedOp) -> str:
-    """The operator without its library and overload.
+def kept_words(ops: Iterable[PlannedOp]) -> Counter[str]:
+    """The operators that run once inside of recomputed segments, in the words of `ac=ops(...)`.
 
-    `aten.linear.default` is `linear`.
+    Views, which take no time, are left out.
     """
-    return op.target.split(".")[1] if "." in op.target else op.target
+    return Counter(op_word(op.kind) for op in ops if op.kept and op.seconds)
 
 
 def tiling_words(op: PlannedOp) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
-from shardwright.report.text.module_rows import kind, moves_data
+from shardwright.report.text.module_rows import moves_data
 
 _OF = {Phase.FORWARD: "", Phase.RECOMPUTE: "again ", Phase.BACKWARD: "gradient of "}
 
@@ -69,11 +69,11 @@ class TransferReader:
         if transfer.value in self._parameters:
             return transfer.value.removeprefix(f"{path}.")
         op = self._ops.get(transfer.value.partition(".")[0]) or self._ops.get(transfer.value)
-        return kind(op) if op else transfer.value
+        return op.kind if op else transfer.value
 
     def _where(self, transfer: PlannedTransfer) -> tuple[str, str]:
         reader = self._ops.get(transfer.consumer)
         if reader is None or not reader.source.file:
-            return f"for {kind(reader) if reader else transfer.consumer}", ""
+            return f"for {reader.kind if reader else transfer.consumer}", ""
         file, line = reader.source.file, reader.source.line
-        return f"{kind(reader)} at {PurePath(file).name}:{line}", f"{file}:{line}"
+        return f"{reader.kind} at {PurePath(file).name}:{line}", f"{file}:{line}"

@@ -69,60 +69,89 @@
       found.push(...[1, 2, 3, 5, 7].map((digit) => digit * power).filter((tick) => tick > least / 2 && tick < most * 2));
     return { tickvals: found, ticktext: found.map((tick) => String(Number(tick.toPrecision(1)))) };
   }
+  /* Plans over the limit, or far slower than the fastest of as many devices that fits, squeeze the others into a corner. */
+  const SLOW = 3;
+  let everything = false; // outliers are drawn, too
+  const within = (bytes) => !data.memory_limit || bytes <= data.memory_limit;
+  const costs = [...data.plans.map((p) => [p.devices, p.seconds, p.bytes]), ...data.rivals.map(([, ...cost]) => cost)];
+  const fastest = new Map(deviceCounts.map((devices) => [devices,
+    Math.min(...costs.filter(([count, , bytes]) => count === devices && within(bytes)).map(([, seconds]) => seconds))]));
+  const someFit = [...fastest.values()].some(Number.isFinite);
+  const isOutlier = (devices, seconds, bytes) => someFit && (!within(bytes) || seconds > SLOW * fastest.get(devices));
+  const isDrawn = (devices, seconds, bytes, index) => everything || index === chosen || !isOutlier(devices, seconds, bytes);
+  const legendOnly = (name, marks) => ({ name, type: "scatter", x: [null], y: [null], hoverinfo: "skip", ...marks });
+  /* Points with a gap between neighbours of other parallelism, so that a line joins only what is alike. */
+  function withGaps(points) {
+    return points.flatMap((p, i) => (i && p.plan.parallelism !== points[i - 1].plan.parallelism ? [null, p] : [p]));
+  }
   function traces(power) {
     const found = [];
     for (const devices of deviceCounts.filter((count) => !hidden.has(count))) {
-      const label = `${devices} device${devices > 1 ? "s" : ""}`;
-      const own = data.plans.map((plan, index) => ({ plan, index })).filter((p) => p.plan.devices === devices);
-      const kinds = [["searched", (p) => p.name === "searched", "circle"], ["baseline", (p) => p.name !== "searched", "diamond"]];
-      for (const [kind, belongs, symbol] of kinds) {
-        const points = own.filter((p) => belongs(p.plan)).sort((a, b) => a.plan.bytes - b.plan.bytes);
+      const label = `${devices} device${devices > 1 ? "s" : ""}`, shade = seriesColor(devices);
+      const own = data.plans.map((plan, index) => ({ plan, index }))
+        .filter(({ plan: p, index }) => p.devices === devices && isDrawn(devices, p.seconds, p.bytes, index));
+      for (const [name, searched, symbol] of [[label, true, "circle"], [`${label}, baselines`, false, "diamond"]]) {
+        const points = own.filter((p) => (p.plan.name === "searched") === searched).sort((a, b) => a.plan.bytes - b.plan.bytes);
         if (!points.length) continue;
+        const spaced = searched ? withGaps(points) : points;
         found.push({
-          name: kind === "searched" ? label : `${label}, baselines`, type: "scatter",
-          mode: kind === "searched" ? "lines+markers" : "markers",
-          x: points.map((p) => p.plan.bytes / 2 ** power), y: points.map((p) => p.plan.seconds * 1e3),
-          customdata: points.map((p) => p.index),
-          text: points.map(({ plan: p }) => hover(p.name === "searched" ? p.label : p.name, p.mesh, p.devices, p.seconds, p.bytes, p.summary)),
+          name, type: "scatter", mode: searched ? "lines+markers" : "markers", connectgaps: false,
+          x: spaced.map((p) => p && p.plan.bytes / 2 ** power), y: spaced.map((p) => p && p.plan.seconds * 1e3),
+          customdata: spaced.map((p) => (p ? p.index : -1)),
+          text: spaced.map((p) => p && hover(searched ? p.plan.label : p.plan.name, p.plan.mesh, devices, p.plan.seconds, p.plan.bytes, p.plan.summary)),
           hovertemplate: "%{text}<extra></extra>",
-          line: { color: seriesColor(devices), width: 1, dash: "dot" },
+          line: { color: shade, width: 1, dash: "dot" },
           marker: {
-            symbol, color: seriesColor(devices), size: points.map((p) => (p.index === chosen ? 17 : 9)),
-            line: { color: color("--ink"), width: points.map((p) => (p.index === chosen ? 2 : 0)) },
+            symbol, color: shade, size: spaced.map((p) => (p && p.index === chosen ? 17 : 9)),
+            line: { color: color("--ink"), width: spaced.map((p) => (p && p.index === chosen ? 2 : 0)) },
           },
         });
       }
-      const others = data.rivals.filter((r) => r[1] === devices);
-      if (others.length) found.push({
-        name: `${label}, no file`, type: "scatter", mode: "markers",
-        x: others.map((r) => r[3] / 2 ** power), y: others.map((r) => r[2] * 1e3), customdata: others.map(() => -1),
-        text: others.map((r) => hover(r[0] || "on the frontier", "", r[1], r[2], r[3], r[0] ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`)),
-        hovertemplate: "%{text}<extra></extra>",
-        marker: { symbol: others.map((r) => (r[0] ? "diamond-open" : "circle-open")), color: seriesColor(devices), size: 8 },
-      });
+      const others = data.rivals.filter(([, ...cost]) => cost[0] === devices && isDrawn(...cost));
+      for (const [name, known, symbol] of [[`${label}, no file`, false, "circle-open"], [`${label}, baselines, no file`, true, "diamond-open"]]) {
+        const points = others.filter((r) => Boolean(r[0]) === known);
+        if (points.length) found.push({
+          name, type: "scatter", mode: "markers",
+          x: points.map((r) => r[3] / 2 ** power), y: points.map((r) => r[2] * 1e3), customdata: points.map(() => -1),
+          text: points.map((r) => hover(known ? r[0] : "on the frontier", "", r[1], r[2], r[3], known ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`)),
+          hovertemplate: "%{text}<extra></extra>",
+          marker: { symbol, color: shade, size: 8 },
+        });
+      }
     }
+    const ring = { color: "rgba(0,0,0,0)", size: 15, line: { color: color("--ink"), width: 2 } };
+    found.push(legendOnly("the plan shown", { mode: "markers", marker: ring }));
+    if (data.memory_limit) found.push(legendOnly("memory limit", { mode: "lines", line: { color: color("--limit"), dash: "dash", width: 2 } }));
     return found;
   }
   function drawFrontier() {
     const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
-    const times = [...data.plans.map((p) => p.seconds), ...data.rivals.map((r) => r[2])];
-    const wide = Math.max(...times) > 3 * Math.min(...times); // else the slowest hide how the others differ
-    const step = wide ? { type: "log", title: { text: "step time, ms (logarithmic)" }, ...ticks(times.map((t) => t * 1e3)) } : { title: { text: "step time, ms" } };
-    const sizes = [...data.plans.map((p) => p.bytes), ...data.rivals.map((r) => r[3])], [unit, power] = unitOf(sizes);
+    const [unit, power] = unitOf(costs.map(([, , bytes]) => bytes)), drawn = traces(power);
+    const numbers = (name) => drawn.flatMap((trace) => trace[name]).filter((value) => value !== null);
+    const times = numbers("y"), sizes = numbers("x");
+    const wide = Math.max(...times) > SLOW * Math.min(...times); // else the slowest hide how the others differ
+    const step = wide ? { type: "log", title: { text: "step time, ms (logarithmic)" }, ...ticks(times) } : { title: { text: "step time, ms" } };
     const layout = {
       ...theme(), margin: { t: 10, r: 10, b: 50, l: 60 }, hovermode: "closest",
       xaxis: { ...axis, title: { text: `memory per rank, ${unit}` } }, yaxis: { ...axis, ...step },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend: true, shapes: [], annotations: [],
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", itemsizing: "constant" }, showlegend: true, shapes: [], annotations: [],
     };
-    if (data.memory_limit) {
-      const x = data.memory_limit / 2 ** power, all = sizes.map((bytes) => bytes / 2 ** power);
-      const most = Math.max(...all), pad = Math.max(most - Math.min(...all), 0.1 * most) * 0.06;
-      if (x > 2 * most) layout.xaxis.range = [Math.min(...all) - pad, most + pad]; // the line is far off
+    if (data.memory_limit && sizes.length) {
+      const x = data.memory_limit / 2 ** power, most = Math.max(...sizes), least = Math.min(...sizes);
+      const pad = Math.max(most - least, 0.1 * most) * 0.06;
+      if (x > 2 * most) layout.xaxis.range = [least - pad, most + pad]; // the line is far off
       layout.shapes.push({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: color("--limit"), dash: "dash", width: 2 } });
       const far = Boolean(layout.xaxis.range), place = far ? { x: 1, xref: "paper" } : { x };
-      layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
+      layout.annotations.push({ ...place, yref: "paper", y: 1, xanchor: "right", xshift: far ? 0 : -4, text: `limit ${size(data.memory_limit)}${far ? " →" : ""}`, showarrow: false, font: { color: color("--limit") } });
     }
-    Plotly.react("frontier", traces(power), layout, { responsive: true, displaylogo: false, displayModeBar: tools() });
+    Plotly.react("frontier", drawn, layout, { responsive: true, displaylogo: false, displayModeBar: tools() });
+  }
+  function drawOutliers() {
+    const count = costs.filter((cost) => isOutlier(...cost)).length, box = at("outliers").querySelector("input");
+    at("outliers").hidden = !count;
+    at("outliers").querySelector("span").textContent =
+      `also ${count} plan${count > 1 ? "s" : ""} that ${count > 1 ? "do" : "does"} not fit, or ${count > 1 ? "take" : "takes"} more than ${SLOW} times as long as the fastest that fits`;
+    box.addEventListener("change", () => { everything = box.checked; drawCharts(); });
   }
   function drawDevices() {
     for (const count of deviceCounts) {
@@ -170,6 +199,11 @@
   function drawPlan() {
     const plan = data.plans[chosen], parts = plan.parts, rest = plan.seconds - parts.compute - parts.communication - parts.update;
     const name = plan.name === plan.label ? plan.label : `${plan.label}: ${plan.name}`;
+    at("verdict-title").textContent = `Plan ${plan.name === "searched" ? plan.label : name}`;
+    at("verdict").classList.toggle("over", !within(plan.bytes));
+    at("fit").textContent = plan.verdict;
+    at("strategy").textContent = plan.headline;
+    at("answer").replaceChildren(...plan.answer.flatMap(([label, text]) => [element("dt", label), element("dd", text)]));
     at("plan-title").textContent = `${name}, ${plan.mesh} on ${plan.machine}`;
     at("plan-summary").textContent = plan.summary;
     const rows = [["step", ms(plan.seconds)], ["compute", ms(parts.compute)], ["communication", ms(parts.communication)], ["update", ms(parts.update)]];
@@ -370,7 +404,7 @@
   }
   const machines = [...new Set(data.plans.map((p) => p.machine))];
   at("subtitle").textContent = `${data.plans.length} plan${data.plans.length > 1 ? "s" : ""} for ${machines.join(", ")}`;
-  drawDevices(); drawPlans(); drawMeasured(); choose(chosen);
+  drawDevices(); drawOutliers(); drawPlans(); drawMeasured(); choose(chosen);
   at("measure").addEventListener("change", drawMap);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
   for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {

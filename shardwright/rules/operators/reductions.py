@@ -116,6 +116,20 @@ def cross_entropy(call: Call) -> Notation:
     return replace(found, internal_reductions=(sampled, sampled))
 
 
+def linear_cross_entropy(call: Call) -> Notation:
+    """A projection and its summed cross entropy: tokens and classes are summed, features whole.
+
+    Each device computes the terms of its own classes, as in `cross_entropy`.
+    """
+    words = ("n h!", "c h!", "c", "n", "c")  # hidden states, weight, bias, target, class weights
+    given = [word for word, arg in zip(words, call.op.args, strict=False) if arg is not None]
+    reason = "every device needs all features of a token for its logits"
+    text = f"{', '.join(given)} -> "
+    found = parse(text, call.operands, call.results, work="n c h", reason=reason)
+    sampled = found.operands[given.index("n")]
+    return replace(found, internal_reductions=(sampled, sampled))
+
+
 def nll_loss(call: Call) -> Notation:
     """Negative log-likelihood of log-probabilities: classes stay whole."""
     return _per_class(call, "c!")

@@ -177,6 +177,7 @@ BUILDERS: dict[str, Builder] = {
     "baddbmm": contractions.baddbmm,
     "scaled_dot_product_attention": contractions.attention,
     "cross_entropy_loss": reductions.cross_entropy,
+    "linear_cross_entropy": reductions.linear_cross_entropy,
     "nll_loss_nd": reductions.nll_loss,
     "add": pointwise.add,
     "sub": pointwise.add,

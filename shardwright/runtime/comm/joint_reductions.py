@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardwright.program.instructions import Joint
 from shardwright.rules.operators.reductions import reduced_dims
 from shardwright.runtime.sharded_ops.cross_entropy import TiledCrossEntropy
+from shardwright.runtime.sharded_ops.linear_cross_entropy import TiledChunkedLoss
 from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
@@ -26,8 +27,8 @@ Reduce = Callable[[Tensor, str], Tensor]
 
 def joint(instruction: Joint, reduce: Reduce) -> nn.Module:
     """The module that runs an operator that devices compute together."""
-    tiled = TiledCrossEntropy if instruction.op.kind == "cross_entropy_loss" else TiledReduction
-    return tiled(instruction, reduce)
+    losses = {"cross_entropy_loss": TiledCrossEntropy, "linear_cross_entropy": TiledChunkedLoss}
+    return losses.get(instruction.op.kind, TiledReduction)(instruction, reduce)
 
 
 class TiledReduction(nn.Module):

@@ -27,10 +27,11 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
-# Those that need a module each; of `Compute` only those that regather or route.
+# Those that need a module each; of `Compute` those that regather or route, and some operators.
 Special = Draws | Redistribute | Compute | Joint | SharedAttention
 
 _RANDOM_STATE = "random state"
@@ -153,7 +154,7 @@ class _Writer:
         op = instruction.op
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
-        plain = instruction.routing is None and op.target != FUNCTION
+        plain = instruction.routing is None and op.target not in (FUNCTION, LINEAR_CROSS_ENTROPY)
         if not instruction.regathers and plain:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"

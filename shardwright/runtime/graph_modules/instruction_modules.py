@@ -21,6 +21,7 @@ from shardwright.program.instructions import (
     SharedAttention,
     Uniform,
 )
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.comm.p2p_group import AxisGroup
@@ -36,6 +37,7 @@ from shardwright.runtime.parameters.reshard_after_forward import (
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.experts import local_experts
+from shardwright.runtime.sharded_ops.linear_cross_entropy import ChunkedLoss
 from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.graph_builder import Captured
 
@@ -96,6 +98,8 @@ def _operator(
     """The callable of an instruction's operator; a module where it is no operator of torch."""
     if instruction.op.target == FUNCTION:
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
+    if instruction.op.target == LINEAR_CROSS_ENTROPY:
+        return ChunkedLoss()
     if instruction.routing is not None:
         return local_experts(instruction.routing, axes, device)
     return operator_of(instruction.op.target)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.machine.model import Device
+from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.kernels import (
     KernelWork,
     ProductShape,
@@ -74,6 +75,8 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     """The kernels of the forward pass at local `sizes` of the factors, (factors, K)."""
     if work.kind in (OperatorClass.VIEW, OperatorClass.PART):
         return ()
+    if work.kind is OperatorClass.CHUNKED_LOSS:
+        return loss_forward_kernels(work, sizes)
     written = _bytes(work.written, sizes)
     read = _bytes(work.read, sizes)
     if work.lookup:
@@ -132,6 +135,8 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     nothing = np.zeros(sizes.shape[1], np.int64)
     if work.kind is OperatorClass.VIEW:
         return ()
+    if work.kind is OperatorClass.CHUNKED_LOSS:
+        return loss_backward_kernels(work, sizes)
     if work.kind in _MOVING:
         made = _bytes((port for port in work.read if port.requires_grad), sizes)
         saved = (port for port in (*work.read, *work.written) if port.saved)
@@ -183,8 +188,8 @@ def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> Produc
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
     """The factor of the operator's seconds: more than 1 where devices reduce terms within it."""
-    if not work.internal_reductions:
-        return 1.0
+    if not work.internal_reductions or work.kind is OperatorClass.CHUNKED_LOSS:
+        return 1.0  # a loss in chunks is always computed by terms
     whole = np.array(work.sizes)[list(work.internal_reductions)]
     return np.where(
         (sizes[list(work.internal_reductions)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0

@@ -9,7 +9,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with
+from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole_number
+from shardwright.rules.operators.loss_chunks import CHUNKS, LINEAR_CROSS_ENTROPY
 from shardwright.rules.rule import SPREAD, Dims, Rule
 from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
@@ -41,6 +42,7 @@ class OperatorClass(Enum):
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
     EXPERTS = "experts"
+    CHUNKED_LOSS = "chunked loss"  # a projection and its cross entropy, in chunks
     MEMORY = "memory"
     FUNCTION = "function"  # more than memory traffic: exponentials and similar functions
     POOLING = "pooling"
@@ -101,6 +103,7 @@ class Workload:
         int, ...
     ] = ()  # factors that, if split, are reduced within the operator
     fusion: Fusion | None = None  # None: a kernel of its own
+    chunks: int = 1  # parts in which a loss is computed
 
     @property
     def read(self) -> Sequence[Port]:
@@ -164,6 +167,8 @@ def workload(
         for i, operand in enumerate(operands)
         if i not in rule.additive and set(operand.factors) & set(work)
     )
+    if op.target == LINEAR_CROSS_ENTROPY:
+        contracted = contracted[:2]  # hidden states and weight
     names = (*op.operands, *op.outputs)
     return Workload(
         kind=_class(op, rule, graph),
@@ -194,6 +199,7 @@ def workload(
         again=_FUNCTIONS.get(op.kind, False),
         internal_reductions=_internal_reductions(rule, index),
         fusion=fusion,
+        chunks=whole_number(op.args[CHUNKS]) if op.target == LINEAR_CROSS_ENTROPY else 1,
     )
 
 
@@ -238,7 +244,7 @@ def _internal_reductions(rule: Rule, index: Mapping[str, int]) -> tuple[int, ...
     if not rule.internal_reductions:
         return ()
     reduced = {name for dims in rule.internal_reductions for names in dims for name in names}
-    given = [name for names in rule.operands[0] for name in names]
+    given = dict.fromkeys(name for dims in rule.operands for names in dims for name in names)
     return tuple(index[name] for name in given if name not in reduced)
 
 
@@ -286,6 +292,8 @@ def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
         return OperatorClass.FUNCTION if op.kind in _FUNCTIONS else OperatorClass.MEMORY
     if op.kind == "experts":
         return OperatorClass.EXPERTS
+    if op.target == LINEAR_CROSS_ENTROPY:
+        return OperatorClass.CHUNKED_LOSS
     if "attention" in op.kind:
         return OperatorClass.ATTENTION
     return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

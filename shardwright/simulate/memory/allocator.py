@@ -10,6 +10,8 @@ import enum
 from collections import Counter
 from typing import NamedTuple, final
 
+from shardwright.simulate.memory.caching_allocator import Request
+
 
 class Use(enum.IntEnum):
     """The purpose of a block."""
@@ -60,7 +62,8 @@ class Allocator:
     """Counts live bytes, and records what is alive at the peak.
 
     `where` describes the current event and `peak_at` the event at the peak; new blocks are
-    attributed to `module`. Block sizes are rounded up to multiples of `granularity`.
+    attributed to `module`. Block sizes are rounded up to multiples of `granularity`. With a list
+    of `requests` every block that is taken or given back is added to it.
     """
 
     def __init__(self, granularity: int = 1) -> None:
@@ -73,6 +76,7 @@ class Allocator:
         # Every change as (module, use, bytes); the first `_at_peak` of them add up to the peak.
         self._changes: list[tuple[str | None, Use, int]] = []
         self._at_peak = 0
+        self.requests: list[Request] | None = None
 
     def at_peak(self) -> Counter[tuple[str | None, Use]]:
         """Bytes at the peak by module and use; they add up to `peak`."""
@@ -152,11 +156,14 @@ class Allocator:
 
     def briefly(self, size: int) -> None:
         """Allocate `size` bytes and free them at once."""
-        if self.total + size > self._high.total:  # else nothing is different afterwards
+        # Else nothing is different afterwards.
+        if self.requests is not None or self.total + size > self._high.total:
             self.drop(self.new(size))
 
     def _change(self, block: Block, sign: int) -> None:
         size = sign * block.bytes
+        if self.requests is not None:
+            self.requests.append(Request(id(block), block.bytes, sign > 0))
         self._note(block, block.counts_as, sign)
         self.rounded += sign * (-block.bytes % self.granularity)
         self.total += size

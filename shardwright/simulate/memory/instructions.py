@@ -95,10 +95,8 @@ def attention(tape: Tape, op: Op) -> None:
     allocator.briefly(4 * tile)
     saved = []
     if trained and tape.saving:
-        own = (made.block, rows, *masks)
-        saved = [
-            allocator.save(block) for block in (*(tape.views[n].block for n in names[:3]), *own)
-        ]
+        kept = (*(tape.views[n].block for n in names[:3]), made.block, rows, *masks)
+        saved = [allocator.save(block) for block in kept if id(block) not in tape.given_again]
     for block in (rows, *masks):
         allocator.drop(block)
     if not saved:

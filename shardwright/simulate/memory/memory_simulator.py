@@ -26,6 +26,7 @@ from shardwright.program.instructions import (
     Uniform,
 )
 from shardwright.program.step.instructions import Gradients
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.instructions import (
     attention,
@@ -63,6 +64,10 @@ class MemorySimulator(Tape):
             case Dropout() | Uniform():
                 allocator.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
+            case Joint() if instruction.op.target == LINEAR_CROSS_ENTROPY:
+                # On its tile it allocates what the plain call does.
+                allocator.where = f"{self.label(instruction.op)}, forward"
+                self.compute(Compute(instruction.op, instruction.shapes))
             case Joint() | RunModule() | Attention() | SharedAttention():
                 allocator.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
@@ -81,8 +86,9 @@ class MemorySimulator(Tape):
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
         self.allocator.briefly(seen.peak + kernel.forward)
-        for size in seen.made:
-            blocks.append(self.allocator.new(size))
+        stays = {result[0] for result in seen.results if result is not None} | {*seen.saved}
+        for number, size in enumerate(seen.made, len(names)):  # the others are gone, see the peak
+            blocks.append(self.allocator.new(size if number in stays else 0))
         for name, result in zip(op.outputs, seen.results, strict=True):
             if result is not None:
                 number, shape, strides, dtype = result

@@ -33,6 +33,7 @@ _CONTRACTIONS = frozenset(
         OperatorClass.CONVOLUTION,
         OperatorClass.ATTENTION,
         OperatorClass.EXPERTS,
+        OperatorClass.CHUNKED_LOSS,
     }
 )
 

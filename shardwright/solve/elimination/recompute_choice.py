@@ -5,6 +5,10 @@ choice, absent, which costs nothing, and in one of the two copies all nodes are 
 node for each segment decides in which. The result is an ordinary problem of nodes and edges, at
 twice the work for the inside of a segment.
 
+Inside of a recomputed segment single operators may be kept. Each of these decisions is a node of
+its own with one edge, to the twin of the operator's node. Elimination folds it into that node
+first, so it adds next to no work.
+
 Paper: none; recomputation as "one more choice per segment" of the frontier algebra of TensorOpt
 (arXiv 2004.10856).
 Oracle: the best over all combinations, each a plain problem (`tests/unit/solve/elimination`).
@@ -12,7 +16,7 @@ Oracle: the best over all combinations, each a plain problem (`tests/unit/solve/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -21,27 +25,46 @@ import numpy as np
 from shardwright.solve.elimination.problem import Edge, Floats, Ints, Node, Problem
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeepChoice:
+    """Whether an operator runs again or is kept, if the segment of its node is recomputed.
+
+    Both cost `time` and `memory` for each choice of the node, in addition to the second problem's:
+    column 0 if the operator runs again, column 1 if it is kept.
+    """
+
+    name: str
+    node: int
+    time: Floats  # (K, 2)
+    memory: Ints  # (K, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class RecomputeChoice:
     """A problem of two alternatives for each segment.
 
     The nodes of the first problem come first, in order; their twins have the costs of the second.
     Nodes with a twin have one more choice, the last: absent. Choice 0 of a switch selects the
-    first problem's costs, choice 1 the second's.
+    first problem's costs, choice 1 the second's. Choice 1 of a node of `keeps` keeps an operator.
     """
 
     problem: Problem
     twins: Mapping[int, int]  # node -> its twin
     switches: Mapping[int, int]  # segment -> its switch
+    keeps: tuple[int, ...] = ()  # the node of each `KeepChoice`, in their order
 
 
 def with_recompute_choice(
-    first: Problem, second: Problem, segment: Mapping[int, int]
+    first: Problem,
+    second: Problem,
+    segment: Mapping[int, int],
+    keepable: Sequence[KeepChoice] = (),
 ) -> RecomputeChoice:
     """Join two problems with the same nodes and edges; `segment` maps a node to its segment.
 
     Nodes outside of segments must cost the same in both. An edge has the costs of the alternative
-    of its head; if that is in no segment, of the first problem.
+    of its head; if that is in no segment, of the first problem. Nodes of `keepable` are in
+    segments.
     """
     if not segment:
         return RecomputeChoice(first, {}, {})
@@ -50,7 +73,9 @@ def with_recompute_choice(
     for number, edge in enumerate(first.edges):
         maker.edge(edge, second.edges[number])
     maker.switch()
-    return RecomputeChoice(Problem.unchecked(maker.nodes, maker.edges), maker.twins, maker.switches)
+    keeps = tuple([maker.keep(choice) for choice in keepable])
+    problem = Problem.unchecked(maker.nodes, maker.edges)
+    return RecomputeChoice(problem, maker.twins, maker.switches, keeps)
 
 
 @final
@@ -110,6 +135,15 @@ class _RecomputeBuilder:
             switch = self.switches[self.segment[node]]
             for way, there in enumerate((node, self.twins[node])):
                 self.edges.append(Edge(switch, there, *self._present(self.nodes[there], way)))
+
+    def keep(self, choice: KeepChoice) -> int:
+        """Add the node that decides whether an operator is kept, and its edge."""
+        twin, number = self.twins[choice.node], len(self.nodes)
+        self.nodes.append(Node(f"keep {choice.name}", np.zeros(2), np.zeros(2, np.int64)))
+        edge = Edge(twin, number, choice.time, choice.memory)
+        table = self._with_absent_ends(edge, True, False, False)
+        self.edges.append(Edge(twin, number, *table))
+        return number
 
     def _with_absent_choice(self, node: Node) -> Node:
         key = id(node.time), id(node.memory)

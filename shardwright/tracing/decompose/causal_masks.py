@@ -104,6 +104,7 @@ def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
             return False
         else:
             large.append(op)
+    small = {name: _one_of_equal(value) for name, value in small.items()}
     for down, across in _sampled_blocks(rows, columns, _LARGEST_PART // prod(leading)):
         values = dict(small)
         for op in large:
@@ -112,6 +113,14 @@ def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
         if not all(torch.equal(found, causal) for found in _matrices(values[mask])):
             return False
     return True
+
+
+def _one_of_equal(x: torch.Tensor) -> torch.Tensor:
+    """The first matrix of `x`, in its leading dimensions, if all are equal; else `x`."""
+    if x.dim() < 3:
+        return x
+    first = x[(slice(0, 1),) * (x.dim() - 2)]
+    return first if torch.equal(first.expand_as(x), x) else x
 
 
 def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:

@@ -14,6 +14,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Graph, Op, Ref
 from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
+from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 from shardwright.rules.user_rules import user_rule
 from shardwright.tracing.arguments import require_call, require_module
 from shardwright.tracing.capture import capture_call
@@ -49,14 +51,18 @@ def capture_with_rules(
     """Capture a call of `model`, and give rules to the operators that have no written one.
 
     An operator gets the rule that the user stated, or one found by experiment. The arguments are
-    those of `capture_call`. Raises `CaptureError` for a call that cannot be captured, and for a
+    those of `capture_call`. The loss is in as many chunks as `numerics` say, and whole in a graph
+    that does not permit them. Raises `CaptureError` for a call that cannot be captured, and for a
     stated rule that is false.
     """
     require_module(model)
     require_call(args, kwargs)
     captured = capture_call(model, args, kwargs, numerics, outputs)
     with calls_runnable(captured.opaque):
-        return replace(captured, graph=with_rules(captured.graph))
+        graph = with_rules(captured.graph)
+    with suppress(LossChunksError):
+        graph = with_loss_chunks(graph, numerics.loss_chunks)
+    return replace(captured, graph=graph)
 
 
 def with_rules(graph: Graph) -> Graph:

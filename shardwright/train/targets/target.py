@@ -24,20 +24,18 @@ from shardwright.train.checkpoint.export import load_weights
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
 from shardwright.train.targets.config_schema import unknown_setting
-from shardwright.train.targets.config_values import read_config
 from shardwright.train.targets.hf_config import config_job
 from shardwright.train.targets.target_error import TargetError
 from shardwright.train.targets.target_text import (
     ConfigTarget,
     FunctionTarget,
-    config_file,
     parse_target,
 )
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["TargetError", "build_model", "half_precision", "load_job", "optimizer_name"]
+__all__ = ["TargetError", "build_model", "load_job", "optimizer_name"]
 
 
 def load_job(
@@ -145,19 +143,6 @@ def _raised(error: Exception) -> str:
     where = next((f for f in reversed(frames) if f.filename != __file__), None)
     at = f" at {where.filename}:{where.lineno}" if where else ""
     return f"{type(error).__name__}{at}: {' '.join(str(error).split())}"
-
-
-def half_precision(target: str) -> str | None:
-    """The 16-bit dtype that a `config.json` names for its weights, else None.
-
-    Models are built in float32 in any case. Raises `TargetError` if the config cannot be read.
-    """
-    file = config_file(target)
-    if file is None:
-        return None
-    data = read_config(file)
-    named = str(data.get("dtype") or data.get("torch_dtype"))
-    return named if named in ("bfloat16", "float16") else None
 
 
 def _file_job(found: FunctionTarget) -> Job:

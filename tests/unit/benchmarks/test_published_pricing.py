@@ -9,6 +9,7 @@ import torch
 
 import shardwright as sw
 from benchmarks.published import page, plots, run
+from benchmarks.published.comparisons import comparison, coverage, widened, widening
 from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
 from benchmarks.published.modules import NORM_EPS, ComposedNorm
 from benchmarks.published.row import Row, read
@@ -16,6 +17,7 @@ from benchmarks.published.run import Prediction, kept_predictions, predict, pred
 from benchmarks.published.score import Pair, elements_of, parameters, result_of, size_of
 from benchmarks.published.setups import OVERLAP, approximations, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
+from shardwright.report.accuracy import Fit
 
 RESULT = Path(run.__file__).with_name("result.json")
 FITTED = Path(run.__file__).with_name("fit.json")
@@ -128,6 +130,8 @@ def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(ke
     plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
     assert plain.seconds == simulated.seconds == plan.step_seconds
     assert simulated.gib == (plan.memory.peak + plan.memory.libraries) / 2**30
+    assert simulated.reserved_gib == plan.memory.reserved / 2**30 >= simulated.gib
+    assert plain.reserved_gib is None
     assert predict(replace(ROW, precision="fp8-rowwise")).unpriced
     assert predict(replace(ROW, gpu="P100")).unpriced == "no preset has the GPU P100"
 
@@ -174,11 +178,59 @@ def test_the_score_is_a_mean_over_sources():
 def test_errors_are_relative_to_what_is_published():
     row, one = made(1, 2.0, 1.5, memory_gib=100.0, memory_kind="allocated")
     pair = Pair(row, one)
-    assert (pair.error, pair.memory_error, pair.fits) == (-0.25, -0.5, True)
-    assert not Pair(row, replace(one, gib=70.5)).fits
+    assert (pair.error, pair.memory_error, pair.fit(None)) == (-0.25, -0.5, Fit.FITS)
+    assert Pair(row, replace(one, gib=70.5)).fit(None) is Fit.NOT
+    reserved = replace(row, memory_kind="reserved")
+    assert Pair(reserved, one).memory_error is None
+    assert Pair(reserved, replace(one, reserved_gib=80.0)).memory_error == pytest.approx(-0.2)
     assert size_of(ROW) == "under 1B"
     assert elements_of(ROW) == "under 1 Mi"
     assert elements_of(replace(ROW, hidden=4096, sequence=4096, tp=8)) == "4 Mi to 16 Mi"
+
+
+def test_verdicts_doubt_what_is_within_the_error_of_other_sources():
+    rows = [
+        made(i, 1.0, 1.0, source="a", memory_gib=50.0 + i, memory_kind="allocated")
+        for i in range(20)
+    ]
+    near, far = made(30, 1.0, 1.0, source="b"), made(31, 1.0, 1.0, source="b")
+    found = {row.key: one for row, one in rows}
+    found[near[0].key] = replace(near[1], gib=60.0)
+    found[far[0].key] = replace(far[1], gib=20.0)
+    result = result_of([row for row, _ in (*rows, near, far)], found)
+    verdicts = result["verdicts"]["b"]
+    assert (verdicts["ran, try it"], verdicts["ran, fits"]) == (1, 1)
+    assert result["verdicts"]["a"]["ran, fits"] == 20, "no other source has peaks"
+
+
+def test_intervals_are_those_of_other_sources():
+    def row(source, ratio):
+        return {"source": source, "gpu": "H100", "held_out": 1 / ratio}
+
+    rows = [row("a", 0.9 + 0.01 * i) for i in range(21)] + [row("b", 1.0), row("b", 1.5)]
+    found = coverage({"rows": rows})
+    assert found["b"] == {"rows": 2, "compared": 2, "inside": 1, "widened": 1.0}
+    assert found["a"]["compared"] == 0, "b has too few rows"
+    apart = [row("a", 0.98 + 0.002 * i) for i in range(21)]
+    apart += [row("b", 1.18 + 0.002 * i) for i in range(21)]
+    factor = widening(apart)
+    assert factor > 5, "sources differ by more than their rows"
+    compared = comparison((one["source"], 1 / one["held_out"]) for one in apart[:21])
+    wide = widened(compared, factor)
+    assert wide.quantile(0.95) > 1.2 > compared.quantile(0.95)
+    assert wide.quantile(0.5) == pytest.approx(compared.quantile(0.5))
+
+
+def test_a_loss_on_logits_as_they_are_has_no_wide_copy_of_them(tmp_path):
+    sizes = []
+    for loss in ("float32", "in place"):
+        graph = graph_of(Shape.of(replace(ROW, loss=loss, layers=1)), tmp_path)
+        classes = [t for t in graph.tensor.values() if t.shape and t.shape[-1] == ROW.vocab]
+        sizes.append(sum(t.dtype == "float32" and len(t.shape) > 1 for t in classes))
+    assert sizes[0] > sizes[1]
+    assert approximations(replace(ROW, loss="in place")) == (
+        "loss in place priced as one on half-precision logits",
+    )
 
 
 def test_differences_are_named():

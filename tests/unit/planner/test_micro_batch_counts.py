@@ -163,26 +163,26 @@ def test_a_number_that_is_not_possible_is_left_out_and_noted():
 def test_micro_batches_are_tried_where_a_limit_asks_for_them():
     asked = []
 
-    def run(counts):
-        asked.append(counts)
-        counts = (1, 2) if counts == "all" else counts
+    def run(*, tight):
+        asked.append(tight)
+        counts = (1, 2) if tight else (1,)
         return search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=counts))
 
     plain = if_tight(run, None)
     assert if_tight(run, plain[0].peak_bytes).smallest().micro_batches == 1
-    assert asked == [(1,), (1,)]
+    assert asked == [False, False]
     good = max(
         i for i, (seconds, _) in enumerate(plain.costs) if seconds <= 1.02 * plain.costs[0][0]
     )
     needed = plain.settled(plain[good]).peak_bytes
     assert needed < plain.costs[good][1], "it adds up to more than it needs"
     assert if_tight(run, needed).smallest().micro_batches == 1
-    assert asked.pop() == (1,)
+    assert asked.pop() is False
     less = plain.smallest().peak_bytes - 1
     with pytest.raises(InfeasibleError):
         plain.fastest(less)
     assert if_tight(run, less).fastest(less).micro_batches == 2
-    assert asked[2:] == [(1,), "all"]
+    assert asked[2:] == [False, True]
 
 
 def test_without_numbers_powers_of_two_are_tried_while_they_help():

@@ -60,7 +60,8 @@ def strategies(
     start = time.perf_counter()
     expansion = Expansion(graph, machine, optimizer)
     limits = limited(expansion, tp_across_hosts=tp_across_hosts)
-    every = [one.but(compile=compiled) for one in strategies_on(machine, limits)]
+    chunks = graph.numerics.loss_chunks
+    every = [one.but(compile=compiled).in_chunks(chunks) for one in strategies_on(machine, limits)]
     if not every:
         raise StrategyError(
             f"no uniform strategy divides the batch of {expansion.limits.batch} over the"

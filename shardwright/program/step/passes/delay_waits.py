@@ -2,8 +2,9 @@
 
 A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
 needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
-waited for when the next transfer of gradients along the same axis starts. Other all-reduces of
-gradients and results are waited for at the end of the step.
+waited for when the next transfer of gradients along the same axis starts, unless it is far smaller.
+Other all-reduces of gradients and results are waited for at the end of the step, also of gradients
+that a reduce-scatter has left (HSDP).
 """
 
 from __future__ import annotations
@@ -26,36 +27,60 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 
 _LATE = (Purpose.GRADIENT, Purpose.RESULT)
+_SMALL = 16  # a transfer of less than such a part of what is in flight needs none of its memory
 
 
 def delay_waits(program: StepProgram) -> StepProgram:
     """`program` with late waits for gradients and results, and what depends on them."""
-    known = purposes(program)
-    transfers = {one.handle: one for one in program.transfers()}
-    found: list[StepInstruction] = []
-    delayed: list[_Delayed] = []
+    order = _Order(program)
     for one in program.instructions:
+        order.take(one)
+    order.end()
+    return replace(program, instructions=tuple(order.found))
+
+
+class _Order:
+    """The instructions of a program in their new order, while they are taken one by one."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self.known = purposes(program)
+        self.transfers = {one.handle: one for one in program.transfers()}
+        self.found: list[StepInstruction] = []
+        self.delayed: list[_Delayed] = []
+
+    def take(self, one: StepInstruction) -> None:
+        """Add an instruction, or delay it."""
         if isinstance(one, Transfer) and axis_of(one.channel) == AXIS:
             # Other stages delay others: all of them start what they do together in one order.
-            for each in delayed:
-                found += each.instructions
-            delayed = []
-        if needed := [each for each in delayed if each.needs(one)]:
-            delayed = [each for each in delayed if each not in needed]
-            delayed.append(_Delayed.all_of(needed))
-            delayed[-1].add(one)
-        elif isinstance(one, Wait) and known.get(one.handle) in _LATE:
-            delayed.append(_Delayed([transfers[one.handle]]))
-            delayed[-1].add(one)
+            self.end()
+        if needed := [each for each in self.delayed if each.needs(one)]:
+            self.delayed = [each for each in self.delayed if each not in needed]
+            self.delayed.append(_Delayed.all_of(needed))
+            self.delayed[-1].add(one)
+        elif isinstance(one, Wait) and self.known.get(one.handle) in _LATE:
+            self.delayed.append(_Delayed([self.transfers[one.handle]]))
+            self.delayed[-1].add(one)
         else:
-            if isinstance(one, Transfer) and known[one.handle] is Purpose.GRADIENT:
-                for each in [each for each in delayed if each.holds_a_buffer(one, known)]:
-                    delayed.remove(each)
-                    found += each.instructions
-            found.append(one)
-    for each in delayed:
-        found += each.instructions
-    return replace(program, instructions=tuple(found))
+            if isinstance(one, Transfer) and self.known[one.handle] is Purpose.GRADIENT:
+                while full := [e for e in self.delayed if e.holds_a_buffer(one, self.known)]:
+                    self.delayed.remove(full[0])
+                    self.release(full[0])
+            self.found.append(one)
+
+    def release(self, one: _Delayed) -> None:
+        """Wait for what was sent; a transfer of what arrives is started, and waited for later."""
+        sent = {each.handle for each in one.sent}
+        for each in one.instructions:
+            if isinstance(each, Wait) and each.handle in sent:
+                self.found.append(each)
+            else:
+                self.take(each)
+
+    def end(self) -> None:
+        """Add all that is delayed."""
+        for each in self.delayed:
+            self.found += each.instructions
+        self.delayed = []
 
 
 @dataclass(eq=False)
@@ -91,6 +116,8 @@ class _Delayed:
 
     def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:
         """Whether a buffer is to be given back before the transfer `following` starts."""
+        if _SMALL * following.bytes < sum(one.bytes for one in self.sent):
+            return False
         added = any(isinstance(one, Accumulate) for one in self.instructions)
         return any(
             one.channel == following.channel and known[one.handle] is Purpose.GRADIENT

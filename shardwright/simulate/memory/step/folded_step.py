@@ -64,6 +64,7 @@ class FoldedStep:
 
         Raises `NotPeriodicError` if their passes need different memory, or change the peak.
         """
+        self.step.record()
         peak = self.peak(sections)
         found = self.step.of_peak(sections.program, self.tiles)
         if found.peak != peak:

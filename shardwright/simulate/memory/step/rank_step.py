@@ -9,7 +9,7 @@ from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
-from shardwright.ir.memory import Memory, Share
+from shardwright.ir.memory import NOTHING, Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.ir.options.mixed_precision import MASTER, master_weights, stored_item_bytes
 from shardwright.ir.options.optimizer_spec import OptimizerSpec
@@ -22,6 +22,7 @@ from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
+from shardwright.simulate.memory.caching_allocator import reserved_bytes
 from shardwright.simulate.memory.step.program_memory import Host, Observer, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -89,10 +90,16 @@ class StepSimulation:
     def memory(self) -> Memory:
         """The memory of the rank at its peak, by module and purpose."""
         program = self.lowering.program(self.rank)
+        self.record()
         return self.of_peak(program, self.played(program))
 
+    def record(self) -> None:
+        """Record requests of memory while a step is played, where the allocator caches blocks."""
+        if self.trainer.rank.backend.device == "cuda":
+            self.allocator.requests = []
+
     def of_peak(self, program: StepProgram, tiles: Mapping[str, UpdatedTile]) -> Memory:
-        """The same after `played`, which gives the `tiles`."""
+        """The memory after `record` and `played`, which gives the `tiles`."""
         assert self.allocator.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
         present = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
@@ -110,7 +117,18 @@ class StepSimulation:
         odd = self.trainer.rounding(tiles.values(), self.allocator.granularity)
         found[None, "rounding"] = self.allocator.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
-        return Memory.of(shares, rank=self.rank, at=self.allocator.peak_at)
+        memory = Memory.of(shares, rank=self.rank, at=self.allocator.peak_at)
+        return replace(memory, reserved=self.reserved(present, tiles))
+
+    def reserved(self, present: Sequence[Leaf], tiles: Mapping[str, UpdatedTile]) -> Bytes:
+        """What torch's allocator has reserved for the requests of the step; 0 if it caches none."""
+        if self.allocator.requests is None:
+            return NOTHING
+        kept = [leaf for leaf in present if leaf.kind is LeafKind.PARAMETER]
+        before = [self.lasting(present), *(self.stored(leaf.name).bytes for leaf in kept)]
+        spec = self.trainer.optimizer
+        state = [tile.bytes for tile in tiles.values() for _ in range(spec.tensors_of(tile.shape))]
+        return Bytes(reserved_bytes(before, self.allocator.requests, state))
 
     def lasting(self, present: Iterable[Leaf]) -> int:
         """Allocate inputs, buffers, constants, and the positions of random numbers."""

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
     file = tmp_path / "plan.json"
     result = shardwright_command("plan", target, "--machine", "2xcpu", "--all", "-o", file)
     assert result.exit_code == 0, result.exception
-    first, second, blank, *_ = result.stdout.splitlines()
+    first, second, third, blank, *_ = result.stdout.splitlines()
     assert first == (
         "fits with 7.16 GiB to spare on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of"
         " 7.45 GiB"
     )
     assert second == "DDP 2 · no pipeline (none was searched; --stages 1,2 does)"
-    assert blank == ""
+    assert (third, blank) == ("float32, as the job builds the model", "")
     for text in (
         "data parallel",
         "fully sharded",
@@ -172,6 +173,23 @@ def test_the_jobs_habits_are_planned_unless_others_are_given(api, target, as_jso
     file.write_text(file.read_text().replace("[batch], 3)", "[batch], 3, rng='fast')"))
     assert planned() == ("fast", "exact")
     assert planned("--rng", "exact", "--batch-norm", "local") == ("exact", "local")
+
+
+@pytest.mark.hf
+def test_a_config_is_planned_in_its_dtype_where_devices_are_faster_in_it(api, tmp_path, as_json):
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 128}
+    fields = {"model_type": "llama", "num_attention_heads": 4, "dtype": "bfloat16", **sizes}
+    file.write_text(json.dumps(fields))
+
+    def planned(machine, *options):
+        options = ("--batch", "2", "--seq", "16", "--machine", machine, *options)
+        found = as_json("plan", file, *options)
+        return found["plan"]["precision"], found["precision"].partition(":")[0]
+
+    assert planned("2xH100") == ("bf16", "bf16 mixed precision, from config.json")
+    assert planned("2xH100", "--precision", "model") == ("model", "float32, as asked")
+    assert planned("2xcpu")[0] == "model"
 
 
 def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(

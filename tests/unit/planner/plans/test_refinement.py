@@ -11,6 +11,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.plans.refinement import MOST_AHEAD, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Backward, Wait
 from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.report.diff.difference import difference
 from shardwright.rules.analysis import analyze
@@ -20,9 +21,9 @@ from shardwright.tracing.op_memory.footprints import Footprints
 class Deep(nn.Module):
     """Wide layers, each in buckets of its own."""
 
-    def __init__(self):
+    def __init__(self, depth=6):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False) for _ in range(depth))
 
     def forward(self, x):
         for layer in self.layers:
@@ -63,6 +64,8 @@ def test_sharded_parameters_are_gathered_as_far_ahead_as_it_is_faster(subject):
     assert setting == ("buckets gathered ahead", "1", str(found.ahead))
     assert refinement.deepened(one, one.peak_bytes) is one, "there is no memory for another bucket"
     assert refinement.deepened(one, found.peak_bytes).ahead == found.ahead
+    graph, machine, _ = subject
+    assert sw.price(graph, machine, "dp_shard=4").ahead == found.ahead, "as in a frontier"
 
 
 def test_plans_that_gain_nothing_are_left_as_they_are(subject):
@@ -87,3 +90,32 @@ def test_the_program_of_a_plan_gathers_as_the_plan_says(subject):
         return text.partition(" = forward")[0].count("all_gather")
 
     assert [in_flight(ahead) for ahead in (1, 2, 4)] == [2, 3, 5]
+
+
+def test_plans_of_few_layers_differ_by_how_far_they_gather_ahead():
+    """Few of twelve equal layers stand for all, in plans that differ in nothing else."""
+    with torch.device("meta"):
+        graph = sw.capture(Deep(12), (torch.empty(1024, 4096),))
+    machine = replace(sw.Machine.preset("2x2xH100"), overlap=0.8)
+    expansion = Expansion(graph, machine, "adamw")
+    given = graph, machine, "adamw", Footprints(on_cpu=False), expansion.sources.analysis
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    folded, whole = Refinement(*given), Refinement(*given)
+    for ahead in (2, 5):
+        one = replace(plan, ahead=ahead)
+        assert folded.compared(one).peak_bytes == whole.settled(one).peak_bytes
+
+
+def test_sums_over_replicas_are_in_flight_while_layers_before_compute(subject):
+    graph = subject[0]
+    plan, analysis = plan_of(subject, "dp_replicate=2 dp_shard=2"), analyze(graph)
+    program = step_program(graph, analysis, read_plan(plan, graph, analysis), 0)
+    started: dict[str, int] = {}
+    layers, beside = 0, []
+    for one in program.instructions:
+        layers += isinstance(one, Backward)
+        if str(one).count("all_reduce(%grad"):
+            started[one.handle] = layers
+        elif isinstance(one, Wait) and one.handle in started:
+            beside.append(layers - started[one.handle])
+    assert len(beside) > 2 and all(beside[:-2]), "layers run between a start and its wait"

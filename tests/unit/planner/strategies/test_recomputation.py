@@ -7,6 +7,7 @@ from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.planner.space.repeats import find_repeats
 from shardwright.planner.strategies.layers import layers_of
 from shardwright.planner.strategies.recomputation import recomputable_by, recomputed
+from tests.harness.models import small_llama
 from tests.harness.torch_composition import LAYERS, subject
 
 
@@ -55,6 +56,17 @@ def test_memory_and_time_lie_between_all_and_nothing_recomputed(graph):
     saved = [plan.memory.saved for plan in plans]
     seconds = [plan.step_seconds for plan in plans]
     assert saved[0] < saved[1] < saved[2] and seconds[0] > seconds[1] > seconds[2]
+
+
+def test_a_kept_attention_saves_its_result_but_not_what_its_layer_computes_again():
+    """Query, key and value were counted, too: three results more."""
+    layers, rows, length, hidden, heads = 5, 64, 32, 32, 4
+    model, batch = small_llama(layers, hidden, heads, rows, length)
+    llama = sw.capture(model, (), batch)
+    words = ("full", "ops(attention)")
+    peaks = [sw.price(llama, "1xH100", f"ac={word}", "sgd").peak_bytes for word in words]
+    result, row_sums = 8 * rows * length * hidden, 4 * rows * heads * length
+    assert 0 < peaks[1] - peaks[0] <= layers * (result + row_sums)
 
 
 def test_a_budget_recomputes_as_few_layers_as_it_needs(graph):

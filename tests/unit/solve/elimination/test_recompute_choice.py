@@ -1,18 +1,19 @@
 from itertools import product
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Edge, Node, Problem
-from shardwright.solve.elimination.recompute_choice import with_recompute_choice
+from shardwright.solve.elimination.recompute_choice import KeepChoice, with_recompute_choice
 from tests.harness.generators import as_lists, problems, tables
 from tests.harness.oracles import enumerate_problem, non_dominated
 
 
 @st.composite
 def both_ways(draw):
-    """A problem with two costs of everything, and the pieces that its nodes belong to."""
+    """A problem with two costs of everything, the pieces of its nodes, and what may be kept."""
     one = draw(problems(max_nodes=4, max_choices=2))
     pool = {}
 
@@ -27,24 +28,44 @@ def both_ways(draw):
             segment[i] = number
     nodes = [Node(n.name, *other(n.time)) if i in segment else n for i, n in enumerate(one.nodes)]
     edges = [Edge(e.tail, e.head, *other(e.time)) if e.head in segment else e for e in one.edges]
-    return one, Problem(tuple(nodes), tuple(edges)), segment
+    keepable = [
+        KeepChoice(f"op{i}", i, *draw(tables((one.nodes[i].num_choices, 2), forbidden=True)))
+        for i in segment
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    return one, Problem(tuple(nodes), tuple(edges)), segment, keepable[:3]
 
 
-@given(both_ways())
-def test_every_piece_takes_one_way_as_a_whole(case):
-    first, second, segment = case
-    joined = with_recompute_choice(first, second, segment)
-    found = {(p.time, p.memory) for p in exact_frontier(joined.problem).points}
-    costs = set()
+def costs(first, second, segment, keepable):
+    """Costs of all plans: every segment one way as a whole, every operator kept or run again."""
     names = sorted(set(segment.values()))
     for ways in product((first, second), repeat=len(names)):
         way = dict(zip(names, ways, strict=True))
-        nodes = tuple(way.get(segment.get(i), first).nodes[i] for i in range(len(first.nodes)))
         edges = tuple(
             way.get(segment.get(e.head), first).edges[i] for i, e in enumerate(first.edges)
         )
-        costs |= enumerate_problem(*as_lists(Problem(nodes, edges)))
-    assert found == non_dominated(costs)
+        for kept in product((0, 1), repeat=len(keepable)):
+            nodes = [way.get(segment.get(i), first).nodes[i] for i in range(len(first.nodes))]
+            for choice, column in zip(keepable, kept, strict=True):
+                if way[segment[choice.node]] is second:
+                    old, at = nodes[choice.node], (slice(None), column)
+                    sums = old.time + choice.time[at], old.memory + choice.memory[at]
+                    nodes[choice.node] = Node(old.name, *sums)
+            yield from enumerate_problem(*as_lists(Problem(tuple(nodes), edges)))
+
+
+@given(both_ways())
+def test_every_piece_takes_one_way_as_a_whole_and_keeps_any_of_its_operators(case):
+    first, second, segment, keepable = case
+    joined = with_recompute_choice(first, second, segment, keepable)
+    found = exact_frontier(joined.problem).points
+    assert {(p.time, p.memory) for p in found} == non_dominated(set(costs(*case)))
+    assert len(joined.keeps) == len(keepable)
+    for point in found:
+        for choice, node in zip(keepable, joined.keeps, strict=True):
+            if point.choice[joined.switches[segment[choice.node]]]:
+                k = point.choice[joined.twins[choice.node]]
+                assert np.isfinite(choice.time[k, point.choice[node]])
 
 
 def test_a_problem_without_pieces_is_left_alone():

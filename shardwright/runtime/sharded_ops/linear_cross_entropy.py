@@ -1,0 +1,53 @@
+"""Modules of losses that are computed in chunks, with all classes here or a tile of them.
+
+Compilers do not look into them: a compiler would see that forward and backward pass compute the
+same logits, and keep them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.program.instructions import Joint
+from shardwright.tracing.decompose.linear_cross_entropy import (
+    LossForm,
+    Reduce,
+    linear_cross_entropy,
+    loss_in_chunks,
+)
+from shardwright.tracing.export.operators import to_torch
+
+
+class ChunkedLoss(nn.Module):
+    """A loss whose classes are all on this device; it takes the arguments of the operator."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any) -> Tensor:
+        """The summed loss."""
+        return linear_cross_entropy(*args)
+
+
+class TiledChunkedLoss(nn.Module):
+    """One `Joint` loss in chunks: this device's terms of the loss."""
+
+    def __init__(self, instruction: Joint, reduce: Reduce) -> None:
+        super().__init__()
+        self.op, self.reduce = instruction.op, reduce
+        self.tile = tuple(n for atom in instruction.tile for n in atom)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *given: Tensor) -> Tensor:
+        """The operands in order, with the local rows of weight, bias and class weights."""
+        values = dict(zip(self.op.operands, given, strict=True))
+        x, weight, bias, target, class_weight, *others = (
+            to_torch(arg, values, given[0].device) for arg in self.op.args
+        )
+        ignored, smoothing, chunks, dtype = others
+        form = LossForm(ignored, smoothing, chunks, dtype, self.tile, self.reduce)
+        return loss_in_chunks(x, weight, bias, target, class_weight, form)
+
+    def extra_repr(self) -> str:
+        return f"tile={self.tile}"

@@ -1,0 +1,98 @@
+"""Operators that the search may keep inside of recomputed segments, and what each costs."""
+
+from itertools import combinations
+
+import pytest
+
+import shardwright as sw
+from shardwright.ir.layout import Mesh
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.presets import preset
+from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.planner.space.assembly import FREE, SEARCHED
+from shardwright.planner.space_factory import SpaceFactory
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from tests.harness import models
+from tests.harness.layered_graphs import residual_layers
+
+MACHINE = preset("2xH100")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    model, batch = models.small_llama(layers=5, hidden=32, heads=4, rows=8, length=8)
+    return sw.capture(model, (), batch)
+
+
+def space_of(graph, skeleton=SEARCHED, mesh="dp=2"):
+    factory = SpaceFactory(graph, recompute=True)
+    return factory.space(MACHINE, Mesh.parse(mesh), "adamw", 1, skeleton=skeleton)
+
+
+def all_kept(space, names):
+    """The assignment in which every segment is recomputed, except the operators of these names."""
+    options = dict.fromkeys(space.op_nodes, 0)
+    storage = dict.fromkeys((leaf.name for leaf in space.parameters), 0)
+    return space.assignment(options, storage, True, names)
+
+
+def test_products_and_attention_may_be_kept_and_the_last_product_takes_no_memory(graph):
+    space, _ = space_of(graph)
+    kinds = [one.op.kind for one in space.kept_operators]
+    assert len(kinds) % 3 == 0  # layers of the short graph
+    assert kinds[: len(kinds) // 3].count("linear") == 7
+    assert kinds[: len(kinds) // 3].count("scaled_dot_product_attention") == 1
+    for one in space.kept_operators:
+        free = one.op.source.module.endswith("down_proj")  # only the residual sum reads it
+        assert (one.bytes == 0).all() == free
+        assert (one.choice.time[:, 0] > 0).all()
+
+
+def test_every_set_of_kept_operators_costs_what_the_parts_of_its_plan_cost(graph):
+    space, short = space_of(graph)
+    builder = PlanBuilder(space, graph, short, "adamw")
+    count = len(space.kept_operators) // 3  # of a layer, of three in the short graph
+    layers = [[one.op for one in space.kept_operators[i::count]] for i in range(count)]
+    base = space.prices.point(space.folded.expand(all_kept(space, ())))
+    for size in (0, 1, 2, count):
+        for alike in combinations(layers, size):
+            names = {op.name for ops in alike for op in ops}
+            point = space.prices.point(space.folded.expand(all_kept(space, names)))
+            plan = builder.plan(point, 0, 0.0, "kept", ())
+            parts = [*plan.ops, *plan.transfers, *plan.parameters]
+            assert plan.step_seconds == pytest.approx(sum(p.seconds for p in parts), rel=1e-9)
+            kept = {op.name for op in plan.ops if op.kept}
+            recomputed = {op.name for op in plan.ops if op.runs_again}
+            assert kept >= names and not kept & recomputed
+            saved = sum(op.saved_bytes for op in plan.ops if op.kept)
+            assert saved == point.memory - base.memory
+            assert point.time < base.time or not names
+
+
+def test_a_kept_choice_of_the_search_costs_what_the_strategy_with_these_operators_costs(graph):
+    """Both on one device, where all plans have the same tilings."""
+    space, _ = space_of(graph, mesh="dp=1")
+    kept = [one.op.name for one in space.kept_operators if one.op.kind == "linear"]
+    mine = space.prices.point(space.folded.expand(all_kept(space, kept)))
+    expansion = Expansion(graph, preset("1xH100"), "adamw")
+    named = expansion.expanded(Strategy.parse("ac=ops(mm)")).point
+    assert mine.memory == named.memory
+    assert mine.time == pytest.approx(named.time, rel=1e-9)
+
+
+def test_a_search_that_may_keep_operators_is_never_worse():
+    graph = residual_layers(7)
+    found = {}
+    for name, skeleton in (("layers", FREE), ("operators", SEARCHED)):
+        space, _ = space_of(graph, skeleton)
+        effort = Effort(max_weights=40, max_points=64)
+        found[name] = fast_frontier(space.folded, effort, solver=space.solver, prices=space.prices)
+    points = found["layers"].points
+    better = 0
+    for point in points:
+        seconds = [p.time for p in found["operators"].points if p.memory <= point.memory]
+        assert min(seconds) <= point.time * (1 + 1e-3)
+        assert found["operators"].lower_bound(point.memory) <= min(seconds) * (1 + 1e-9)
+        better += min(seconds) < 0.99 * point.time
+    assert better

@@ -1,0 +1,82 @@
+"""A search computes the loss in chunks where memory is short, and its bounds stay bounds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shardwright as sw
+from shardwright.ir.frontier import InfeasibleError
+from shardwright.ir.layout import Mesh
+from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.machine.presets import preset
+from shardwright.planner.memory_limits import loss_forms
+from shardwright.rules.operators.loss_chunks import LossChunksError
+
+MESHES = [Mesh.parse("dp=2")]
+WORDS, LENGTH = 4000, 512
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, 32), nn.Linear(32, WORDS)
+
+    def forward(self, words):
+        return F.cross_entropy(self.head(self.table(words)).flatten(0, 1), words.flatten())
+
+
+@pytest.fixture(scope="module")
+def graph():
+    with torch.device("meta"):
+        return sw.capture(Words(), (torch.zeros(4, LENGTH, dtype=torch.int64),))
+
+
+def _search(graph, **options):
+    return sw.search(graph, "2xH100", meshes=MESHES, micro_batches=(1,), **options)
+
+
+def test_plans_in_chunks_join_the_frontier_and_its_bounds(graph):
+    whole, both = _search(graph, loss_chunks=(1,)), _search(graph, loss_chunks=(1, 8))
+    assert {plan.numerics.loss_chunks for plan in whole} == {1}
+    assert {plan.numerics.loss_chunks for plan in both} == {1, 8}
+    assert both.costs[0] == whole.costs[0], "chunks never make a step faster"
+    for plan in both:
+        within = [one for one in (*both, *whole) if one.peak_bytes <= plan.peak_bytes]
+        assert all(plan.lower_bound_seconds <= one.step_seconds for one in within)
+    assert both.smallest("unlimited").peak_bytes < 0.5 * whole.smallest("unlimited").peak_bytes
+
+
+def test_chunks_are_tried_where_a_limit_asks_for_them(graph):
+    whole = _search(graph, loss_chunks=(1,)).smallest("unlimited")
+    assert {plan.numerics.loss_chunks for plan in _search(graph)} == {1}, "all fits"
+    limit = int(0.4 * whole.peak_bytes)
+    with pytest.raises(InfeasibleError):
+        _search(graph, loss_chunks=(1,), memory_limit=limit).fastest(limit)
+    plan = _search(graph, memory_limit=limit).fastest(limit)
+    assert plan.numerics.loss_chunks > 1 and plan.peak_bytes <= limit
+    assert f"loss in {plan.numerics.loss_chunks} chunks" in plan.explain()
+
+
+def test_by_default_chunks_are_as_few_as_make_logits_a_small_part_of_the_limit(graph):
+    machine, logits = preset("2xH100"), 4 * LENGTH * WORDS * 4 // 2  # bytes on a device
+
+    def counts(limit):
+        options = PlanOptions.of(memory_limit=limit)
+        return [form.numerics.loss_chunks for form in loss_forms(graph, machine, options)]
+
+    assert counts(64 * logits) == [1]
+    assert counts(64 * logits - 64) == [1, 2]
+    assert counts(16 * logits) == [1, 4]
+    assert counts("unlimited") == [1]
+
+
+def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
+    chunked = loss_forms(graph, preset("2xH100"), PlanOptions.of(loss_chunks=(4,)))[0]
+    assert {plan.numerics.loss_chunks for plan in _search(chunked)} == {4}
+    with pytest.raises(LossChunksError, match="captured with loss_chunks=4"):
+        _search(chunked, loss_chunks=(8,))
+    with pytest.raises(ValueError, match="loss_chunks=8 is no list of counts"):
+        _search(graph, loss_chunks=8)
+    with pytest.raises(ValueError, match="no chunks of the loss"):
+        sw.search(graph, "2xH100", method="kcut", loss_chunks=(8,))
