@@ -145,6 +145,7 @@ def test_pipelines_fold(strategy, contention):
     shown = Refinement(STAGED, machine, "adamw", tracer, analysis).settled(plan)
     assert shown.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
     assert shown.memory.parts() == worst.parts() and shown.memory.shares == worst.shares
+    assert shown.memory.reserved == worst.reserved + machine.device.workspace_bytes
     # Few micro-batches are lowered, and the timeline has all of them, by their numbers.
     assert len(shown.timeline.tasks) == len(whole.timeline.tasks)
     assert {task.name for task in shown.timeline.tasks} == {
