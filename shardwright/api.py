@@ -123,7 +123,7 @@ def search(
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | str | None = None,
     memory_limit: str | int | None = None,
-    stages: Sequence[int] | str | None = (1,),
+    stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
     seconds: float = math.inf,
@@ -148,8 +148,11 @@ def search(
         micro_batches: numbers of micro-batches to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out. `"all"`: 1, 2, 4 and so on while they save memory.
         memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
-            `"unlimited"`: none. It only decides about micro-batches.
-        stages: numbers of pipeline stages; None: powers of two; "auto": around best strategies.
+            `"unlimited"`: none. It only decides about micro-batches and pipelines.
+        stages: numbers of pipeline stages; `(1,)`: no pipelines; None: powers of two; "auto":
+            pipelines around the best uniform strategies, on machines of several hosts, where they
+            may be faster; none with `constraints`, `meshes`, `exact`, `allow_async`, `"kcut"` or
+            one micro-batch.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out.
@@ -276,7 +279,7 @@ def plan(
     memory_limit: str | int | None = None,
     constraints: Sequence[str | Constraint] = (),
     micro_batches: Sequence[int] | str | None = None,
-    stages: Sequence[int] | str | None = (1,),
+    stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
     rng: str = "exact",
@@ -301,8 +304,8 @@ def plan(
         constraints: texts such as `"pin layers.*.mlp=tp:features"`.
         micro_batches: numbers of micro-batches to search; None: more than one where the limit makes
             plans slower or rules all out; `"all"`: every power of two that saves memory.
-        stages: numbers of pipeline stages to search; None: climbs over powers of two; "auto":
-            pipelines around the best uniform strategies.
+        stages: numbers of pipeline stages to search; `(1,)`: no pipelines, for loops of your own
+            instead of `train_step`; None: climbs over powers of two; "auto": as in `search`.
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search; None: more than one where the limit
             makes plans slower or rules all out.

@@ -153,6 +153,7 @@ class Frontier(SearchedFrontier):
         off_frontier: finds faster plans off the frontier within a limit; None as above.
         deepen: gathers more buckets of parameters ahead in a plan, where that makes it faster; None
             as above.
+        pipelines: a few plans with stages, compared with the plan that is chosen of the others.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.
         device_bytes: memory of a device for tensors, the limit where none is given.

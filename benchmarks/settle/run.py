@@ -5,10 +5,10 @@
 Llama-8B of 4, 32 and 128 layers on 8 H100s, captured on the meta device. `compared` is what a
 search does with each candidate: with many equal layers its costs follow from few of them.
 `again` is the same for a plan whose few layers are those of a plan before, and so lowered and
-their memory simulated. `settled` is what a search does with the plan that it returns: the whole
-program is lowered and simulated. Medians, without Python's cyclic garbage collector, as in a
-search; the first plan of a graph, whose layers are found once, is not counted. Both must find
-equal costs.
+their memory simulated. `settled` is what a search does with the plan that it returns: all layers
+are lowered and simulated, and of pipelines few micro-batches. Medians, without Python's cyclic
+garbage collector, as in a search; the first plan of a graph, whose layers are found once, is not
+counted. Both must find equal costs.
 """
 
 from __future__ import annotations

@@ -225,8 +225,8 @@ stages = click.option(
     "--stages",
     callback=_stages,
     metavar="N,N,…",
-    help="Numbers of pipeline stages to search, as 1,2,4, or auto: pipelines around the best"
-    " uniform strategies; by default 1, no pipelines.",
+    help="Numbers of pipeline stages to search, as 1,2,4, or auto, the default: on several hosts"
+    " pipelines around the best uniform strategies; 1 is no pipelines.",
 )
 allow_async = click.option(
     "--async",

@@ -196,6 +196,13 @@ def check(machines: Sequence[Machine], options: PlanOptions, batch: int | None =
         raise last
 
 
+def searches_pipelines(machine: Machine, options: PlanOptions, plan: Plan) -> bool:
+    """Whether the search that found `plan`, for devices of `machine`, tries pipelines."""
+    from shardwright.planner.arguments import search_scope
+
+    return search_scope(machine.with_devices(plan.devices), options).pipelines
+
+
 def search(captured: CapturedTarget, machine: Machine, options: PlanOptions = DEFAULTS) -> Frontier:
     """The frontier of one graph on one machine, with the optimizer of the target."""
     options = replace(options, optimizer=captured.optimizer)

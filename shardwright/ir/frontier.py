@@ -167,11 +167,15 @@ class Frontier:
         and then has a note that says so.
         Raises `InfeasibleError`, naming the smallest memory that would do, when none is.
         """
+        return self.with_excess_note(self.settled(self.fastest_compared(memory_limit)))
+
+    def fastest_compared(self, memory_limit: str | int | None = None) -> Plan:
+        """The plan of `fastest` before it is settled, as `compared` gives it."""
         limit = self.limit(memory_limit)
         if limit is None:
-            return self.with_excess_note(self._fastest_of_all())
+            return self._fastest_of_all()
         if (plan := self._fastest_fitting(limit)) is not None:
-            return self.with_excess_note(plan)
+            return plan
         raise self._infeasible(limit, memory_limit)
 
     def limit(self, memory_limit: str | int | None = None) -> Bytes | None:
@@ -265,7 +269,7 @@ class Frontier:
         limit, best = self.limit(memory_limit), self._smallest()
         if limit is not None and best.peak_bytes > limit:
             raise self._infeasible(limit, memory_limit)
-        return self.with_excess_note(best)
+        return self.with_excess_note(self.settled(best))
 
     def _smallest(self) -> Plan:
         """The plan that needs the least memory."""
@@ -296,7 +300,7 @@ class Frontier:
         """Gather as many buckets of parameters ahead in a plan as make it faster.
 
         Args:
-            plan: a settled plan.
+            plan: a compared plan.
             limit: bytes that it may need per rank; None for no limit.
 
         Returns:

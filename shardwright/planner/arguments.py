@@ -47,6 +47,11 @@ class SearchScope:
     meshes: tuple[Mesh, ...]
     every: bool
 
+    @property
+    def pipelines(self) -> bool:
+        """Whether plans of more than one stage are searched."""
+        return self.groups != (1,)
+
 
 def search_scope(machine: Machine, options: PlanOptions, batch: int | None = None) -> SearchScope:
     """The numbers of stages and meshes that `options` request on `machine`.
@@ -65,8 +70,8 @@ def search_scope(machine: Machine, options: PlanOptions, batch: int | None = Non
         for count in options.counts if min(options.counts) > batch else ():
             check_micro_batch_count(batch, count)
     wanted, stages = options.constraints, options.stages
-    if isinstance(stages, str):
-        every = _stages_of(machine, None)
+    if isinstance(stages, str):  # messages between hosts are what stages save
+        every = _stages_of(machine, None) if len(machine.levels) > 1 else (1,)
         return SearchScope(every, meshes_by_groups(machine.devices, (1,), wanted), every=False)
     groups = _stages_of(machine, requested_stages(wanted, stages))
     meshes = meshes_by_groups(machine.devices, groups, wanted, options.meshes)

@@ -105,6 +105,7 @@ class MeshLoop:
     refused: list[str] = field(default_factory=list)
     searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
+    pipelines: list[Candidate] = field(default_factory=list)  # compared beside the frontier
     elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
@@ -115,6 +116,18 @@ class MeshLoop:
         """Seconds of the fastest plan so far; None before the first plan."""
         known = (*self.found, *self.permitted)
         return min((Seconds(c.point.time) for c in known), default=None)
+
+    @property
+    def best_within_limit(self) -> float:
+        """Seconds of the fastest plan so far that fits the memory limit; infinite if none does."""
+        known = (*self.found, *self.permitted)
+        return min((c.seconds_within(self._limit) for c in known), default=math.inf)
+
+    @property
+    def _limit(self) -> float:
+        """The memory limit in bytes; infinite without one."""
+        limit = limit_on(self.machine, self.options.memory_limit)
+        return math.inf if limit is None else limit
 
     @property
     def _costs(self) -> list[tuple[Seconds, Bytes]]:
@@ -174,39 +187,31 @@ class MeshLoop:
         self.searched.append(one)
         new = self._add(one, points, notes)
         if points:
-            fastest = min(Seconds(point.time) for point in points)
-            self.fastest[mesh] = min(fastest, self.fastest.get(mesh, fastest))
+            best = min(Seconds(point.time) for point in points)
+            self.fastest[mesh] = min(best, self.fastest.get(mesh, best))
         if compare:
             self.known += _baselines(writer)
         return any(is_new(c.cost, costs) for c in new)
 
-    def without_large_pipelines(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates without pipelines that are over the memory limit by their tables.
-
-        Their memory is simulated for each micro-batch, which takes too long to try many of them.
-        """
-        limit = limit_on(self.machine, self.options.memory_limit)
-        most = math.inf if limit is None else limit
-        return [one for one in candidates if one.staged is None or one.peak <= most]
-
     def run_around(self, one: AroundStrategies, seconds: float) -> None:
         """Search the mesh of some strategies, without stages or as the pipelines that they are."""
-        like = one.like
-        if like.pp == 1:
-            self.run(one.mesh, like.micro_batches, seconds, compare=False, decide=one.decide)
+        if one.like.pp > 1:
+            self.found += self.pipelines_around(one, seconds)
             return
-        before = len(self.found)
-        self.pipe(
-            one.mesh,
-            like.pp,
-            like.micro_batches,
-            seconds,
-            compare=False,
-            schedule=like.schedule,
-            each=like.virtual_stages,
-            decide=one.decide,
-        )
-        self.found[before:] = self.without_large_pipelines(self.found[before:])
+        count = one.like.micro_batches
+        self.run(one.mesh, count, seconds, compare=False, decide=one.decide)
+
+    def pipelines_around(self, one: AroundStrategies, seconds: float) -> list[Candidate]:
+        """Pipelines with the stages of some strategies that fit the memory limit by their tables.
+
+        They are not added to `found`.
+        """
+        like, before = one.like, len(self.found)
+        given = one.mesh, like.pp, like.micro_batches, seconds
+        schedule, each, decide = like.schedule, like.virtual_stages, one.decide
+        self.pipe(*given, compare=False, schedule=schedule, each=each, decide=decide)
+        new, self.found[before:] = self.found[before:], []
+        return [one for one in new if one.peak <= self._limit]
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
@@ -274,17 +279,9 @@ class MeshLoop:
         pipelines = Pipelines(group.offer, self.factory.cuts, groups, schedule, each)
         asynchronous = schedule_named(schedule).asynchronous
         every = (*self.notes, *group.notes, *((_OTHER_TRAINING,) if asynchronous else ()))
+        shared = writer, "searched", every, ()
         new = [
-            Candidate(
-                one.point,
-                one.peak,
-                writer,
-                "searched",
-                every,
-                (),
-                one,
-                partial(pipelines.memory, one),
-            )
+            Candidate(one.point, one.peak, *shared, one, partial(pipelines.memory, one))
             for one in pipelines.staged()
         ]
         self.found += new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import limit_on, loss_forms
-from shardwright.planner.mesh_loop import RESOLUTION, MeshLoop
+from shardwright.planner.mesh_loop import GAIN, RESOLUTION, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
@@ -44,6 +45,7 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
+_MOST_PIPELINES = 2  # that are simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
 _FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
 _SHARE = 0.3  # the fraction of the progress bar for plans without pipelines
@@ -87,6 +89,7 @@ def search(
             seconds=0,
             recompute=False,
             micro_batches=(1,),
+            stages=(1,),
             loss_chunks=(1,),
         )
         ends = partial(search, graph, machine, baseline_options, tracer)
@@ -148,13 +151,11 @@ def _search(
     loop = MeshLoop(factory, machine, options, impossible)
     loop.elsewhere = [c.cost for other in before for c in (*other.found, *other.permitted)]
     started: list[Candidate] = []
+    tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
-        tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
         asked = (1, *several) if 1 in groups else several
-        started = strategies.candidates(tried, asked, end)
-        if options.stages == AUTO:
-            started = loop.without_large_pipelines(started)
+        started = strategies.candidates(tried, (1,) if options.stages == AUTO else asked, end)
         loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
@@ -166,6 +167,9 @@ def _search(
         loop.run_around(one, end - time.perf_counter())
     if options.stages != AUTO:
         PipelineSearch(loop, scope.every, end, part).search(several)
+    elif several and strategies.are_wanted:
+        best = min(one.best_within_limit for one in (*before, loop))
+        _add_pipelines(loop, strategies, (tried, several), best, end, part)
     if not loop.found and not before:
         refuse(loop.refused, machine.devices)
         raise PipelineError(
@@ -179,6 +183,34 @@ def _search(
             loop.compare(free, mesh, counts[0], factory.marks)
     notify("done", 1.0)
     return loop
+
+
+def _add_pipelines(
+    loop: MeshLoop,
+    strategies: StartingStrategies,
+    numbers: tuple[Sequence[int], Sequence[int]],
+    best: float,
+    end: float,
+    notify: Progress,
+) -> None:
+    """Add a few strategies in stages, and pipelines around them, that are faster than `best`.
+
+    `numbers` are those of micro-batches and of groups, `best` are seconds.
+    Their simulation takes longer than that of other plans, and their additive costs are less exact,
+    so they are no part of the frontier. Searched ones have to be clearly faster than strategies.
+    """
+    if math.isinf(best) and loop.options.counts == (1,):
+        return  # the search with more micro-batches follows
+    notify("strategies in stages", 0.0)
+    staged = strategies.pipelines(*numbers, best, end)
+    found: list[Candidate] = []
+    for one in strategies.around(staged):
+        notify(f"around the strategy {one.like}", 0.5)
+        found += loop.pipelines_around(one, end - time.perf_counter())
+    loop.bounds += [(0, one.seconds_within) for one in staged]
+    least = min((one.point.time for one in staged), default=math.inf)
+    faster = [one for one in found if one.point.time * (1 + GAIN) < least]
+    loop.pipelines = sorted((*staged, *faster), key=lambda one: one.cost)[:_MOST_PIPELINES]
 
 
 def _search_meshes(
@@ -250,6 +282,7 @@ def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> S
     every = [*(c for one in loops for c in one.found), *permitted]
     kept = spaced(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each([c for one in loops for c in one.known])
+    staged = sorted((c for one in loops for c in one.pipelines), key=lambda one: one.cost)
     plans, baselines = _plans(kept, write), _plans(shown, write)
     refinement = _Refinements(loops, tracer)
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
@@ -277,6 +310,7 @@ def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> S
         off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
+        pipelines=_plans(staged[:_MOST_PIPELINES], write),
     )
 
 

@@ -93,12 +93,12 @@ def why(
     permitted = [b for b in frontier.baselines if b.name not in frontier.broken]
     fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
     if not fitting:  # by additive memory
-        permitted = [frontier.settled(b) for b in permitted]
+        permitted = [frontier.compared(b) for b in permitted]
         fitting = [b for b in permitted if memory_limit is None or b.peak_bytes <= memory_limit]
     if fitting:
         smaller = objective == "memory"
         best = min(fitting, key=lambda b: b.peak_bytes if smaller else b.step_seconds)
-        return [place, _against(chosen, frontier.settled(best))]
+        return [place, _against(chosen, frontier.compared(best))]
     if permitted:
         least = min(permitted, key=lambda b: b.peak_bytes)
         return [place, f"no baseline fits; {least.name} needs {size(least.peak_bytes)}"]
@@ -112,7 +112,7 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
         text = f"the smallest {count}"
         if len(frontier) == 1:
             return text
-        fastest = frontier.settled(frontier[0])
+        fastest = frontier.compared(frontier[0])
         slower = milliseconds(max(0.0, chosen.step_seconds - fastest.step_seconds))
         return f"{text}, {slower} slower than the fastest"
     devices = (
@@ -127,7 +127,7 @@ def _place(chosen: Plan, frontier: Frontier, limit: int | None, objective: str) 
     text = f"{devices}the fastest {count} that fits {size(limit)} per rank"
     if not faster:
         return text
-    needs = size(frontier.settled(frontier[faster - 1]).peak_bytes)
+    needs = size(frontier.compared(frontier[faster - 1]).peak_bytes)
     return f"{text}; {faster} faster would need at least {needs}"
 
 

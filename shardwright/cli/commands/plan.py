@@ -106,7 +106,8 @@ def command(
         shown = content(found, captured, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    print_verdict(found, limit, captured.precision, pipelines=wanted.pipelines)
+    searched = planning.searches_pipelines(known, wanted, found.plan)
+    print_verdict(found, limit, captured.precision, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
@@ -159,7 +160,7 @@ def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines
         click.echo(wrapped(text))
     text = headline(plan)
     if plan.stages == 1 and plan.devices > 1:
-        unsearched = "" if pipelines else " (none was searched; --stages auto does)"
+        unsearched = "" if pipelines else " (none was searched; --stages 1,2 does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n{wrapped(precision)}\n")
 

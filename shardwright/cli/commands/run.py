@@ -138,7 +138,8 @@ def _planned(
         cache.keep(key, chosen)
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
-        print_verdict(choice, limit, captured.precision, pipelines=wanted.pipelines)
+        searched = planning.searches_pipelines(known, wanted, chosen)
+        print_verdict(choice, limit, captured.precision, pipelines=searched)
         print_answer(choice, limit, planning.useful_seconds(captured, known))
     return chosen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -18,7 +18,7 @@ METHODS = ("joint", "kcut")
 ALL = "all"  # numbers of micro-batches, while more of them save memory
 AUTO = "auto"  # numbers of stages, of the best uniform strategies
 
-_STAGES = "(1, 2, 4), None for all powers of two, or 'auto' for those of the best strategies"
+_STAGES = "(1, 2, 4), None for powers of two, or 'auto' for those of the best strategies on hosts"
 _MICRO_BATCHES = f"(1, 2, 4), {ALL!r}, or None for as many as the memory limit asks for"
 
 
@@ -40,7 +40,8 @@ class PlanOptions:
       memory limit makes plans slower or rules all out, "all" for as long as they save memory;
     * `memory_limit`: bytes per rank, or "unlimited"; None is the memory of a device;
     * `stages`: numbers of pipeline stages; None climbs to the best power of two; "auto" searches
-      pipelines around the best uniform strategies that have stages;
+      pipelines around the best uniform strategies that have stages, on machines of several hosts.
+      `of` gives (1,) instead where other options rule these strategies out;
     * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
     * `loss_chunks`: numbers of chunks of the vocabulary in which the loss is computed; None tries
       more than one where micro-batches would be tried;
@@ -55,7 +56,7 @@ class PlanOptions:
     constraints: tuple[Constraint, ...] = ()
     micro_batches: tuple[int, ...] | str | None = None
     memory_limit: Bytes | str | None = None
-    stages: tuple[int, ...] | str | None = (1,)
+    stages: tuple[int, ...] | str | None = AUTO
     allow_async: bool = False
     loss_chunks: tuple[int, ...] | None = None
     seconds: float = math.inf
@@ -71,6 +72,8 @@ class PlanOptions:
         if unknown := sorted(given.keys() - _READ.keys()):
             raise TypeError(f"there is no option {unknown[0]!r} of a search")
         options = cls(**{name: _READ[name](name, value) for name, value in given.items()})
+        if options.stages == AUTO and not options.are_free:
+            options = replace(options, stages=(1,))
         options._require_possible()
         return options
 
@@ -80,23 +83,13 @@ class PlanOptions:
         return None if isinstance(self.micro_batches, str) else self.micro_batches
 
     @property
-    def pipelines(self) -> bool:
-        """Whether plans of more than one stage are searched."""
-        return self.stages != (1,) or self.allow_async
-
-    @property
     def are_free(self) -> bool:
         """Whether these options permit a search that starts from any uniform strategy."""
         bound = self.constraints or self.meshes is not None or self.allow_async or self.exact
-        return not bound and self.method != "kcut"
+        return not bound and self.method != "kcut" and self.micro_batches != (1,)
 
     def _require_possible(self) -> None:
         """Raise `OptionsError` where options contradict each other."""
-        if self.stages == AUTO and not self.are_free:
-            raise OptionsError(
-                'stages="auto" searches around uniform strategies, and takes no constraints, no'
-                ' meshes, no `allow_async`, no `exact` and no method "kcut"; give numbers of stages'
-            )
         if self.method != "kcut":
             return
         plain = not (self.exact or self.constraints or self.allow_async)

@@ -7,22 +7,22 @@ these run in the same way (`program/step/sections.py`).
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TypeVar, final
 
 from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.layout import Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.plans.memory_refinement import ranks_that_differ
+from shardwright.planner.plans.memory_refinement import RankPeak, ranks_that_differ
 from shardwright.planner.plans.repeated_layers import RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
-from shardwright.program.step.steady_passes import few_micro_batches, steady_pairs
+from shardwright.program.step.steady_passes import few_micro_batches
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep
@@ -43,12 +43,18 @@ class FoldedCosts:
     """Computes time and memory of plans of `graph` on `machine` from a few of their layers.
 
     The programs of few layers of the latest `kept` plans are used again for plans that differ
-    elsewhere only.
+    elsewhere only. `split` is as in `PlanLowering`.
     """
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, machine: Machine, kept: int = KEPT
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        machine: Machine,
+        kept: int = KEPT,
+        split: Split | None = None,
     ) -> None:
+        self._split_whole = split
         self.graph, self.analysis, self.machine, self.kept = graph, analysis, machine, kept
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
@@ -71,18 +77,22 @@ class FoldedCosts:
                 return step_seconds(folded.sections(0), prices, plan.micro_batches)
             firsts = range(0, plan.devices, plan.layout_mesh.size)
             groups = [folded.sections(rank) for rank in firsts]
-            return stages_seconds(groups, [prices] * len(groups), folded.repeats(groups))
+            repeats = folded.lowering.repeats([one.program for one in groups])
+            return stages_seconds(groups, [prices] * len(groups), repeats)
 
         return self._first(plan, decisions, seconds)
 
-    def peak_bytes(
+    def peak(
         self, plan: Plan, decisions: Decisions, trainer: Trainer, tracer: OpTracer
-    ) -> Bytes | None:
-        """The peak memory of a rank; None if only the whole program determines it."""
+    ) -> RankPeak | None:
+        """The rank that needs most memory; None if only the whole program determines it."""
 
-        return self._first(
-            plan, decisions, lambda folded: folded.peak_bytes(self.graph, trainer, tracer)
-        )
+        return self._first(plan, decisions, lambda folded: folded.peak(self.graph, trainer, tracer))
+
+    def few_micro_batches(self, plan: Plan, decisions: Decisions) -> PlanLowering | None:
+        """The lowering of few micro-batches of a pipeline with all layers; None if all are few."""
+        folded = self._known_of(plan, decisions, _WIDTHS[-1])
+        return None if folded is None else folded.lowering
 
     def _first(
         self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
@@ -90,13 +100,8 @@ class FoldedCosts:
         """The cost for the first layer width with which the omitted layers run like the others."""
         if plan.is_asynchronous:
             return None
-        if self._last is None or self._last[0] is not plan:
-            self._last = plan, {}
-        known = self._last[1]
         for width in _WIDTHS:
-            if width not in known:
-                known[width] = self._folded(plan, decisions, width)
-            folded = known[width]
+            folded = self._known_of(plan, decisions, width)
             if folded is None:
                 continue
             try:
@@ -104,6 +109,15 @@ class FoldedCosts:
             except (NotPeriodicError, SteadyStateError):
                 continue
         return None
+
+    def _known_of(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
+        """The program of few layers for one layer width; those of the last plan are kept."""
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, {}
+        known = self._last[1]
+        if width not in known:
+            known[width] = self._folded(plan, decisions, width)
+        return known[width]
 
     def _folded(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
         if width:
@@ -134,6 +148,8 @@ class FoldedCosts:
     def _split(self, folded: FoldedGraph) -> Split:
         """The micro-batch split of a graph of few layers, shared by plans of equal counts."""
         graph = folded.graph
+        if folded is self._whole and self._split_whole is not None:
+            return self._split_whole
 
         def split(count: int) -> MicroBatches:
             key = id(folded), count
@@ -165,31 +181,17 @@ class _FoldedPlan:
     def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
         self.folded, self.lowering = folded, lowering
         self._sections: dict[int, Sections | str] = {}  # or why there are none
-        self._peak: tuple[Trainer, Bytes] | None = None
+        self._peak: tuple[Trainer, RankPeak] | None = None
 
-    def peak_bytes(self, whole: Graph, trainer: Trainer, tracer: OpTracer) -> Bytes:
-        """The peak memory of a rank in a step of the graph `whole`; raises `NotPeriodicError`."""
+    def peak(self, whole: Graph, trainer: Trainer, tracer: OpTracer) -> RankPeak:
+        """The rank that needs most in a step of the graph `whole`; raises `NotPeriodicError`."""
         if self._peak is None or self._peak[0] is not trainer:
             found = []
             for rank in ranks_that_differ(self.lowering):
                 step = FoldedStep(whole, self.folded, self.lowering, rank, trainer, tracer)
-                found.append(step.peak(self.sections(rank)))
-            self._peak = trainer, max(found)
+                found.append(RankPeak(rank, step.peak(self.sections(rank))))
+            self._peak = trainer, max(found, key=lambda one: one.bytes)
         return self._peak[1]
-
-    def repeats(self, groups: Sequence[Sections]) -> list[tuple[int, int]] | None:
-        """For each group the micro-batch whose passes are repeated, and how many times they run.
-
-        Raises `NotPeriodicError` if those of the next one do not do the same.
-        """
-        if not self.lowering.left_out:
-            return None
-        found = []
-        for group, sections in enumerate(groups):
-            first = self.lowering.steady_batch(group)
-            steady_pairs(sections.program, first)
-            found.append((first, self.lowering.left_out + 1))
-        return found
 
     def sections(self, rank: int) -> Sections:
         """The program of a rank in sections; raises `NotPeriodicError`."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
+from typing import NamedTuple, final
 
 from shardwright.ir.layout import Bytes, largest_atoms, local_atoms
+from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.sections import FoldedGraph, sections_of
 from shardwright.rules.rule import Rule, Tiling
+from shardwright.simulate.memory.step.folded_step import FoldedStep
 from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
 from shardwright.simulate.memory.values import RankModel
 
@@ -40,17 +43,22 @@ class MemoryRefinement:
             together,
         )
 
-    def settled(self, plan: Plan, lowering: PlanLowering) -> Plan:
+    def settled(self, plan: Plan, lowering: PlanLowering, worst: RankPeak | None = None) -> Plan:
         """`plan`, lowered by `lowering`, with its simulated memory.
 
-        Asynchronous pipelines have no step program and keep the additive memory.
+        Asynchronous pipelines have no step program and keep the additive memory. `worst` is the
+        rank that needs most, if it is known.
+
+        Raises:
+            NotPeriodicError: micro-batches that the lowering of a pipeline leaves out do not need
+                what others need.
         """
         if plan.memory is not None:
             return plan
-        found = [
-            step_memory(lowering, rank, self.trainer, self.tracer)
-            for rank in ranks_that_differ(lowering)
-        ]
+        ranks = ranks_that_differ(lowering) if worst is None else (worst.rank,)
+        found = [self._memory(lowering, rank) for rank in ranks]
+        if worst is not None and found[0].peak != worst.bytes:
+            found = [self._memory(lowering, rank) for rank in ranks_that_differ(lowering)]
         most = max(found, key=lambda memory: memory.peak)
         libraries = self._device.workspace_bytes
         most = replace(
@@ -60,6 +68,20 @@ class MemoryRefinement:
             reserved=Bytes(most.reserved + libraries) if most.reserved else most.reserved,
         )
         return replace(plan, memory=most, peak_bytes=most.peak)
+
+    def _memory(self, lowering: PlanLowering, rank: int) -> Memory:
+        if not lowering.left_out:
+            return step_memory(lowering, rank, self.trainer, self.tracer)
+        graph = FoldedGraph(lowering.graph, {}, (), {})  # with all its layers
+        step = FoldedStep(lowering.graph, graph, lowering, rank, self.trainer, self.tracer)
+        return step.memory(sections_of(lowering.program(rank), graph))
+
+
+class RankPeak(NamedTuple):
+    """A rank and its peak memory."""
+
+    rank: int
+    bytes: Bytes
 
 
 def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:

@@ -13,12 +13,14 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.folded_costs import KEPT, FoldedCosts
-from shardwright.planner.plans.memory_refinement import MemoryRefinement
+from shardwright.planner.plans.memory_refinement import MemoryRefinement, RankPeak
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.sections import NotPeriodicError
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.simulate.time.steady_state import SteadyStateError
 
 MOST_AHEAD = 8  # buckets of parameters that are gathered before they are read
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which one more bucket is in flight
@@ -54,6 +56,7 @@ class Refinement:
         ] = {}  # those that were given, by what they became
         self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
+        self._worst: dict[int, tuple[Plan, RankPeak]] = {}  # of plans that were compared
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -79,6 +82,7 @@ class Refinement:
 
         If they are computed from a few layers, the plan has no timeline and no breakdown of memory.
         """
+        _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) in self._settled:
             return self._settled[id(plan)][1]
         if id(plan) not in self._compared:
@@ -94,11 +98,14 @@ class Refinement:
         seconds = self._folded.seconds(plan, decisions)
         if seconds is None:
             return None
-        peak = self._folded.peak_bytes(plan, decisions, memories.trainer, memories.tracer)
-        return None if peak is None else replace(_with_seconds(plan, seconds), peak_bytes=peak)
+        peak = self._folded.peak(plan, decisions, memories.trainer, memories.tracer)
+        if peak is None:
+            return None
+        self._worst[id(plan)] = plan, peak
+        return replace(_with_seconds(plan, seconds), peak_bytes=peak.bytes)
 
     def timed(self, plan: Plan) -> Plan:
-        """`plan` with the time of its step."""
+        """`plan`, which has no stages, with the time of its step."""
         if id(plan) not in self._timed:
             self._timed[id(plan)] = plan, self._times.refined(plan, self._lowering(plan))
         return self._timed[id(plan)][1]
@@ -107,18 +114,33 @@ class Refinement:
         """`plan` with the time and the memory of its step, as it is shown to users."""
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
-            found = self._memories.settled(self.timed(plan), self._lowering(plan))
+            found = self._simulated(plan)
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
 
+    def _simulated(self, plan: Plan) -> Plan:
+        """Simulate a plan; of a pipeline few micro-batches, if others run as they do."""
+        _, worst = self._worst.get(id(plan), (None, None))
+        if plan.pipeline is None:
+            return self._memories.settled(self.timed(plan), self._lowering(plan), worst)
+        if not plan.is_asynchronous:
+            few = self._folded.few_micro_batches(plan, self._decisions(plan))
+            try:
+                if few is not None:
+                    return self._memories.settled(self._times.refined(plan, few), few, worst)
+            except (NotPeriodicError, SteadyStateError):
+                pass
+        lowering = self._lowering(plan)
+        return self._memories.settled(self._times.refined(plan, lowering), lowering, worst)
+
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
-        """A settled plan that gathers more buckets of parameters ahead, where that makes it faster.
+        """A compared plan that gathers more buckets of parameters ahead, where that is faster.
 
         Each bucket in flight takes memory, of which the plan needs at most `limit`. A gather waits
         for what was started before it on its links, such as reductions of gradients, and is hidden
         if it is started early enough. Plans with stages are left as they are: they gather once.
         """
-        given = self._settled.get(id(plan), (plan, plan))[0]
+        _, given = self._originals.get(id(plan), (plan, plan))
         sharded = any(
             isinstance(placement, Shard)
             for p in given.parameters
@@ -126,19 +148,20 @@ class Refinement:
         )
         if given.pipeline is not None or not self._machine.soon_overlap or not sharded:
             return plan
-        best, deepest = plan, given
+        best = plan
         for ahead in range(given.ahead + 1, MOST_AHEAD + 1):
             deeper = replace(given, ahead=ahead, memory=None, timeline=None)
             found = self.compared(deeper)
             fits = limit is None or found.peak_bytes <= limit
             if not fits or found.step_seconds > (1 - _LEAST_GAIN) * best.step_seconds:
                 break
-            best, deepest = found, deeper
-        return plan if best is plan else self.settled(deepest)
+            best = found
+        return best
 
     @cached_property
     def _folded(self) -> FoldedCosts:
-        return FoldedCosts(self.graph, self._analysis, self._machine, self._kept)
+        split = self._counts.split
+        return FoldedCosts(self.graph, self._analysis, self._machine, self._kept, split)
 
     def _decisions(self, plan: Plan) -> Decisions:
         """The decisions of a plan; those of the last one are kept."""

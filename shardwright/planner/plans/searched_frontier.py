@@ -10,6 +10,7 @@ from shardwright.ir.frontier import MOST_SETTLED, Frontier
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
+_GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _NEAR_TIE = 1.1  # baselines slower than this multiple of a plan's additive time are not simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
@@ -30,8 +31,10 @@ class SearchedFrontier(Frontier):
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
       memory fits into `limit`, among those that are dominated in additive memory only, or None.
       `share` is the smallest ratio of simulated to additive memory seen so far;
-    * `deepen`: `(plan, limit)` -> the settled plan with as many buckets of parameters gathered
+    * `deepen`: `(plan, limit)` -> the compared plan with as many buckets of parameters gathered
       ahead as make it faster within `limit`; None leaves plans as they are;
+    * `pipelines`: a few plans with stages and their additive costs, which are compared with the
+      plan that is chosen of the others;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them.
     """
@@ -41,6 +44,7 @@ class SearchedFrontier(Frontier):
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
     deepen: Deepen | None = field(default=None, compare=False, repr=False)
+    pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     chooses_baselines: bool = True
 
     @property
@@ -61,7 +65,7 @@ class SearchedFrontier(Frontier):
         return self.settle(plan) if self.settle is not None else plan
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
-        """A settled plan that gathers more parameters ahead, where it is faster within `limit`."""
+        """A compared plan that gathers more parameters ahead, where it is faster within `limit`."""
         return plan if self.deepen is None else self.deepen(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
@@ -78,7 +82,8 @@ class SearchedFrontier(Frontier):
                 with both ends.
 
         Returns:
-            The plans that no other of them dominates, and the baselines.
+            The plans that no other of them dominates, and the baselines. Those with stages have no
+            timeline.
         """
         if self.settle is None:
             return self
@@ -91,11 +96,21 @@ class SearchedFrontier(Frontier):
         for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
             if not kept or plan.peak_bytes < kept[-1].peak_bytes:
                 kept.append(plan)
-        kept = [self.settled(plan) for plan in kept]
-        known = tuple(self.settled(plan) for plan in self.baselines)
+        kept = [self._shown(plan) for plan in kept]
+        known = tuple(map(self._shown, self.baselines))
         return replace(
-            self, plans=tuple(kept), baselines=known, settle=None, compare=None, least=None
+            self,
+            plans=tuple(kept),
+            baselines=known,
+            settle=None,
+            compare=None,
+            least=None,
+            pipelines=(),
         )
+
+    def _shown(self, plan: Plan) -> Plan:
+        """A plan of many: one with stages, whose whole program takes long, is only compared."""
+        return self.compared(plan) if plan.stages > 1 else self.settled(plan)
 
     def _fastest_fitting(self, limit: Bytes) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.
@@ -110,18 +125,14 @@ class SearchedFrontier(Frontier):
             other = self.off_frontier(limit, than, min(share, 1.0))
             if other is not None and (found is None or other.step_seconds < found.step_seconds):
                 found = other
-        return self._shown(self._best_of_baselines(found, seconds, limit))
+        return self._or_pipeline(self._best_of_baselines(found, seconds, limit), limit)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
         found = self.compared(self.plans[0])
-        best = self._shown(self._best_of_baselines(found, self.costs[0][0], None))
+        best = self._or_pipeline(self._best_of_baselines(found, self.costs[0][0], None), None)
         assert best is not None
         return best
-
-    def _shown(self, plan: Plan | None) -> Plan | None:
-        """The settled plan of a compared one; None stays None."""
-        return plan if plan is None or self.compare is None else self.settled(plan)
 
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
@@ -140,6 +151,20 @@ class SearchedFrontier(Frontier):
             fits = limit is None or known.peak_bytes <= limit
             if fits and known.step_seconds < found.step_seconds:
                 found = known
+        return found
+
+    def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
+        """`found`, or a pipeline that fits and is clearly faster once both are simulated.
+
+        Pipelines need `train_step`, so a small gain does not justify them.
+        """
+        for one in self.pipelines:
+            most = math.inf if found is None else found.step_seconds / (1 + _GAIN)
+            if one.step_seconds < most:
+                compared = self.compared(one)
+                fits = limit is None or compared.peak_bytes <= limit
+                if fits and compared.step_seconds < most:
+                    found = compared
         return found
 
     def _fastest_listed(self, limit: Bytes) -> tuple[int | None, float]:
@@ -190,4 +215,4 @@ class SearchedFrontier(Frontier):
                 found = self.compared(plan)
                 shares[group] = min(shares.get(group, math.inf), found.peak_bytes / most)
                 best = min(found, best, key=lambda one: one.peak_bytes)
-        return best if self.compare is None else self.settled(best)
+        return best

@@ -32,6 +32,10 @@ class TimeRefinement:
         """`plan`, lowered by `lowering`, with the time of its step program, and its timeline.
 
         Asynchronous pipelines have no step program and keep their time.
+
+        Raises:
+            NotPeriodicError, SteadyStateError: micro-batches that the lowering of a pipeline leaves
+                out do not run like others.
         """
         if plan.timeline is not None or plan.is_asynchronous:
             return plan
@@ -47,7 +51,8 @@ class TimeRefinement:
         programs = [lowering.program(group * width) for group in range(plan.pipeline.groups)]
         prices = prices_of(plan, self.graph, self.machine)
         names = group_names(plan.pipeline.homes, width)
-        return simulated_stages(programs, [prices] * len(programs), names)
+        repeats = lowering.repeats(programs)
+        return simulated_stages(programs, [prices] * len(programs), names, repeats)
 
     def _timeline(self, plan: Plan, lowering: PlanLowering) -> Timeline:
         prices = prices_of(plan, self.graph, self.machine)

@@ -20,9 +20,9 @@ class Preferred:
     """The plan to return within a memory limit, and the plans that it was chosen from.
 
     Attributes:
-        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`; with as
-            many buckets of parameters gathered ahead as make it faster.
-        fastest: the fastest plan found.
+        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`; settled,
+            with as many buckets of parameters gathered ahead as make it faster.
+        fastest: the fastest plan found; it and `uniform` are compared and may have no timeline.
         uniform: the fastest uniform strategy found that fits; None if there is none.
     """
 
@@ -65,27 +65,30 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
     found = _preferred(frontier, memory_limit)
-    return replace(found, plan=frontier.deepened(found.plan, frontier.limit(memory_limit)))
+    deepest = frontier.deepened(found.plan, frontier.limit(memory_limit))
+    plan = frontier.with_excess_note(frontier.settled(deepest))
+    if found.plan is not found.fastest:
+        plan = replace(plan, notes=(*plan.notes, str(found)))
+    return replace(found, plan=plan)
 
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
-    """The same, with one bucket of parameters gathered ahead."""
-    fastest = frontier.fastest(memory_limit)
+    """The same, compared, with one bucket of parameters gathered ahead."""
+    fastest = frontier.fastest_compared(memory_limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)
     uniform = next(_fitting(frontier, memory_limit), None)
     found = Preferred(fastest, fastest, uniform)
     if uniform is None or found.gain is None or found.gain > NEAR:
         return found
-    note = str(replace(found, plan=uniform))
-    return replace(found, plan=replace(uniform, notes=(*uniform.notes, note)))
+    return replace(found, plan=uniform)
 
 
 def _fitting(frontier: Frontier, memory_limit: str | int | None) -> Iterator[Plan]:
-    """Baselines that are uniform strategies and fit, fastest first."""
+    """Baselines that are uniform strategies and fit, compared, fastest first."""
     limit = frontier.limit(memory_limit)
     known = [b for b in frontier.baselines if b.name not in frontier.broken and is_strategy(b)]
     for plan in sorted(known, key=lambda one: one.step_seconds)[:_TRIES]:
-        settled = frontier.settled(plan)
-        if limit is None or settled.peak_bytes <= limit:
-            yield frontier.with_excess_note(settled)
+        compared = frontier.compared(plan)
+        if limit is None or compared.peak_bytes <= limit:
+            yield compared

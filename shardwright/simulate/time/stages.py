@@ -18,7 +18,6 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.timeline import Stream, Timeline, Track
-from shardwright.program.instructions import reads, writes
 from shardwright.program.step.channels import axis_of, members
 from shardwright.program.step.instructions import (
     Backward,
@@ -32,25 +31,27 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
-from shardwright.program.step.region import Region
 from shardwright.program.step.sections import Sections
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
+from shardwright.simulate.time.backward_parts import parts_to_inputs
 from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
 from shardwright.simulate.time.timeline import TaskSchedule
 
-_HALF = 0.5  # gradients of inputs and of weights take about as long
-
 Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
 
 
 class _Part(NamedTuple):
-    """One group's part of a message or collective of several groups, after its tasks `after`."""
+    """One group's part of a message or collective of several groups, after its tasks `after`.
+
+    It is of a micro-batch so many `later` than the instruction, which is repeated.
+    """
 
     group: int
     one: StepInstruction
     after: tuple[int, ...]
+    later: int
 
 
 class Links:
@@ -74,8 +75,16 @@ class Links:
         return key, self._parts.pop(key) if len(self._parts[key]) == size else None
 
 
+# For each group a micro-batch, and how many times the passes from its forward pass to the next one
+# run; None: once.
+Repeats = Sequence[tuple[int, int]] | None
+
+
 def simulated_stages(
-    programs: Sequence[StepProgram], prices: Sequence[StepPrices], names: Sequence[str]
+    programs: Sequence[StepProgram],
+    prices: Sequence[StepPrices],
+    names: Sequence[str],
+    repeats: Repeats = None,
 ) -> Timeline:
     """The timeline of a step on all groups of a pipeline.
 
@@ -83,18 +92,20 @@ def simulated_stages(
         programs: the step program of one rank of each group.
         prices: the prices of each group.
         names: the name of each group.
+        repeats: the passes that stand for those of other micro-batches.
 
     Raises:
         PipelineError: the groups wait for each other.
+        SteadyStateError: passes leave other transfers in flight than they find.
     """
-    parts = [(one, in_order(one)) for one in programs]
+    parts = _repeated([(one, in_order(one)) for one in programs], repeats)
     return _played(TaskSchedule, parts, prices, names).timeline
 
 
 def stages_seconds(
     programs: Sequence[Sections | StepProgram],
     prices: Sequence[StepPrices],
-    repeats: Sequence[tuple[int, int]] | None = None,
+    repeats: Repeats = None,
 ) -> Seconds:
     """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
 
@@ -102,8 +113,7 @@ def stages_seconds(
         programs: the step program of one rank of each group; one in sections stands for that of
             the whole graph.
         prices: the prices of each group.
-        repeats: for each group a micro-batch, and how many times the passes from its forward pass
-            to the next one run; None: once.
+        repeats: the passes that stand for those of other micro-batches.
 
     Raises:
         PipelineError: the groups wait for each other.
@@ -114,16 +124,22 @@ def stages_seconds(
         (one.program, unrolled(one)) if isinstance(one, Sections) else (one, in_order(one))
         for one in programs
     ]
-    if repeats is not None:
-        parts = [
-            (program, repeated(order, *repeat))
-            for (program, order), repeat in zip(parts, repeats, strict=True)
-        ]
-    return _played(Clock, parts, prices, [f"group {i}" for i in range(len(parts))]).seconds
+    names = [f"group {i}" for i in range(len(parts))]
+    return _played(Clock, _repeated(parts, repeats), prices, names).seconds
 
 
 # A group's program, and its instructions in order.
 _Program = tuple[StepProgram, Sequence[Item]]
+
+
+def _repeated(parts: Sequence[_Program], repeats: Repeats) -> Sequence[_Program]:
+    """The programs with passes repeated for micro-batches that were left out."""
+    if repeats is None:
+        return parts
+    pairs = zip(parts, repeats, strict=True)
+    return [(program, repeated(order, *repeat)) for (program, order), repeat in pairs]
+
+
 _Made = TypeVar("_Made", bound=TaskSchedule)
 
 
@@ -167,25 +183,29 @@ class _Pipeline:
             _Group(self, group, *one)
             for group, one in enumerate(zip(programs, prices, names, lost, strict=True))
         ]
-        self._left = {group: player.steps() for group, player in enumerate(self.players)}
-        while self._left:
+        # The time at which each group can play its next instruction: only its own change it.
+        self._now = {group: player.now for group, player in enumerate(self.players)}
+        left = {group: player.steps() for group, player in enumerate(self.players)}
+        while left:
             now = self.times()
             if not now:
                 raise PipelineError("the groups of the pipeline wait for each other")
-            group = min(now, key=lambda group: now[group])
-            if next(self._left[group], None) is None:
-                del self._left[group]
+            group = min(now, key=now.__getitem__)
+            if next(left[group], None) is None:
+                del left[group], self._now[group]
+            else:
+                self._now[group] = self.players[group].now
 
     def times(self) -> dict[int, float]:
         """The time at which each group can play its next instruction, if it can."""
-        players = ((group, self.players[group]) for group in self._left)
-        return {group: player.now for group, player in players if not player.is_blocked}
+        now, players = self._now, self.players
+        return {group: now[group] for group in now if not players[group].is_blocked}
 
 
 def _is_message(one: Item) -> bool:
     """Whether several groups may take part in an instruction."""
     if isinstance(one, Loop):
-        return bool(one.renames)
+        return one.passes
     match one.instruction:
         case Send() | Recv():
             return True
@@ -225,10 +245,11 @@ class _Group(LoopPlayer):
             if isinstance(one, Recv):
                 track = Track(ranks, Stream.COMMUNICATION, one.channel)
                 self._tracks.setdefault(one.channel, track)
-        self._to_inputs = _parts_to_inputs(program)
+        self._to_inputs = parts_to_inputs(program)
         self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
         self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
         self.quiet = 0.0  # seconds of computation before the next message, at least
+        self._later = 0  # how many micro-batches instructions have been repeated for
 
     @property
     def is_blocked(self) -> bool:
@@ -248,10 +269,15 @@ class _Group(LoopPlayer):
     def _steps(self, order: Sequence[Item], end: Item) -> Iterator[bool]:
         """Play some instructions, which `end` follows."""
         items = timed(order)
-        quiet = self._until_messages(items)
+        yield from self._play_items(items, self._until_messages(items), end)
+
+    def _play_items(
+        self, items: Sequence[Item], quiet: Sequence[float], end: Item
+    ) -> Iterator[bool]:
+        """Play instructions that take time; `quiet` is that of `_until_messages`."""
         for at, (now, following) in enumerate(pairwise([*items, end])):
             if isinstance(now, Loop):
-                if now.renames:
+                if now.passes:
                     yield from self._micro_batches(now, following)
                 else:
                     self.quiet = quiet[at + 1]
@@ -289,11 +315,14 @@ class _Group(LoopPlayer):
 
     def _micro_batches(self, loop: Loop, following: Item) -> Iterator[bool]:
         """Play passes of all micro-batches of a loop, between which messages are waited for."""
+        items = timed(loop.iteration(0))  # all iterations are equal
+        quiet = self._until_messages(items)
         for number in range(loop.times):
             if number:
                 self._rename(loop.renames)
+                self._later += 1
             behind = self._behind_iteration(loop, number, following)
-            yield from self._steps(loop.iteration(number), behind)
+            yield from self._play_items(items, quiet, behind)
 
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers and messages in flight other names."""
@@ -359,7 +388,7 @@ class _Group(LoopPlayer):
 
     def _join(self, one: Send | Recv | Transfer, name: Hashable, channel: str, size: int) -> None:
         """Add this group's part of an operation; schedule it if this part is the last."""
-        part = _Part(self._group, one, self._behind)
+        part = _Part(self._group, one, self._behind, self._later)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[name] = key
         if parts is None:
@@ -374,7 +403,8 @@ class _Group(LoopPlayer):
         else:
             (received,) = (part for part in parts if isinstance(part.one, Recv))
             assert isinstance(received.one, Recv), "the other one sends"
-            seconds, name = self.prices.message(received.one), _name(received.one)
+            seconds = self.prices.message(received.one)
+            name = _name(received.one, received.later)
             groups, home = [players[part.group] for part in parts], players[received.group]
             track = home._tracks[channel]
         self._pipeline.done[key] = home._add(name, track, seconds, after)
@@ -386,46 +416,11 @@ class _Group(LoopPlayer):
                     player.disturbed += 1
 
 
-def _name(one: Recv) -> str:
+def _name(one: Recv, later: int) -> str:
     """The name of a message: values or gradients, and the number of the micro-batch from 1."""
     number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
     what = "gradients" if one.backward else "values"
-    return f"receive {what} {int(number) + 1 if number.isdigit() else 1}"
-
-
-def _parts_to_inputs(program: StepProgram) -> dict[str, list[tuple[str, float]]]:
-    """For calls with two parts of the backward pass, the operators and their shares of the first.
-
-    The first part computes gradients of inputs; a share is a fraction of the operator's backward
-    seconds.
-    """
-    weights = {
-        one.call: {*(i for i, name in enumerate(one.made) if name), *(i for i, _ in one.totals)}
-        for one in program.instructions
-        if isinstance(one, Backward) and one.part is Gradients.WEIGHTS
-    }
-    found = {}
-    for one in program.instructions:
-        if isinstance(one, Forward) and one.call in weights:
-            region = program.regions[one.region]
-            parts = _of_instructions(region, weights[one.call])
-            found[one.call] = list(zip(one.ops, parts, strict=True))
-    return found
-
-
-def _of_instructions(region: Region, weights: set[int]) -> list[float]:
-    """For each instruction of a region, the fraction of its backward pass that leads to inputs."""
-    of_weights = {region.inputs[i] for i in weights}
-    fed = {name for i, name in enumerate(region.inputs) if region.trained[i] and i not in weights}
-    found = []
-    for one in region.variants[0]:
-        to_inputs, to_weights = fed.intersection(reads(one)), of_weights.intersection(reads(one))
-        if to_inputs:
-            fed.update(writes(one))
-        elif to_weights:
-            of_weights.update(writes(one))
-        found.append(_HALF if to_inputs and to_weights else 1.0 if to_inputs else 0.0)
-    return found
+    return f"receive {what} {int(number) + 1 + later if number.isdigit() else 1}"
 
 
 def group_names(homes: Sequence[int], width: int) -> list[str]:

@@ -47,6 +47,7 @@ def repeated(order: Sequence[Item], first: int, times: int) -> list[Item]:
         lambda _: names,
         [1] * len(names),
         renames=dict(zip(names, (one.transfer for one in found), strict=True)),
+        passes=True,
     )
     return [*order[:start], loop, *order[end:]]
 

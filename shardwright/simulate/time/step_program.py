@@ -181,7 +181,8 @@ class Player:
         self._runs: dict[str, Run] = {}  # by call
         self._priced_runs: dict[tuple[str, ...], Run] = {}  # by operators
         self._contention: dict[tuple[str, str], float] = {}
-        self._priced: dict[int, TransferSeconds] = {}  # by the identity of the transfer
+        # By the identity of the transfer, as `_price_of` gives it.
+        self._priced: dict[int, tuple[str, TransferSeconds, float]] = {}
         self._sent: dict[Hashable, Sent] = {}  # by the name of the transfer
         self._waits: list[int] = []  # tasks that the next computation waits for
         self._last = -1  # the last task on the compute stream
@@ -298,17 +299,20 @@ class Player:
 
     def _start(self, one: Transfer, number: Hashable, *, awaited: bool) -> None:
         """Start a transfer; operators beside it are delayed unless it is `awaited` at once."""
-        seconds = self._priced.get(id(one))
-        if seconds is None:
-            seconds = self._priced[id(one)] = self.prices.transfer(one)
-        purpose = self._kinds[one.handle]
-        name = _NAMES.get(purpose, f"{one.collective.value}: {one.parts[0].value}")
-        name = name.format(len(one.parts))
+        if id(one) not in self._priced:
+            self._priced[id(one)] = self._price_of(one)
+        name, seconds, exposed = self._priced[id(one)]
         self._compute(f"fill the buffer: {name}", seconds.fill)
         sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
         if not awaited:
-            slowed = sent.seconds * (1 - self.prices.hidden(one, purpose))
-            self._compute(f"slowed down: {sent.name}", slowed, idle=True)
+            self._compute(f"slowed down: {sent.name}", sent.seconds * exposed, idle=True)
+
+    def _price_of(self, one: Transfer) -> tuple[str, TransferSeconds, float]:
+        """The name and the seconds of a transfer, and the fraction that delays operators."""
+        purpose = self._kinds[one.handle]
+        name = _NAMES.get(purpose, f"{one.collective.value}: {one.parts[0].value}")
+        hidden = self.prices.hidden(one, purpose)
+        return name.format(len(one.parts)), self.prices.transfer(one), 1 - hidden
 
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
         """Schedule a collective after all earlier computation and waits."""

@@ -104,8 +104,7 @@ class FakeApi(types.ModuleType):
             )
 
         if options.micro_batches is None:
-            counts = {False: (1,), True: "all"}
-            return if_tight(lambda *, tight: run(counts[tight]), options.memory_limit)
+            return if_tight(lambda *, tight: run("all" if tight else (1,)), options.memory_limit)
         return run(options.micro_batches)
 
     def verify(self, model, plan, args=(), kwargs=None):

@@ -94,18 +94,24 @@ def priced(
     *,
     limits: Sequence[float] | None = None,
     end: float = math.inf,
+    known: float = math.inf,
+    reschedule: bool = True,
 ) -> list[Candidate]:
     """Price the strategies that bounds do not exclude, and the best ones under other schedules.
 
+    Without `reschedule` pipelines stay under the schedules that they have.
+
     The best strategy is searched within each of `limits`, in bytes; None means the memory of a
     device, half of it, and so on. After the time `end` (of the performance counter), pricing stops.
+    `known` are the seconds of another plan that fits all limits, which strategies have to beat.
     """
     if limits is None:
         memory = expansion.machine.device.usable_bytes
         limits = tuple(memory / 2**i for i in range(_LEVELS))
-    pricing = _Pricing(expansion, every, limits)
+    pricing = _Pricing(expansion, every, limits, known)
     pricing.search(progress, end)
-    pricing.reschedule()
+    if reschedule:
+        pricing.reschedule()
     return pricing.candidates
 
 
@@ -118,7 +124,11 @@ class _Pricing:
     """
 
     def __init__(
-        self, expansion: Expansion, every: Sequence[Strategy], limits: Sequence[float]
+        self,
+        expansion: Expansion,
+        every: Sequence[Strategy],
+        limits: Sequence[float],
+        known: float,
     ) -> None:
         self.expansion = expansion
         self.every = every
@@ -130,7 +140,7 @@ class _Pricing:
         self._spaces: dict[_Key, SpaceOfStrategy] = {}
         self._most = max(limits)
         self._best: dict[float, tuple[float, Strategy | None]] = dict.fromkeys(
-            (*limits, math.inf), (math.inf, None)
+            (*limits, math.inf), (known, None)
         )
         self._tries = Counter[float]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from shardwright.planner.space.constrain import hits
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
-from shardwright.planner.strategies.frontier.priced_frontier import limited, priced
+from shardwright.planner.strategies.frontier.priced_frontier import RESOLUTION, limited, priced
 from shardwright.planner.strategies.frontier.union import AroundStrategies, around
 from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import Tilings
@@ -30,6 +31,7 @@ from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
 _MOST = 8  # candidates of a search
+_MOST_PIPELINES = 4  # candidates with stages, beside those
 _MOST_MESHES = 4  # of three and four axes, and of pipelines, around them
 
 
@@ -72,6 +74,25 @@ class StartingStrategies:
         found = priced(self._expansion, every, limits=(most,), end=end)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
+
+    def pipelines(
+        self, counts: Sequence[int], groups: Sequence[int], best: float, end: float
+    ) -> list[Candidate]:
+        """The best strategies in stages that fit, all clearly faster than `best` seconds.
+
+        The other arguments are those of `candidates`.
+        """
+        every = [
+            one for one in self._every if one.pp > 1 and self._is_permitted(one, counts, groups)
+        ]
+        if not every or time.perf_counter() >= end:
+            return []
+        limit = limit_on(self.machine, self.options.memory_limit)
+        most = math.inf if limit is None else limit
+        given = self._expansion, every
+        found = priced(*given, limits=(most,), end=end, known=best, reschedule=False)
+        faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
+        return sorted(faster, key=lambda one: one.cost)[:_MOST_PIPELINES]
 
     def around(self, best: Sequence[Candidate]) -> list[AroundStrategies]:
         """The spaces to search around `best`, which are from `candidates`.

@@ -18,7 +18,11 @@ from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
-from shardwright.program.step.steady_passes import few_micro_batches, steady_batch
+from shardwright.program.step.steady_passes import (
+    few_micro_batches,
+    steady_batch,
+    steady_pairs,
+)
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
 
@@ -87,6 +91,21 @@ class PlanLowering:
         """The micro-batch whose passes in a group stand for those that are left out."""
         assert self.decisions.pipeline is not None, "without stages none is left out"
         return steady_batch(self.decisions.pipeline, group, len(self.numbers))
+
+    def repeats(self, programs: Sequence[StepProgram]) -> list[tuple[int, int]] | None:
+        """For each group the micro-batch whose passes are repeated, and how many times they run.
+
+        `programs` are those of the groups; None if no micro-batch is left out. Raises
+        `NotPeriodicError` if the passes of the next one do not do the same.
+        """
+        if not self.left_out:
+            return None
+        found = []
+        for group, program in enumerate(programs):
+            first = self.steady_batch(group)
+            steady_pairs(program, first)
+            found.append((first, self.left_out + 1))
+        return found
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:

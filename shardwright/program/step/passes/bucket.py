@@ -8,7 +8,7 @@ modules; these are of equal size). Results are summed together when the last one
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +42,10 @@ def bucket(program: StepProgram) -> StepProgram:
     """`program` with transfers in buckets."""
     known = purposes(program)
     instructions = list(program.instructions)
+    present = Counter(known.values())
     for purpose in (Purpose.COPY, Purpose.GRADIENT, Purpose.RESULT):
+        if present[purpose] < 2:
+            continue
         # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
         # may be summed once more.
         for level in range(len(program.mesh.axes) + 1):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
+from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import Dropout, Uniform
 from shardwright.program.step.instructions import Forward, StepProgram
@@ -56,6 +57,19 @@ class FoldedStep:
     ) -> None:
         self.whole, self.folded, self.trainer = whole, folded, trainer
         self.step = StepSimulation(lowering, rank, trainer, book)
+        self.tiles: dict[str, UpdatedTile] = {}  # that the step updates
+
+    def memory(self, sections: Sections) -> Memory:
+        """`Memory` of the whole step if only micro-batches were left out.
+
+        Raises `NotPeriodicError` if their passes need different memory, or change the peak.
+        """
+        self.step.record()
+        peak = self.peak(sections)
+        found = self.step.of_peak(sections.program, self.tiles)
+        if found.peak != peak:
+            raise NotPeriodicError("micro-batches that were left out are a part of the peak")
+        return found
 
     def peak(self, sections: Sections) -> Bytes:
         """`Memory.peak` of the whole step, from its program in sections.
@@ -65,7 +79,7 @@ class FoldedStep:
         step, allocator = self.step, self.step.allocator
         whole = spanned(sections)
         heights = _Heights(whole, allocator)
-        tiles = step.played(whole.program, heights.observe)
+        self.tiles = tiles = step.played(whole.program, heights.observe)
         heights.check()
         for name, like in self.folded.stands_for.items():
             if like in tiles:

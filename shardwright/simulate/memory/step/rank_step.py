@@ -66,7 +66,10 @@ class Trainer:
 
 
 def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
-    """The peak memory of `rank` in a step after the first of the lowered plan."""
+    """The peak memory of `rank` in a step after the first of the lowered plan.
+
+    All micro-batches are lowered (`folded_step.py` for pipelines that leave some out).
+    """
     return StepSimulation(lowering, rank, trainer, book).memory()
 
 
@@ -87,9 +90,16 @@ class StepSimulation:
     def memory(self) -> Memory:
         """The memory of the rank at its peak, by module and purpose."""
         program = self.lowering.program(self.rank)
+        self.record()
+        return self.of_peak(program, self.played(program))
+
+    def record(self) -> None:
+        """Record requests of memory while a step is played, where the allocator caches blocks."""
         if self.trainer.rank.backend.device == "cuda":
             self.allocator.requests = []
-        tiles = self.played(program)
+
+    def of_peak(self, program: StepProgram, tiles: Mapping[str, UpdatedTile]) -> Memory:
+        """The memory after `record` and `played`, which gives the `tiles`."""
         assert self.allocator.total >= 0, "more memory was released than taken"
         found: Counter[tuple[str | None, str]] = Counter()
         present = [leaf for leaf in self.graph.leaves if leaf.name in set(program.leaves)]
@@ -111,7 +121,7 @@ class StepSimulation:
         return replace(memory, reserved=self.reserved(present, tiles))
 
     def reserved(self, present: Sequence[Leaf], tiles: Mapping[str, UpdatedTile]) -> Bytes:
-        """What torch's allocator has reserved for the requests of the step; 0 if it caches none."""
+        """Bytes that torch's allocator reserves for requests of the step; 0 if it caches none."""
         if self.allocator.requests is None:
             return NOTHING
         kept = [leaf for leaf in present if leaf.kind is LeafKind.PARAMETER]

@@ -29,7 +29,7 @@ def test_plan_prints_the_frontier_the_choice_and_why(api, target, tmp_path, shar
         "fits with 7.16 GiB to spare on 2 devices of 2xcpu: 80.0 ms a step, 300 MiB per device of"
         " 7.45 GiB"
     )
-    assert second == "DDP 2 · no pipeline (none was searched; --stages auto does)"
+    assert second == "DDP 2 · no pipeline (none was searched; --stages 1,2 does)"
     assert (third, blank) == ("float32, as the job builds the model", "")
     for text in (
         "data parallel",

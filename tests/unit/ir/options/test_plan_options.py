@@ -30,10 +30,10 @@ def test_texts_and_lists_are_read():
         memory_limit=2**30,
         stages=(1, 2),
     )
-    assert found.counts == (1, 2) and found.pipelines
+    assert found.counts == (1, 2)
     assert PlanOptions.of(memory_limit="unlimited").memory_limit == "unlimited"
     assert PlanOptions.of(micro_batches="all").counts is None
-    assert PlanOptions.of() == DEFAULTS and not DEFAULTS.pipelines
+    assert PlanOptions.of() == DEFAULTS and DEFAULTS.stages == "auto"
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def test_time_and_memory_equal_those_of_the_whole_program():
                 TimeRefinement(GRAPH, MACHINE).refined(bare, lowering), lowering
             )
             assert seconds == pytest.approx(whole.step_seconds, rel=1e-9)
-            peak = costs.peak_bytes(plan, decisions, memories.trainer, tracer)
-            assert peak in (None, whole.peak_bytes)
+            peak = costs.peak(plan, decisions, memories.trainer, tracer)
+            assert peak is None or peak.bytes == whole.peak_bytes
     assert folded >= 2
 
 
@@ -75,15 +75,15 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     memories = MemoryRefinement(MACHINE, "adamw", tracer)
     costs = FoldedCosts(graph, analysis, MACHINE)
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
-    peak = costs.peak_bytes(plan, decisions, memories.trainer, tracer)
-    assert peak == whole.peak_bytes
+    peak = costs.peak(plan, decisions, memories.trainer, tracer)
+    assert peak.bytes == whole.peak_bytes
     lowering = PlanLowering(graph, analysis, decisions, MACHINE.backend_spec.alone_bytes)
     sums = list(lowering.program(0).transfers())
     assert max(sum(".scale" in part.value for part in one.parts) for one in sums) == 8
     # With the peak at the end, where copies of what layers were left out share a sum.
     late = LargeUpdate(memories.trainer.optimizer, memories.trainer.rank)
     peaks = [step_memory(lowering, rank, late, tracer).peak for rank in ranks_that_differ(lowering)]
-    assert costs.peak_bytes(plan, decisions, late, tracer) == max(peaks)
+    assert costs.peak(plan, decisions, late, tracer).bytes == max(peaks)
 
 
 def test_plans_are_compared_by_the_costs_that_they_are_shown_with():
@@ -98,6 +98,21 @@ def test_plans_are_compared_by_the_costs_that_they_are_shown_with():
     assert compared.step_seconds == pytest.approx(shown.step_seconds, rel=1e-9)
     assert compared.peak_bytes == shown.peak_bytes
     assert refinement.compared(plan) is refinement.settled(plan) is shown
+
+
+def test_plans_that_gather_further_ahead_have_costs_of_their_own():
+    expansion = Expansion(GRAPH, MACHINE, "adamw")
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    costs, tracer = FoldedCosts(GRAPH, ANALYSIS, MACHINE), Footprints(on_cpu=False)
+    trainer, peaks = MemoryRefinement(MACHINE, "adamw", tracer).trainer, []
+    for ahead in (1, 3):
+        deep = replace(plan, ahead=ahead)
+        decisions = read_plan(deep, GRAPH, ANALYSIS)
+        whole = step_memory(PlanLowering(GRAPH, ANALYSIS, decisions, None), 0, trainer, tracer)
+        found = costs.peak(deep, decisions, trainer, tracer)
+        assert found is None or found.bytes == whole.peak
+        peaks.append(whole.peak)
+    assert peaks[0] < peaks[1]
 
 
 STAGED = residual_layers(20)
@@ -124,5 +139,15 @@ def test_pipelines_fold(strategy, contention):
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
     trainer = MemoryRefinement(machine, "adamw", tracer).trainer
     ranks = ranks_that_differ(lowering)
-    peak = max(step_memory(lowering, rank, trainer, tracer).peak for rank in ranks)
-    assert costs.peak_bytes(plan, decisions, trainer, tracer) == peak
+    memories = [step_memory(lowering, rank, trainer, tracer) for rank in ranks]
+    worst = max(memories, key=lambda memory: memory.peak)
+    assert costs.peak(plan, decisions, trainer, tracer) == (worst.rank, worst.peak)
+    shown = Refinement(STAGED, machine, "adamw", tracer, analysis).settled(plan)
+    assert shown.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+    assert shown.memory.parts() == worst.parts() and shown.memory.shares == worst.shares
+    assert shown.memory.reserved == worst.reserved + machine.device.workspace_bytes
+    # Few micro-batches are lowered, and the timeline has all of them, by their numbers.
+    assert len(shown.timeline.tasks) == len(whole.timeline.tasks)
+    assert {task.name for task in shown.timeline.tasks} == {
+        task.name for task in whole.timeline.tasks
+    }

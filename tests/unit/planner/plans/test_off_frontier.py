@@ -96,7 +96,8 @@ def frontier_of(made, others):
     needs = {one.seconds: one.needs for one in made}
     return SearchedFrontier(
         plans,
-        settle=lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds]),
+        settle=lambda plan: plan,
+        compare=lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds]),
         least=lambda place: 0,
         off_frontier=others,
     )

@@ -53,7 +53,7 @@ def plan_of(subject, strategy):
 def test_sharded_parameters_are_gathered_as_far_ahead_as_it_is_faster(subject):
     refinement, plan = refinement_of(subject), plan_of(subject, "dp_shard=4")
     one = refinement.settled(plan)
-    found = refinement.deepened(one, None)
+    found = refinement.settled(refinement.deepened(one, None))
     assert 1 < found.ahead <= MOST_AHEAD and found.peak_bytes > one.peak_bytes
     assert found.step_seconds < one.step_seconds
     assert found.timeline.seconds == found.step_seconds

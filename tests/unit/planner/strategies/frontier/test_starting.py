@@ -7,12 +7,15 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.api import search_with
 from shardwright.ir.frontier import InfeasibleError
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import limited
 from shardwright.planner.strategies.preference import NEAR, Preferred, is_strategy, preferred
+from tests.harness.layered_graphs import residual_layers
 
 
 class Mlp(nn.Module):
@@ -81,7 +84,7 @@ def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model
 def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
     frontier = searched(llama, "2x2xH100")
     found = preferred(frontier)
-    assert found.fastest == frontier.fastest()
+    assert found.fastest == frontier.fastest_compared()
     assert is_strategy(found.uniform) and found.gain == pytest.approx(
         1 - found.fastest.step_seconds / found.uniform.step_seconds
     )
@@ -115,6 +118,24 @@ def test_strategies_keep_constraints_on_modules_and_meshes():
     assert not any(is_strategy(b) for b in whole.baselines)
     shaped = sw.search(graph, "2x2xH100", constraints=["mesh dp=2 tp=2"])
     assert all(len(b.mesh.axes) == 2 for b in shaped.baselines if is_strategy(b))
+
+
+def test_pipelines_are_chosen_by_default_where_they_are_faster():
+    graph, machine = residual_layers(16), preset("4x2xV100")
+    frontier = search_with(graph, machine)
+    found = preferred(frontier).plan
+    plain = preferred(search_with(graph, machine, PlanOptions(stages=(1,)))).plan
+    assert found.stages > 1 == plain.stages
+    assert found.step_seconds * (1 + NEAR) < plain.step_seconds
+    assert found.lower_bound_seconds <= found.step_seconds == found.timeline.seconds
+    assert found.peak_bytes == found.memory.peak <= frontier.device_bytes
+    # By the tables no strategy in stages is clearly faster than those that are compared.
+    expansion = Expansion(graph, machine, "adamw")
+    every = strategies_on(machine, limited(expansion, tp_across_hosts=False))
+    staged = [expansion.expanded(one) for one in every if one.pp > 1 and one.dp_shard == 1]
+    fastest = min(one.point.time for one in staged if one.peak <= frontier.device_bytes)
+    assert frontier.pipelines[0].step_seconds <= fastest * (1 + NEAR)
+    assert not search_with(graph, preset("8xH100")).pipelines
 
 
 def test_strategies_have_the_stages_that_are_asked_for():

@@ -5,14 +5,13 @@ import math
 import pytest
 
 import shardwright as sw
-from shardwright.ir.options.plan_options import OptionsError, PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.union import around
-from shardwright.planner.strategies.preference import is_strategy
 from tests.unit.planner.strategies.frontier.test_starting import llama
 
 WIDE = ("dp_replicate=2 dp_shard=4 tp=2", "dp_replicate=2 dp_shard=4 tp=2 zero=0 sp=off")
@@ -70,16 +69,16 @@ def test_three_axes_are_searched_where_strategies_have_them():
 def test_auto_searches_pipelines_around_strategies():
     graph = llama()
     found = sw.search(graph, "2x2xH100", stages="auto")
-    plain = sw.search(graph, "2x2xH100")
+    plain = sw.search(graph, "2x2xH100", stages=(1,))
     assert found.fastest().step_seconds <= plain.fastest().step_seconds * (1 + 1e-9)
-    limit = plain.device_bytes
-    staged = [b for b in found.baselines if is_strategy(b) and b.stages > 1]
-    assert all(b.peak_bytes <= limit for b in staged)
+    assert found.costs == plain.costs and not plain.pipelines
+    assert all(one.stages > 1 and one.peak_bytes <= plain.device_bytes for one in found.pipelines)
 
 
 @pytest.mark.parametrize(
-    "more", [{"constraints": ["mesh 2x2"]}, {"exact": True}, {"method": "kcut"}]
+    "more",
+    [{"constraints": ["mesh 2x2"]}, {"exact": True}, {"method": "kcut"}, {"micro_batches": (1,)}],
 )
-def test_auto_takes_nothing_that_rules_strategies_out(more):
-    with pytest.raises((OptionsError, ValueError), match="searches around uniform strategies"):
-        sw.search(llama(), "2x2xH100", stages="auto", **more)
+def test_options_that_rule_strategies_out_leave_no_stages(more):
+    assert PlanOptions.of(**more).stages == PlanOptions.of(stages="auto", **more).stages == (1,)
+    assert PlanOptions.of().stages == "auto"
