@@ -9,13 +9,15 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.solve.elimination.eliminate import exact_frontier
+from shardwright.solve.frontier.fast import fast_frontier
 from tests.harness.layered_graphs import residual_layers
-from tests.harness.plans import fastest_by_sums
 
 MACHINE = preset("8xH100")
 
@@ -138,16 +140,16 @@ def test_three_axes_are_searched_when_asked_for():
 
 
 def test_an_exact_search_is_never_slower_than_the_fast_one():
-    """By the sums: what a recomputed segment holds when it runs again is a maximum beside them."""
-    graph, mesh = residual_layers(2), Mesh.parse("dp=8")
-    exact, fast = (
-        search(graph, MACHINE, PlanOptions.of(meshes=[mesh], exact=e, recompute=False))
-        for e in (True, False)
-    )
-    for plan in fast:
-        best = fastest_by_sums(exact, plan.peak_bytes)
-        assert best.step_seconds <= plan.step_seconds * (1 + 1e-3)
-        assert plan.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
+    """Within equal sums: the memory of plans has maxima besides, which no search minimises."""
+    mesh = Mesh.parse("dp=8")
+    space, _ = SpaceFactory(residual_layers(2), recompute=True).space(MACHINE, mesh, "adamw", 1)
+    exact = exact_frontier(space.folded.unfolded())
+    fast = fast_frontier(space.folded, solver=space.solver, prices=space.prices)
+    assert not exact.pinned
+    for point in fast.points:
+        best = min(p.time for p in exact.points if p.memory <= point.memory)
+        assert best <= point.time * (1 + 1e-9)
+        assert fast.lower_bound(point.memory) <= best * (1 + 1e-9)
 
 
 def test_a_search_out_of_time_still_has_the_ends_and_the_baselines():

@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
+from shardwright.report.text.explain import explain
 from tests.harness import plans
 
 SHARDED = plans.parameter("weight", "dp:S(0) tp:R")
@@ -63,6 +65,25 @@ def test_recomputed_layers_are_counted(again, text):
     part = replace(ops[0], segment=1), *ops[1:]
     if not again:
         assert headline(replace(plan, ops=part)).endswith("recompute 1 of 12 operators")
+
+
+def test_operators_that_recomputed_layers_keep_are_named_as_in_a_strategy():
+    kinds = ("linear", "scaled_dot_product_attention", "view", "linear", "gelu")
+    ops = [
+        replace(plans.op(f"{kind}{i}{j}", kind, f"layers.{i}", 1, "m -", "dp:S(0) tp:R"),
+                segment=i + 1, kept=0 < j < 3, seconds=0.0 if kind == "view" else 1.0)
+        for i in range(3) for j, kind in enumerate(kinds)
+    ]  # fmt: skip
+    plan = replace(plans.simple(), mesh=plans.MESH, ops=tuple(ops), parameters=())
+    assert headline(plan).endswith(" · recompute every layer but for attention")
+    assert str(strategy_of(plan).recompute) == "ops(attention)"
+    more = replace(ops[0], kept=True), *ops[1:]
+    some = replace(plan, ops=more)
+    assert headline(some).endswith(" · recompute every layer but for 1 of 6 mm, attention")
+    assert str(strategy_of(some).recompute) == "full"
+    text = " ".join(explain(some).split())
+    assert "8 operators in 3 segments, which keep the results of 1 mm, 3 attention" in text
+    assert "recomputed but for mm, attention" in text
 
 
 def test_stages_have_their_schedule():
