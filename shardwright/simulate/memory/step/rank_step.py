@@ -121,7 +121,7 @@ class StepSimulation:
         return replace(memory, reserved=self.reserved(present, tiles))
 
     def reserved(self, present: Sequence[Leaf], tiles: Mapping[str, UpdatedTile]) -> Bytes:
-        """Bytes that torch's allocator reserves for requests of the step; 0 if it caches none."""
+        """Bytes that torch's allocator reserves for the requests of the step; 0 without a cache."""
         if self.allocator.requests is None:
             return NOTHING
         kept = [leaf for leaf in present if leaf.kind is LeafKind.PARAMETER]
