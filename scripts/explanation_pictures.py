@@ -71,6 +71,7 @@ def frontier() -> Figure:
     limit = parse_bytes(LIMIT) / 2**30
     ax.axvline(limit, color=RED, ls="--", lw=1.2, label=f"memory limit, {LIMIT}")
     ax.set_xlim(0, max(x for x, _ in found + known) * 1.1)
+    ax.margins(y=0.2)  # room for names below the frontier
     ax.set(xlabel="memory, GiB per GPU", ylabel="time, ms per step")
     ax.legend(loc="lower center", ncols=3, bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()
