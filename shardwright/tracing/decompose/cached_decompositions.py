@@ -17,12 +17,20 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 
-from shardwright.tracing.export.operators import OVERLOAD
+from shardwright.tracing.export.operators import FACTORIES, OVERLOAD
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
 _WORTH = 8.0  # the small program is used from this many nodes per distinct call
 _KEPT = ("nn_module_stack", "stack_trace", "torch_fn")  # metadata taken from the original call
+# Writes whose results have the dtype of what is written to, and operators that return them.
+_RETURNING = {
+    aten.index_put_.default: aten.index_put.default,
+    aten.index_add_.default: aten.index_add.default,
+    aten.index_copy_.default: aten.index_copy.default,
+    aten.scatter_.src: aten.scatter.src,
+    aten.scatter_add_.default: aten.scatter_add.default,
+}
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,10 @@ def decomposed(program: ExportedProgram, table: Table) -> Functional | None:
     """`program` decomposed by `table`, call by call; None if it must be decomposed at once.
 
     The latter is the case if an operator writes to an operand, if a node calls no ATen operator or
-    has a result that is not a tensor of fixed sizes, or if too few calls are equal.
+    has a result that is not a tensor of fixed sizes, or if too few calls are equal. Writes to
+    tensors that were made for them are replaced in `program` before.
     """
+    _return_writes(program)
     if not all(_is_cacheable(node) for node in program.graph.nodes):
         return None
     distinct: dict[Any, _Call] = {}
@@ -119,6 +129,37 @@ def decomposed_at_once(program: ExportedProgram, table: Table) -> Functional:
     """`program` decomposed by `table`, by torch's own pass over the whole program."""
     program = program.run_decompositions(dict(table))
     return Functional(program.graph, program.graph_signature, program.constants)
+
+
+def _return_writes(program: ExportedProgram) -> None:
+    """Replace writes to new tensors that nothing has read by operators that return the result.
+
+    A permutation is inverted so: `torch.empty_like(order).index_put_((order,), positions)`.
+    """
+    graph = program.graph
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        returning = _RETURNING.get(node.target) if node.op == "call_function" else None
+        if returning is None:
+            continue
+        written = node.args[0]
+        if not _is_new(written) or any(order[user] < order[node] for user in written.users):
+            continue
+        with graph.inserting_before(node):
+            made = graph.call_function(returning, node.args, node.kwargs)
+        made.meta, order[made] = dict(node.meta), order[node]
+        written.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def _is_new(node: fx.Node) -> bool:
+    """Whether a tensor was made without values, or is the result of a replaced write."""
+    if node.op != "call_function" or not isinstance(node.target, OVERLOAD):
+        return False
+    name = node.target.__name__.split(".")[0]
+    return name in FACTORIES or node.target in _RETURNING.values()
 
 
 def _is_cacheable(node: fx.Node) -> bool:

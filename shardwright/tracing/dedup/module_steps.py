@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shardwright.tracing.export.operators import OVERLOAD
+from shardwright.tracing.export.operators import FACTORIES, OVERLOAD
 
 _PLAIN = (
     int, bool, str, NoneType, EllipsisType, torch.Size,
@@ -26,6 +26,13 @@ _PLAIN = (
 _NAMED = (type, FunctionType, BuiltinFunctionType, OVERLOAD)
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _WRITING = frozenset(("__setitem__", "__set__", "__delete__", "batch_norm", "instance_norm"))
+# Writes of values that are steps as others if they go to a tensor that the call made.
+_WRITES_OF_VALUES = frozenset(
+    (
+        *("__setitem__", "index_put_", "index_add_", "index_copy_", "index_fill_", "scatter_"),
+        *("scatter_add_", "masked_fill_", "masked_scatter_", "fill_", "copy_", "zero_"),
+    )
+)
 _REGIONS = ("_set_grad_enabled", "_enter_autocast")  # export turns these regions into sub-graphs
 _OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
@@ -64,6 +71,7 @@ class FunctionRecorder(TorchFunctionMode):
         self._twins: dict[int, Tensor] = {}  # meta tensors, by identity of their operands
         self._twinned: dict[int, Tensor] = {}  # the operands, by identity of their twins
         self._rehearsal = rehearsal
+        self._new: set[int] = set()  # identities of tensors that the call made without values
         self._codes: dict[int, CodeType] = {}  # kept, so that no other gets the same identity
 
     def __torch_function__(
@@ -81,7 +89,8 @@ class FunctionRecorder(TorchFunctionMode):
         if self.refused and not self._rehearsal:
             return func(*args, **kwargs)
         try:
-            if writes(name, kwargs) or name in _REGIONS:
+            writing = writes(name, kwargs) and not self._writes_to_new(name, args)
+            if writing or name in _REGIONS:
                 raise NotComparableError(f"{name} does more than to compute")
             given = (self.comparable(args), self.comparable(dict(kwargs)))
         except NotComparableError as e:
@@ -92,6 +101,8 @@ class FunctionRecorder(TorchFunctionMode):
         if self._rehearsal:
             args, kwargs = self._swapped(args), self._swapped(dict(kwargs))
         result = func(*args, **kwargs)
+        if name in FACTORIES:
+            self._new.add(id(result))
         modes = (torch.is_grad_enabled(), *map(torch.is_autocast_enabled, _AUTOCAST))
         try:
             self.steps.append(
@@ -100,6 +111,10 @@ class FunctionRecorder(TorchFunctionMode):
         except NotComparableError as e:
             self.refused = str(e)
         return result
+
+    def _writes_to_new(self, name: str, args: Sequence[Any]) -> bool:
+        """Whether a function writes values to a tensor that this call made, its first argument."""
+        return name in _WRITES_OF_VALUES and bool(args) and id(args[0]) in self._new
 
     def prepare(self) -> None:
         """Create the meta tensors of a rehearsal.

@@ -17,6 +17,11 @@ from shardwright.tracing.export import lookup as lookup
 from shardwright.tracing.values import selection as selection
 
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class
+FACTORIES = frozenset(  # functions that return a tensor of its own memory, without others' values
+    f"{prefix}{name}{suffix}"
+    for name in ("empty", "zeros", "ones", "full")
+    for prefix, suffix in (("", ""), ("new_", ""), ("", "_like"))
+)
 
 
 _PYTHON: dict[str, Callable[..., Any]] = {}  # operators that are run by Python functions

@@ -44,6 +44,30 @@ def test_real_models_give_one_graph(monkeypatch, make):
     assert alone.graph == whole.graph
 
 
+class _Writes(nn.Module):
+    """Writes to tensors that it makes, which `reads` may read before."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads, self.linear = reads, nn.Linear(4, 4)
+
+    def forward(self, x):
+        order = self.linear(x).sum(0).argsort()
+        back, rows = torch.empty_like(order), x.new_zeros(4, 4)
+        before = rows.sum() if self.reads else 0.0
+        back[order] = torch.arange(4)
+        rows.index_add_(0, order, self.linear(x)[:4])
+        rows.scatter_add_(1, order.expand(4, 4), x[:4])
+        return (rows[back].exp() + before).sum()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_writes_to_new_tensors_are_operators_as_others(monkeypatch, reads):
+    alone, whole, asked = _both_ways(monkeypatch, _Writes(reads), {"x": torch.rand(5, 4)})
+    assert alone.graph == whole.graph
+    assert asked == [not reads]
+
+
 def test_what_does_not_repeat_is_decomposed_as_a_whole(monkeypatch):
     asked = []
     monkeypatch.setattr(

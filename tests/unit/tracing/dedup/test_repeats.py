@@ -143,6 +143,25 @@ def writes_what_it_made(block, x):
     return y
 
 
+def inverts_an_order(block, x):
+    order = block.usual(x).sum(0).argsort()
+    back = torch.empty_like(order)
+    back[order] = torch.arange(WIDTH, device=x.device)
+    return block.usual(x)[:, back]
+
+
+def writes_elsewhere_by_index(block, x):
+    made = x.new_zeros(WIDTH)
+    made[1 if block.index > 2 else 0] = 1.0
+    return block.usual(x) * made
+
+
+def writes_to_a_view_of_what_it_made(block, x):
+    made = x.new_zeros(2, WIDTH)
+    made[0].fill_(1.0)
+    return block.usual(x) * made.sum(0)
+
+
 def checkpointed(block, x):
     return checkpoint(block.usual, x, use_reentrant=False)
 
@@ -172,6 +191,9 @@ def view(block, x):
         (writes_a_buffer, 0),
         (assigns_a_buffer, 0),
         (writes_what_it_made, 0),
+        (inverts_an_order, 4),
+        (writes_elsewhere_by_index, 3),
+        (writes_to_a_view_of_what_it_made, 0),
         (checkpointed, 4),
         (nothing_to_do, 4),
         (view, 4),
