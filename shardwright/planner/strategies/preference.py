@@ -12,7 +12,7 @@ from shardwright.ir.strategy.strategy import Strategy
 
 NEAR = 1e-2  # a uniform strategy slower by at most this fraction is preferred
 _EQUAL = 5e-4  # relative gains below this count as zero
-_TRIES = 4  # the most strategies whose memory is simulated
+_TRIES = 8  # the most strategies whose memory is simulated
 
 
 @dataclass(frozen=True, slots=True)
