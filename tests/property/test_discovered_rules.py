@@ -23,7 +23,7 @@ NOT_TRIED = (
     "squeeze",
     *("_grouped_mm", "lstm", "gru", "local_batch_norm"),
     # Their tiles have to know which they are, and no call of the operator itself says so.
-    *("embedding", "embedding_bags", "cross_entropy_loss", "experts"),
+    *("embedding", "embedding_bags", "cross_entropy_loss", "linear_cross_entropy", "experts"),
     # It raises for the masks that an experiment draws.
     "all_true",
     # Devices tell each other more than their results.
