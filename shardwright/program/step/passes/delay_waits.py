@@ -2,7 +2,8 @@
 
 A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
 needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
-waited for when the next transfer of gradients along the same axis starts, unless it is far smaller.
+waited for when the next transfer of gradients along the same axis starts, whatever its size: ranks
+hold tiles of other sizes, and all of them have to start what they do together in one order.
 Other all-reduces of gradients and results are waited for at the end of the step, also of gradients
 that a reduce-scatter has left (HSDP).
 """
@@ -27,7 +28,6 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 
 _LATE = (Purpose.GRADIENT, Purpose.RESULT)
-_SMALL = 16  # a transfer of less than such a part of what is in flight needs none of its memory
 
 
 def delay_waits(program: StepProgram) -> StepProgram:
@@ -116,8 +116,6 @@ class _Delayed:
 
     def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:
         """Whether a buffer is to be given back before the transfer `following` starts."""
-        if _SMALL * following.bytes < sum(one.bytes for one in self.sent):
-            return False
         added = any(isinstance(one, Accumulate) for one in self.instructions)
         return any(
             one.channel == following.channel and known[one.handle] is Purpose.GRADIENT

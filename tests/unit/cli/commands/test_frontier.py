@@ -31,7 +31,7 @@ def test_numbers_of_stages_are_searched(api, target, as_json):
     as_json(*arguments)
     as_json(*arguments, "--stages", "2,1")
     as_json(*arguments, "--async")
-    assert [asked.stages for asked in api.asked] == [(1,), (1, 2), (1,)]
+    assert [asked.stages for asked in api.asked] == ["auto", (1, 2), (1,)]
     assert [asked.allow_async for asked in api.asked] == [False, False, True]
 
 
