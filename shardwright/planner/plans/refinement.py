@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -125,11 +126,9 @@ class Refinement:
             return self._memories.settled(self.timed(plan), self._lowering(plan), worst)
         if not plan.is_asynchronous:
             few = self._folded.few_micro_batches(plan, self._decisions(plan))
-            try:
-                if few is not None:
+            if few is not None:
+                with suppress(NotPeriodicError, SteadyStateError):  # then all are simulated below
                     return self._memories.settled(self._times.refined(plan, few), few, worst)
-            except (NotPeriodicError, SteadyStateError):
-                pass
         lowering = self._lowering(plan)
         return self._memories.settled(self._times.refined(plan, lowering), lowering, worst)
 
