@@ -4,6 +4,7 @@
 PYTHON ?= python3.11
 WORKERS ?= 2
 MODELS ?=
+QUICK ?=
 VENV := .venv
 READY := $(VENV)/.ready
 FRAMEWORKS := build/frameworks
@@ -20,14 +21,16 @@ demo: $(READY) ## Plan a small GPT for two devices and train it on two local pro
 
 # One file stays on one worker: module fixtures are built once, and each worker starts one group of
 # ranks at a time. Files go in order, so that the last ones are the many short ones of tests/unit.
+# Compiled files are there for its hundreds of processes, also where the environment writes none.
 test: $(READY) $(FRAMEWORKS)/.ready ## Run the whole test suite
+	$(VENV)/bin/python -m compileall -q shardwright tests benchmarks scripts
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 models: $(READY) ## Capture, plan and verify every model, and write docs/models.md
 	$(VENV)/bin/python scripts/coverage_models.py $(MODELS)
 
 benchmarks-quick: $(READY) ## Run a small version of each comparison with other ways to train
-	$(VENV)/bin/python -m benchmarks.quick
+	$(VENV)/bin/python -m benchmarks.quick $(QUICK)
 
 check: $(READY) ## Format, lint, types, layers, examples in docstrings
 	scripts/check

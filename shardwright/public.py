@@ -55,8 +55,11 @@ class Plan(ir_plan.Plan):
             or `"last"`; None: after every one where they are stored sharded, else after the last.
         compiled: whether layers run through `torch.compile`.
         ahead: how many buckets of parameters are gathered before the one that operators read.
+        offload: what is kept in the memory of the host, as in `Strategy`.
         overlap: part of gradient reductions that the machine hides behind computing.
         gather_overlap: that of gathers of sharded parameters; None: the same.
+        useful_seconds: seconds of a step's useful operations, if one device computed them at its
+            peak; 0 where that is not known.
         contention: part of a message by which it delays one along another axis.
         expert_skew: rows of the busiest device over the mean where devices hold different experts,
             else 0.
@@ -149,7 +152,11 @@ class Frontier(SearchedFrontier):
         settle: simulates the memory of a plan; None where no search made the frontier.
         compare: simulates time and memory of a plan and says nothing about what they consist of;
             None as above.
+        peak: simulates the peak memory of a plan alone; None as above.
+        seconds: simulates the time of a plan alone; None as above.
+        least_seconds: for a plan, a lower bound of its simulated time; None as above.
         least: for each plan, a lower bound in bytes on its memory; None as above.
+        least_of_baseline: the same for each baseline; None as above.
         off_frontier: finds faster plans off the frontier within a limit; None as above.
         deepen: gathers more buckets of parameters ahead in a plan, where that makes it faster; None
             as above.
@@ -169,7 +176,9 @@ class Frontier(SearchedFrontier):
         values = {field.name: getattr(found, field.name) for field in fields(found)}
         values["plans"] = ir_frontier.Plans(found.costs, lambda i: Plan.of(found.plans[i]))
         if isinstance(known := found.baselines, ir_frontier.Plans):
-            values["baselines"] = ir_frontier.Plans(known.costs, lambda i: Plan.of(known[i]))
+            values["baselines"] = ir_frontier.Plans(
+                known.costs, lambda i: Plan.of(known[i]), known.names
+            )
         else:
             values["baselines"] = tuple(Plan.of(plan) for plan in known)
         return cls(**values)

@@ -1,5 +1,6 @@
 """Settings of every test run: the same examples each time, one thread per process."""
 
+import gc
 import os
 
 from hypothesis import settings
@@ -11,3 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_collection_finish():
+    """Leave what is imported out of garbage collections, which many tests and runs ask for."""
+    gc.collect()
+    gc.freeze()

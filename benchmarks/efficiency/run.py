@@ -1,9 +1,12 @@
 """Step time of our program against hand-written parallelism of the same strategy, on local ranks.
 
     python -m benchmarks.efficiency.run -o benchmarks/efficiency/result.json
+    python -m benchmarks.efficiency.run --parts -o benchmarks/efficiency/parts.json
 
 Baselines of ours (data parallel, fully sharded, tensor parallel) run beside DDP, FSDP2 and
 `parallelize_module` on two gloo ranks, a step of each in turn, in pairs whose order changes.
+With `--parts` steps are taken in four micro-batches instead, beside FSDP2 with accumulation and
+beside 1F1B of `torch.distributed.pipelining` with the same stages (`parts.py`).
 Both begin with the same weights and must end with the same losses. Reported are medians and
 quartiles of the ratios of neighbouring steps, by the wall and by the CPU time of a rank, which
 counts what is copied or dispatched in vain even on a busy machine. Then some of them again with
@@ -28,6 +31,7 @@ from torch.multiprocessing.spawn import spawn
 
 import shardwright as sw
 from benchmarks import record
+from benchmarks.efficiency import parts
 from benchmarks.efficiency.strategies import BY_HAND, MODELS, step_by_hand
 from shardwright.plan_io.plan_text import plan_to_json
 
@@ -39,6 +43,7 @@ PAIRS = tuple(
     for strategy in BY_HAND
     if not model.startswith("vgg") or strategy != "tensor parallel"  # no styles split convolutions
 )
+PARTS = tuple((model, strategy) for model in parts.CUTS for strategy in parts.BY_HAND)
 COMPILED = (
     ("mlp", "data parallel"),
     ("vgg", "data parallel"),
@@ -50,11 +55,12 @@ COMPILED = (
 
 
 def plan_of(model: str, strategy: str) -> sw.Plan:
-    """Our baseline of that name."""
+    """Our baseline, or our strategy in parts, of that name."""
     module, batch = _made(model)
-    frontier = sw.search(
-        sw.capture(module, (), batch), sw.Machine.preset(f"{RANKS}xcpu"), optimizer="momentum"
-    )
+    graph, machine = sw.capture(module, (), batch), sw.Machine.preset(f"{RANKS}xcpu")
+    if strategy in parts.STRATEGIES:
+        return sw.price(graph, machine, parts.text_of(strategy, model), optimizer="momentum")
+    frontier = sw.search(graph, machine, optimizer="momentum")
     known = {plan.name: plan for plan in frontier.baselines}
     return known[strategy]
 
@@ -117,7 +123,7 @@ def _rank(rank: int, store: str, pair: Pair) -> None:
             parallel.compile_programs()
         optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3, momentum=0.9, foreach=True)
         ours: Callable[[], Tensor] = lambda: parallel.train_step(optimizer, batch)  # noqa: E731
-        by_hand = step_by_hand(pair.strategy, *_made(pair.model), compiled=pair.compiled)
+        by_hand = _by_hand(pair)
         for _ in range(3):
             _compare(ours(), by_hand())
         measured = _measured((ours, by_hand), _rounds((ours, by_hand), pair))
@@ -126,6 +132,12 @@ def _rank(rank: int, store: str, pair: Pair) -> None:
         dist.barrier()  # none leaves while another still sends
     finally:
         dist.destroy_process_group()
+
+
+def _by_hand(pair: Pair) -> Callable[[], Tensor]:
+    if pair.strategy in parts.BY_HAND:
+        return parts.BY_HAND[pair.strategy](*_made(pair.model))
+    return step_by_hand(pair.strategy, *_made(pair.model), compiled=pair.compiled)
 
 
 def _rounds(steps: Sequence[Callable[[], Tensor]], pair: Pair) -> int:
@@ -165,7 +177,7 @@ def _line(row: dict[str, Any]) -> str:
     low, high = wall["ratio_quartiles"]
     how = "compiled" if row["compiled"] else "eager"
     return (
-        f"{row['model']:7} {row['strategy']:16} {how:8} ours {wall['ours_seconds'] * 1e3:7.1f} ms,"
+        f"{row['model']:7} {row['strategy']:26} {how:8} ours {wall['ours_seconds'] * 1e3:7.1f} ms,"
         f" by hand {wall['by_hand_seconds'] * 1e3:7.1f}: {wall['ratio']:.3f} ({low:.3f} to"
         f" {high:.3f}); CPU {cpu['ratio']:.3f}"
     )
@@ -178,11 +190,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="of both, at least")
     parser.add_argument("--seconds", type=float, default=25, help="for a row, if rounds are short")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--strategies", nargs="+", choices=BY_HAND, default=list(BY_HAND))
+    known = [*BY_HAND, *parts.BY_HAND]
+    parser.add_argument("--strategies", nargs="+", choices=known, default=known)
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--parts", action="store_true", help="steps in micro-batches instead")
     options = parser.parse_args()
     rows = []
-    for compiled, pairs in ((False, PAIRS), (True, COMPILED if options.compiled else ())):
+    eager, with_compiler = (PARTS, ()) if options.parts else (PAIRS, COMPILED)
+    for compiled, pairs in ((False, eager), (True, with_compiler if options.compiled else ())):
         for model, strategy in pairs:
             if model in options.models and strategy in options.strategies:
                 rows.append(

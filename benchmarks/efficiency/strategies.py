@@ -153,16 +153,8 @@ def step_by_hand(
     wrapped = wrap(model)
     if compiled and name != "fully sharded":
         wrapped.compile()
-    given = batch
-    if cut:
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        given = {key: value.chunk(ranks)[rank] for key, value in batch.items()}
-    # Parameters that are DTensors and those that are not cannot be updated by one kernel.
-    kinds: dict[type, list[nn.Parameter]] = {}
-    for parameter in wrapped.parameters():
-        kinds.setdefault(type(parameter.data), []).append(parameter)
-    groups = [{"params": group} for group in kinds.values()]
-    optimizer = torch.optim.SGD(groups, lr=1e-3, momentum=0.9, foreach=True)
+    given = rank_part(batch) if cut else batch
+    optimizer = optimizer_of(wrapped)
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -172,3 +164,19 @@ def step_by_hand(
         return loss.detach()
 
     return step
+
+
+def rank_part(batch: Batch) -> Batch:
+    """This rank's part of a batch."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    return {key: value.chunk(ranks)[rank] for key, value in batch.items()}
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all parameters of `model`."""
+    # Parameters that are DTensors and those that are not cannot be updated by one kernel.
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    groups = [{"params": group} for group in kinds.values()]
+    return torch.optim.SGD(groups, lr=1e-3, momentum=0.9, foreach=True)

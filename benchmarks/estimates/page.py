@@ -1,16 +1,20 @@
-"""The result of `run` as a page: what was predicted, what was measured, and how far apart they are.
+"""The results of `run` as a page: predictions, measurements, and the errors between them.
 
-python -m benchmarks.estimates.page benchmarks/estimates/result.json > docs/estimates.md
+python -m benchmarks.estimates.page > docs/estimates.md
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import table
+
+FOLDER = Path(__file__).parent
+FILES = ("result.json", "parts.json")
 _HEAD = """# Estimates
 
 Predicted and measured step times and memory on two ranks. Steps of a model's plans
@@ -28,6 +32,10 @@ uncertainty of the difference. Spearman's correlation counts all pairs, also tho
 take equally long, whose order is noise. Where the chosen plan equals a baseline, both are one
 plan with the mean of their times.
 """
+_PARTS = """Steps in micro-batches, in pipeline stages and with sharded replicas follow. Their
+predicted times and memory are those of the simulated step program, as `shardwright plan` shows
+them. Each model was measured once, between two measurements of the machine.
+"""
 
 
 # Of results since there are several runs, and since steps are compared within rounds.
@@ -36,26 +44,40 @@ _PACED = """. Each step is compared with the others of
 its round, so that a host that is slow for some seconds affects all plans alike"""
 
 
-def written(result: Path) -> str:
-    """The page, in Markdown."""
-    data: dict[str, Any] = json.loads(result.read_text())
-    host = data["machine"]
-    anew = any(row.get("of_runs") for row in data["rows"])
-    paced = any(row.get("paced_spread") for row in data["rows"])
+def written(folder: Path = FOLDER) -> str:
+    """The page of the results in `folder`, in Markdown."""
+    files = [folder / name for name in FILES if (folder / name).exists()]
+    results: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
+    rows = [row for data in results for row in data["rows"]]
+    anew = any(row.get("of_runs") for row in rows)
+    paced = any(row.get("paced_spread") for row in rows)
     lines = [_HEAD.format(how=(_RUNS if anew else "") + (_PACED if paced else ""))]
+    for data in results:
+        lines += _sections(data)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _sections(data: dict[str, Any]) -> Iterator[str]:
+    """The sections of one result."""
+    host, parts = data["machine"], data.get("parts", False)
+    if parts:
+        yield _PARTS
     for place, found in data["summary"].items():
         rows = [row for row in data["rows"] if row["place"] == place]
-        lines += [f"## On {place}", "", *_summary(found), "", *_table(rows), ""]
+        yield from (f"## On {place}", "", *_summary(found, "2 %" if parts else "3 %"), "")
+        if parts:
+            yield from (_by_plan(rows), "")
+        yield from (*_table(rows), "")
     if data["failures"]:
-        lines += ["## Not measured", "", *(f"* {failure}" for failure in data["failures"]), ""]
-    lines += [
+        yield from ("## Not measured", "", *(f"* {failure}" for failure in data["failures"]), "")
+    yield from (
         f"`{data['command']}`, commit {data['commit'][:12]}, {data['date']}, on"
         f" {host['cores']} cores of {host['processor']}; seed {data['seed']}.",
         "",
-    ]
+    )
     for place, machine in data["machines"].items():
         peaks = ", ".join(f"{peak / 1e9:.1f}" for peak in data["peaks_measured"][place])
-        lines += [
+        yield from (
             f"The machine on {place}, as it was first measured (float32 peak, each time:"
             f" {peaks} GFLOP/s):",
             "",
@@ -63,11 +85,35 @@ def written(result: Path) -> str:
             machine.strip(),
             "```",
             "",
-        ]
-    return "\n".join(lines).rstrip() + "\n"
+        )
 
 
-def _summary(found: dict[str, Any]) -> Iterator[str]:
+def _by_plan(rows: list[dict[str, Any]]) -> str:
+    """Errors of each plan over all models, without their signs."""
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        time = row["predicted_seconds"] / row["measured_seconds"] - 1
+        memory = row["predicted_bytes"] / row["measured_bytes"] - 1
+        errors.setdefault(row["plan"], []).append((abs(time), abs(memory)))
+    head = ["plan", "models", "mean error of time", "worst", "mean error of memory", "worst"]
+    return table(
+        head,
+        [
+            [
+                plan,
+                str(len(found)),
+                *(
+                    f"{figure(errors):.1%}"
+                    for errors in zip(*found, strict=True)
+                    for figure in (statistics.mean, max)
+                ),
+            ]
+            for plan, found in errors.items()
+        ],
+    )
+
+
+def _summary(found: dict[str, Any], asked_of_memory: str) -> Iterator[str]:
     models = found["chosen_over_fastest"]
     yield (
         f"* Step time: mean error {found['mean_time_error']:.1%}, worst"
@@ -96,8 +142,10 @@ def _summary(found: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         f"* Peak memory: mean error {found['mean_memory_error']:.1%}, worst"
-        f" {found['worst_memory_error']:.1%} (asked: 3 %)."
+        f" {found['worst_memory_error']:.1%} (asked: {asked_of_memory})."
     )
+    if not models:
+        return
     yield (
         "* The chosen plan is the fastest measured one, or within 5 % of it, for"
         f" {found['chosen_within_5_percent']} of {len(models)} models (asked: 9 of 10); for"
@@ -134,4 +182,4 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(written(Path(sys.argv[1])), end="")
+    print(written(), end="")

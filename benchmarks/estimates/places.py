@@ -1,4 +1,4 @@
-"""Where plans run: on two ranks of this host, or on two hosts that a slow link joins."""
+"""Where plans run: on ranks of this host, or on two hosts that a slow link joins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_SECONDS = 240.0  # on top of what is asked for; a busy machine needs some
 
 
 class Place(Protocol):
-    """Two ranks somewhere."""
+    """A few ranks somewhere."""
 
     @property
     def name(self) -> str:
@@ -34,27 +34,28 @@ class Place(Protocol):
         """What they reach, measured for about `seconds`."""
 
     def run(self, module: str, *arguments: str, seconds: float) -> None:
-        """Run `module` on both; raises an `Exception` if it fails or takes far longer."""
+        """Run `module` on all; raises an `Exception` if it fails or takes far longer."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Two processes of one thread on this host."""
+    """Processes of one thread on this host."""
 
     name: str = "one host"
+    ranks: int = RANKS
 
     def machine(self, seconds: float) -> Machine:
         """As `shardwright profile` sees it."""
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder) / "machine.toml")
-            given = ["--devices", str(RANKS), "--seconds", str(seconds), "-o", file, "--json"]
+            given = ["--devices", str(self.ranks), "--seconds", str(seconds), "-o", file, "--json"]
             given += ["--tune-host"] if TUNE_HOST else []
             self._python("-m", "shardwright", "profile", *given, seconds=3 * seconds)
             return load_machine(file)
 
     def run(self, module: str, *arguments: str, seconds: float) -> None:
         """By torchrun."""
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         self._python("-m", *torchrun, "-m", module, *arguments, seconds=seconds)
 
     def _python(self, *arguments: str, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from scipy.stats import spearmanr
 
 from shardwright.ir.plan import Plan
+from shardwright.ir.timeline import Stream
 
 # A median of n normal figures is uncertain by 1.253 deviations over the root of n, and the middle
 # half of them is 1.349 deviations wide.
@@ -148,7 +150,13 @@ def unrest(rows: Sequence[Row]) -> float:
 
 
 def _computing(plan: Plan) -> float:
-    """Seconds of its operators and updates."""
+    """Seconds of its operators and updates; in a pipeline, of the group that computes longest."""
+    if plan.pipeline is not None and plan.timeline is not None:
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for task in plan.timeline.tasks:
+            if task.track.stream is Stream.COMPUTE and not task.idle:
+                seconds[task.track.ranks] += task.seconds
+        return max(seconds.values())
     return sum(op.seconds for op in plan.ops) + sum(one.seconds for one in plan.parameters)
 
 

@@ -1,6 +1,8 @@
-"""Predicted against measured: step time and peak memory of four plans for each of ten models.
+"""Predicted against measured: step time and peak memory of several plans for each of ten models.
 
     python -m benchmarks.estimates.run -o benchmarks/estimates/result.json --page docs/estimates.md
+    python -m benchmarks.estimates.run --parts -o benchmarks/estimates/parts.json \\
+        --page docs/estimates.md
     python -m benchmarks.estimates.run -o some.json --quick
 
 On two local processes of one thread each, and for three models on two hosts that a link of
@@ -20,6 +22,9 @@ Every row is written as it comes, to RESULT.rows; started again on the same comm
 where it was (`--fresh`: from the start). What fails is noted and passed over. About 25 minutes on
 an idle machine of two cores, and up to 40 on a restless one; after `--minutes` no new model is
 begun, and on one host none after what the two hosts need of it.
+
+`--parts`: instead, plans of four of the models in micro-batches, in pipeline stages and with
+sharded replicas (`kinds.py`), each model measured once; about 12 minutes.
 """
 
 from __future__ import annotations
@@ -29,43 +34,29 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import shardwright as sw
 from benchmarks import record
 from benchmarks.estimates import page
+from benchmarks.estimates.kinds import BATCHES, KINDS
 from benchmarks.estimates.models import MODELS
 from benchmarks.estimates.places import Local, Place, two_hosts
 from benchmarks.estimates.rows import Row, paced, row, slower, summary, unrest
+from benchmarks.estimates.subjects import Subject, searched, warn
 from benchmarks.estimates.worker import SEED
 from benchmarks.hosts import HostsUnavailableError
-from shardwright.ir.frontier import Frontier
-from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Seconds
-from shardwright.ir.plan import Plan
-from shardwright.machine.calls import OpCall
 from shardwright.machine.files.toml import parse_toml, to_toml
 from shardwright.machine.model import Machine
-from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.planner.recost import recosted
-from shardwright.planner.tables.hot_ops import hot_calls
-from shardwright.profile.local_ranks import silent
-from shardwright.profile.op_timings import with_timings
-from shardwright.profile.timing_cache import TimingCache
-from shardwright.rules.analysis import analyze
 
-BASELINES = ("data parallel", "fully sharded", "tensor parallel")
+# A model by name, on a machine, its operators timed for so many seconds.
+Make = Callable[[str, Machine, float], Subject]
 REMOTE, REMOTE_BIT_PER_S = ("mlp", "vgg", "gpt2"), 1e9
 REMOTE_SECONDS = 110.0  # for each of them
 UNREST = 0.12
-RUNS = 3
 QUICK = ("mlp", "vgg", "bert", "lstm")
 
 
@@ -106,66 +97,14 @@ class Log:
         return [parse_toml(found["machine"]) for found in self._found if found.get("at") == place]
 
 
-def _program(plan: Plan) -> Plan:
-    """`plan` without what is only said of it."""
-    none = Seconds(0.0)
-    return replace(plan, name="", notes=(), step_seconds=none, lower_bound_seconds=none)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model with the plans that are compared, and the calls that are timed for them."""
-
-    name: str
-    graph: Graph
-    frontier: Frontier
-    plans: dict[str, Plan]
-    calls: tuple[OpCall, ...]
-
-    @cached_property
-    def programs(self) -> dict[str, str]:
-        """Of every plan the text of the program that runs: equal plans have one."""
-        return {title: plan_to_json(_program(plan)) for title, plan in self.plans.items()}
-
-    def again(self, machine: Machine, seconds: float) -> dict[str, Plan]:
-        """The same plans by what a machine is now, its operators timed anew."""
-        machine = _timed(machine, self.calls, seconds)
-        return {
-            title: recosted(plan, self.graph, machine, plan.optimizer, self.frontier)
-            for title, plan in self.plans.items()
-        }
-
-
-def subject(name: str, machine: Machine, seconds: float) -> Subject:
-    """The chosen plan and the baselines of `BASELINES`, as `plan --machine here` makes them.
-
-    Operators that dominate are timed at their local sizes, for about `seconds` in all.
-    """
-    torch.manual_seed(SEED)
-    model, batch = MODELS[name]()
-    graph = sw.capture(model, (), batch)
-    frontier = sw.search(graph, machine)
-    calls: tuple[OpCall, ...] = ()
-    if seconds:
-        calls = tuple(hot_calls(graph, analyze(graph), (*frontier, *frontier.baselines)))
-        frontier = sw.search(graph, _timed(machine, calls, seconds))
-    known = {plan.name: plan for plan in frontier.baselines}
-    compared = {name: frontier.settled(known[name]) for name in BASELINES if name in known}
-    return Subject(name, graph, frontier, {"chosen": frontier.fastest(), **compared}, calls)
-
-
-def _timed(machine: Machine, calls: Sequence[OpCall], seconds: float) -> Machine:
-    """`machine` with timings of `calls`, none of which is remembered from before."""
-    with tempfile.TemporaryDirectory() as folder:
-        known = TimingCache(Path(folder) / "timings.sqlite", _warn)
-        return with_timings(machine, calls, seconds, known, silent) if seconds else machine
-
-
 def stepped(
     place: Place, one: Subject, options: argparse.Namespace
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """What the ranks measured of each program, by its text, in each of `RUNS`."""
-    rounds, seconds = -(-options.rounds // RUNS), options.steps_seconds / RUNS
+    """What the ranks measured of each program, by its text, in each run of ranks.
+
+    Memory, which does not depend on the run, is counted in the first.
+    """
+    rounds, seconds = -(-options.rounds // options.runs), options.steps_seconds / options.runs
     programs = list(dict.fromkeys(one.programs.values()))
     runs = []
     with tempfile.TemporaryDirectory() as folder:
@@ -173,9 +112,10 @@ def stepped(
         given.write_text(json.dumps(programs))
         arguments = ["--model", one.name, "--plans", str(given), "--out", str(out)]
         arguments += ["--rounds", str(rounds), "--seconds", str(seconds)]
-        for number in range(RUNS):
-            order = ["--order", str(number)]
-            place.run("benchmarks.estimates.worker", *arguments, *order, seconds=4 * seconds)
+        arguments += [] if one.batch is None else ["--batch", str(one.batch)]
+        for number in range(options.runs):
+            more = ["--order", str(number), *(["--count-memory"] if number == 0 else [])]
+            place.run("benchmarks.estimates.worker", *arguments, *more, seconds=4 * seconds)
             runs.append(json.loads(out.read_text()))
     return {
         program: [[rank[i] for rank in run] for run in runs] for i, program in enumerate(programs)
@@ -183,7 +123,12 @@ def stepped(
 
 
 def take(
-    place: Place, models: list[str], log: Log, options: argparse.Namespace, end: float
+    place: Place,
+    models: list[str],
+    log: Log,
+    options: argparse.Namespace,
+    end: float,
+    make: Make = searched,
 ) -> None:
     """All rows of one place that are not there yet; after `end` no model is begun."""
     if time.monotonic() > end:
@@ -202,7 +147,7 @@ def take(
             if before is None:
                 return
             try:
-                found, before = _rows(place, name, log, before, options)
+                found, before = _rows(place, name, log, before, options, make)
             except Exception as e:  # noted, and the next one may do better
                 first, *more = f"{type(e).__name__}: {e}".splitlines()
                 _fail(log, place, name, first)
@@ -219,10 +164,15 @@ def take(
 
 
 def _rows(
-    place: Place, name: str, log: Log, before: Machine, options: argparse.Namespace
+    place: Place,
+    name: str,
+    log: Log,
+    before: Machine,
+    options: argparse.Namespace,
+    make: Make,
 ) -> tuple[list[Row], Machine]:
     """One model's, by the machine `before` its steps and by that after them, which comes second."""
-    one = subject(name, before, options.operators_seconds)
+    one = make(name, before, options.operators_seconds)
     runs = stepped(place, one, options)
     after = _measured(place, log, options.seconds)
     if after is None:
@@ -245,13 +195,9 @@ def _measured(place: Place, log: Log, seconds: float) -> Machine | None:
         _fail(log, place, "the machine", f"{type(e).__name__}: {e}".splitlines()[0])
         return None
     for doubt in machine.measured.doubts if machine.measured else ():
-        _warn(f"{place.name}: {doubt}")
+        warn(f"{place.name}: {doubt}")
     log.add({"at": place.name, "machine": to_toml(machine)})
     return machine
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _fail(log: Log, place: Place, name: str, why: str) -> None:
@@ -280,6 +226,22 @@ def main() -> None:
     """Measure, compare, write."""
     options = _options()
     log = Log(options.output.with_suffix(".rows"), options.fresh)
+    if options.parts:
+        for kind in KINDS:
+            models = [name for name in options.models if name in kind.models]
+            take(kind.place, models, log, options, options.end, kind.subject)
+    else:
+        _take_whole_batches(log, options)
+    if not log.rows:
+        sys.exit(f"nothing could be measured: {'; '.join(log.failures)}")
+    found = {"parts": options.parts, **result(log)}
+    record.write(found, options.output, SEED, tuned=record.TUNE_HOST)
+    if options.page:
+        options.page.write_text(page.written())
+
+
+def _take_whole_batches(log: Log, options: argparse.Namespace) -> None:
+    """The chosen plans and the baselines, on one host and on two."""
     remote = [name for name in options.models if name in REMOTE and not options.quick]
     later = REMOTE_SECONDS * len(remote)
     take(Local(), options.models, log, options, options.end - later)
@@ -291,36 +253,46 @@ def main() -> None:
             place = None
         if place is not None:
             take(place, remote, log, options, options.end)
-    if not log.rows:
-        sys.exit(f"nothing could be measured: {'; '.join(log.failures)}")
-    record.write(result(log), options.output, SEED, tuned=record.TUNE_HOST)
-    if options.page:
-        options.page.write_text(page.written(options.output))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--page", type=Path, help="also write the table as Markdown")
+    parser.add_argument("--page", type=Path, help="also write the page of all committed results")
+    parser.add_argument(
+        "--parts", action="store_true", help="micro-batches, stages and sharded replicas instead"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument("--rounds", type=int, default=60, help="steps of each plan, at most")
-    parser.add_argument("--seconds", type=float, default=12.0, help="to measure a machine")
-    parser.add_argument("--steps-seconds", type=float, default=36.0, help="for a model's steps")
-    parser.add_argument(
-        "--operators-seconds", type=float, default=10.0, help="to time operators; 0: none are"
-    )
-    parser.add_argument("--times", type=int, default=2, help="to measure a model, at most")
+    parser.add_argument("--seconds", type=float, help="to measure a machine")
+    parser.add_argument("--steps-seconds", type=float, help="for a model's steps")
+    parser.add_argument("--operators-seconds", type=float, help="to time operators; 0: none are")
+    parser.add_argument("--runs", type=int, help="of ranks, which start anew")
+    parser.add_argument("--times", type=int, help="to measure a model, at most")
     parser.add_argument("--minutes", type=float, default=40.0, help="then no model is begun")
     parser.add_argument("--quick", action="store_true", help="four models, few steps, one host")
     parser.add_argument("--fresh", action="store_true", help="measure all again")
     options = parser.parse_args()
+    for name, value in _defaults(options).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     if options.quick:
-        options.rounds, options.times = min(options.rounds, 5), 1
-        options.seconds = options.steps_seconds = 6.0
-        options.operators_seconds = min(options.operators_seconds, 5.0)
-    options.models = options.models or list(QUICK if options.quick else MODELS)
+        options.rounds = min(options.rounds, 5)
+    if options.parts and (others := sorted(set(options.models) - set(BATCHES))):
+        parser.error(f"no steps in parts of {', '.join(others)}; there are {', '.join(BATCHES)}")
     options.end = time.monotonic() + 60 * options.minutes
     return options
+
+
+def _defaults(options: argparse.Namespace) -> dict[str, Any]:
+    """Values of the options that were not given."""
+    names = ("seconds", "steps_seconds", "operators_seconds", "runs", "times")
+    if options.quick:
+        models = ["mlp"] if options.parts else list(QUICK)
+        return {**dict(zip(names, (6.0, 6.0, 5.0, 3, 1), strict=True)), "models": models}
+    if options.parts:
+        return {**dict(zip(names, (8.0, 20.0, 5.0, 2, 1), strict=True)), "models": list(BATCHES)}
+    return {**dict(zip(names, (12.0, 36.0, 10.0, 3, 2), strict=True)), "models": list(MODELS)}
 
 
 if __name__ == "__main__":

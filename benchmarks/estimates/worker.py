@@ -37,8 +37,9 @@ class Measured:
     """A plan as one rank ran it.
 
     Wall seconds of each step, CPU seconds of its main thread, and bytes of tensors in one, the
-    median of three, as Gloo's threads now and then let go of what they sent a moment late; `busy`
-    is the part of this rank's cores that other programs than the ranks took meanwhile.
+    median of three, as Gloo's threads now and then let go of what they sent a moment late, or 0 if
+    they were not counted; `busy` is the part of this rank's cores that other programs than the
+    ranks took meanwhile.
     """
 
     seconds: tuple[float, ...]
@@ -65,7 +66,8 @@ def main() -> None:
 
 def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measured]:
     torch.manual_seed(SEED)
-    model, batch = MODELS[options.model]()
+    make = MODELS[options.model]
+    model, batch = make() if options.batch is None else make(options.batch)
     shuffled = random.Random(options.order)  # the same on every rank
     subjects: list[Any] = [None] * len(plans)
     for place in shuffled.sample(range(len(plans)), len(plans)):
@@ -73,7 +75,9 @@ def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measure
         optimizer = torch.optim.AdamW(module.parameters())
         module.train_step(optimizer, batch)  # makes the optimizer's state
         subjects[place] = module, optimizer
-    held = [_metered(module, optimizer, batch) for module, optimizer in subjects]
+    held = [0] * len(plans)
+    if options.count_memory:
+        held = [_metered(module, optimizer, batch) for module, optimizer in subjects]
     wall: list[list[float]] = [[] for _ in subjects]
     thread: list[list[float]] = [[] for _ in subjects]
     watched, ours, end = HostLoad(), time.process_time(), time.monotonic() + options.seconds
@@ -116,10 +120,14 @@ def _metered(module: Any, optimizer: torch.optim.Optimizer, batch: dict[str, Any
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--batch", type=int, help="samples of a step; the model's own if missing")
     parser.add_argument("--plans", type=Path, required=True, help="JSON list of plans' texts")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="for all steps")
     parser.add_argument("--order", type=int, default=0, help="seed of the order in each round")
+    parser.add_argument(
+        "--count-memory", action="store_true", help="in steps before the timed ones"
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ from benchmarks.hosts.network import DEVICE, Link, Namespace, address, network, 
 
 ROOT = Path(__file__).parents[2]
 _PORT = 29500  # free: nobody else is on these hosts
+_KILLED_SECONDS = 10.0  # within which a killed process has ended
 _TAIL = 4000  # characters of the output of a host that failed
 
 
@@ -99,7 +100,10 @@ class Cluster:
             finally:
                 for process in running:
                     process.kill()  # without effect on those that have ended
-                    process.wait()
+                    # An interrupt inside of `poll` may leave its lock held, for which a wait
+                    # without a limit would wait for ever.
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_KILLED_SECONDS)
             return [file.read_text(errors="replace") for file in files]
 
     def start(

@@ -1,15 +1,15 @@
 """Random `kill -9` of random ranks: the run always goes on from a complete checkpoint.
 
-    python -m benchmarks.kills.run --kills 100
+    python -m benchmarks.kills.run --kills 200
 
-One job trains on two ranks, saves every other step in the background, and torchrun starts
-the ranks again whenever one dies. A third of the kills come while a checkpoint
-is being written, a third at a random moment after a step, the others at a random moment
-after the ranks were started. After each kill the latest checkpoint is read. At the end
-the losses of all steps are compared with those of a run that nobody disturbed.
+One job trains on two ranks, under each kind of plan in turn. It saves every other step in the
+background, and torchrun starts the ranks again whenever one dies. A third of the kills come while
+a checkpoint is being written, a third at a random moment after a step, the others at a random
+moment after the ranks were started. After each kill the latest checkpoint is read. At the end the
+losses of all steps are compared with those of a run of the same plan that nobody disturbed.
 
 Kills come in runs of ten. The result is written after each run, and what is there already
-of the same commit and seed is not done again, unless with `--fresh`. It takes about half an hour on
+of the same commit and seed is not done again, unless with `--fresh`. It takes about an hour on
 two idle cores, and begins no further run after `--minutes`: fewer kills count as failed.
 """
 
@@ -51,6 +51,15 @@ STEPS_PER_KILL = 12  # so that all are killed before the end
 TOO_LATE = 124  # the status of a run that was ended for its time
 _STOOD = re.compile("shardwright: (no step was done|the start did not go on)")
 WAYS = "while saving", "after a step", "after the start"
+ASYNC = "asynchronous pipeline"
+KINDS = {
+    "fully sharded": "dp_shard=2",
+    "tensor parallel": "tp=2",
+    "pipeline": "pp=2:1F1B mb=2",
+    ASYNC: "",
+    "sharded, in micro-batches": "dp_shard=2 mb=2",
+    "data parallel": "dp_replicate=2",
+}
 JOB = """
 import time
 
@@ -168,7 +177,7 @@ class Killer:
         return f"step {saved.step} is complete"
 
 
-def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
+def run(kind: str, kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
     """Train once in `folder`, disturbed `kills` times: what came of it, losses by step with it."""
     target, log = f"{folder / 'job.py'}:job", folder / "run.log"
     checkpoints, begin = CheckpointFolder(folder / "runs"), time.monotonic()
@@ -176,7 +185,7 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
     with log.open("w") as out:
         training = launch(
             Target(target, settings=("pause=0.05",)),
-            plan_of(target),
+            plan_of(target, kind),
             LaunchOptions(
                 steps,
                 SaveOptions(str(checkpoints.path), EVERY),
@@ -189,6 +198,7 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
         )
     said = log.read_text()
     return {
+        "plan": kind,
         "seed": seed,
         "kills": sum(killer.done.values()),
         "kills_by_moment": dict(killer.done),
@@ -205,19 +215,26 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def plan_of(target: str) -> Plan:
-    """Of the job, fully sharded."""
-    given = load_job(target)
+def plan_of(target: str, kind: str) -> Plan:
+    """A plan of the job, of one of `KINDS`."""
+    given, machine = load_job(target), sw.Machine.preset(f"{RANKS}xcpu")
     graph = sw.capture(given.model(), (), dict(given.call()[1]))
-    named = {p.name: p for p in sw.search(graph, sw.Machine.preset(f"{RANKS}xcpu")).baselines}
-    return named["fully sharded"]
+    if kind != ASYNC:
+        return sw.price(graph, machine, KINDS[kind])
+    found = sw.search(graph, machine, stages=(RANKS,), allow_async=True)
+    plans: list[Plan] = [*found, *found.baselines]
+    return next(plan for plan in plans if plan.is_asynchronous)
 
 
-def undisturbed(steps: int, folder: Path) -> dict[int, float]:
-    """Losses of as many steps, by step."""
+def undisturbed(kind: str, steps: int, folder: Path) -> dict[int, float]:
+    """Losses of as many steps, by step.
+
+    It saves as often, because an asynchronous pipeline is drained before each checkpoint.
+    """
     target = f"{folder / 'job.py'}:job"
+    options = LaunchOptions(steps, SaveOptions(str(folder / "undisturbed"), EVERY))
     with (folder / "undisturbed.log").open("w") as out:
-        return _losses(launch(Target(target), plan_of(target), LaunchOptions(steps), stdout=out))
+        return _losses(launch(Target(target), plan_of(target, kind), options, stdout=out))
 
 
 def _step(names: Sequence[str]) -> int:
@@ -272,18 +289,20 @@ def main() -> None:
     runs = [] if options.fresh else kept(options.out, options.seed)
     end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as name:
-        folder, expected = Path(name), None
+        folder, expected = Path(name), dict[str, dict[int, float]]()
         for number in range(len(runs), -(-options.kills // EACH)):
             if time.monotonic() > end:
                 break
             (home := folder / str(number)).mkdir()
             (home / "job.py").write_text(JOB)
-            expected = expected or undisturbed(STEPS_PER_KILL * EACH, home)
+            kind = [*KINDS][number % len(KINDS)]
+            if kind not in expected:
+                expected[kind] = undisturbed(kind, STEPS_PER_KILL * EACH, home)
             kills = min(EACH, options.kills - number * EACH)
-            one = run(kills, STEPS_PER_KILL * kills, options.seed + number, home)
+            one = run(kind, kills, STEPS_PER_KILL * kills, options.seed + number, home)
             found = one.pop("losses")
             steps = range(1, one["steps"] + 1)
-            one["same_curve"] = found == {step: expected[step] for step in steps}
+            one["same_curve"] = found == {step: expected[kind][step] for step in steps}
             runs.append(one)
             record.write({"claim": claim, "runs": runs, **totals(runs)}, options.out, options.seed)
     result = {"runs": runs, **totals(runs)}

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from benchmarks.published.features import FORWARD, Features
 from benchmarks.published.row import Row
-from benchmarks.published.setups import FLASH_1, OVERLAP, machine_of
+from benchmarks.published.setups import FLASH_1, OVERLAP, machine_of, optimizer_of
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.optimizer_spec import Implementation
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.fitted import FITTED
 from shardwright.machine.gpus import GPUS
 from shardwright.machine.model import Machine
@@ -27,7 +29,6 @@ from shardwright.simulate.costs.kernels import ProductShape, fill_of
 
 Floats = NDArray[np.float64]
 Figures = Mapping[str, float]  # by the name in `FITTED`, with "/" and the architecture
-_OPTIMIZER = 7 / 4  # bytes that fused AdamW moves, by those of weight, gradient and two states
 _ARCHITECTURE = {gpu.kind: gpu.architecture for gpu in GPUS}
 _KERNEL = (  # columns
     *("row", "stage", "phase", "kind", "dtype", "flop", "moved"),
@@ -87,6 +88,20 @@ class Steps:
     def published(self) -> Floats:
         """Seconds of the steps: (rows,)."""
         return np.array([row.step_seconds for row in self.rows])
+
+    @property
+    def launched(self) -> list[int]:
+        """The kernels that a rank launches in a step, without those of the update."""
+        counts = ((sum(one.kernels.values()), one) for one in self.features)
+        return [round(count * one.micro_batches / one.groups) for count, one in counts]
+
+    @property
+    def exchanged(self) -> list[int]:
+        """The transfers of a rank in a step, without those of parameters and their gradients."""
+        return [
+            round(sum(times for key, times in one.transfers.items() if not key[-1]) / one.groups)
+            for one in self.features
+        ]
 
     def seconds(self, figures: Figures) -> Floats:
         """Predicted seconds: (rows,)."""
@@ -174,8 +189,10 @@ class Steps:
         """Seconds of the update: (rows, stages)."""
         rows, stages, sizes = self.updates.T
         bandwidth = np.array([m.device.bytes_per_s for m in self.machines])
-        seconds = sizes / (bandwidth[rows.astype(int)] * figures["efficiency.memory"])
-        return self._summed(rows.astype(int), stages, seconds * _OPTIMIZER)
+        at = rows.astype(int)
+        moved = np.array([_passes(row) for row in self.rows])[at] * sizes
+        seconds = moved / (bandwidth[at] * figures["efficiency.memory"])
+        return self._summed(at, stages, seconds)
 
     def _staged(self, each: Floats, once: Floats, micro_batches: NDArray[np.int64]) -> Floats:
         """A step of 1F1B, of which a group with v stages waits a v-th as long."""
@@ -197,6 +214,13 @@ class Steps:
     def _by_row(self, name: str, figures: Figures) -> Floats:
         kinds = (m.device.kind for m in self.machines)
         return np.array([figure(figures, name, _ARCHITECTURE[kind]) for kind in kinds])
+
+
+def _passes(row: Row) -> int:
+    """How often the update of a row's parameters reads or writes their elements."""
+    spec = optimizer_spec(optimizer_of(row))
+    fused = spec.implementation is Implementation.FUSED
+    return spec.fused_passes if fused else spec.passes
 
 
 def _transfers(number: int, row: Row, features: Features) -> list[tuple[float, ...]]:

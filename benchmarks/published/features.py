@@ -122,4 +122,5 @@ def _key(kernel: KernelWork) -> tuple[str, str, int, int, int, int, int, int]:
     sizes = (0, 0, 0, 0)
     if shape is not None:
         sizes = tuple(int(n[0]) for n in (shape.rows, shape.columns, shape.depth, shape.count))  # type: ignore[assignment]
-    return (kernel.kind.value, kernel.dtype, int(kernel.flop[0]), int(kernel.moved[0]), *sizes)
+    flop = kernel.flop if kernel.tiled_flop is None else kernel.tiled_flop  # rows are of GPUs
+    return (kernel.kind.value, kernel.dtype, int(flop[0]), int(kernel.moved[0]), *sizes)

@@ -14,12 +14,14 @@ import argparse
 import hashlib
 import pickle
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, nnls
 
 from benchmarks.published.evaluate import Figures, Steps
 from benchmarks.published.features import Features, features_of
@@ -27,7 +29,7 @@ from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
 from benchmarks.published.own_host import own_host
 from benchmarks.published.row import Row, read
 from benchmarks.published.sample import SEED, sample
-from benchmarks.published.setups import machine_of, strategy_of
+from benchmarks.published.setups import machine_of, optimizer_of, strategy_of
 from benchmarks.record import write
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -91,13 +93,44 @@ def main() -> None:
                 "key": row.key,
                 "source": row.source,
                 "gpu": row.gpu,
+                "host": round(float(host), 3),
                 "fitted": round(float(one), 4),
                 "held_out": round(float(other), 4),
             }
-            for row, one, other in zip(rows, here, held, strict=True)
+            for row, one, other, host in zip(
+                rows, here, held, _host_shares(steps, figures), strict=True
+            )
         ],
+        "paced": list(_paced(steps, held)),
     }
     write(result, RESULT, seed=SEED)
+
+
+def _paced(steps: Steps, held: np.ndarray) -> Iterator[dict[str, Any]]:
+    """The parts of steps of sources in `NOT_FITTED`, by GPU: a diagnosis that no figure rests on.
+
+    Least squares over the group's own rows, of a fixed part, one for each kernel and one for each
+    transfer of activations.
+    """
+    ours = [i for i, row in enumerate(steps.rows) if row.source in NOT_FITTED]
+    launched, exchanged = steps.launched, steps.exchanged
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for i in ours:
+        groups[steps.rows[i].gpu, steps.rows[i].gpus].append(i)
+    for (gpu, gpus), group in sorted(groups.items()):
+        published = steps.published[group]
+        counts = np.array([[1, launched[i], exchanged[i]] for i in group], float)
+        parts, _ = nnls(counts / published[:, None], np.ones(len(group)))
+        yield {
+            "gpus": f"{gpus} x {gpu}",
+            "rows": len(group),
+            "predicted": round(float(np.median(held[group])), 3),
+            "kernels": round(float(np.median(1e6 * published / counts[:, 1])), 1),
+            "fixed_ms": round(1e3 * float(parts[0]), 1),
+            "kernel_us": round(1e6 * float(parts[1]), 1),
+            "transfer_us": round(1e6 * float(parts[2]), 1),
+            "left": round(float(np.abs(counts @ parts / published - 1).mean()), 4),
+        }
 
 
 def usable_rows() -> list[Row]:
@@ -137,10 +170,15 @@ def own_issue() -> float:
 
 
 def _host_share(steps: Steps, used: np.ndarray, figures: Figures) -> float:
-    """By what part of one per cent steps get slower if hosts get slower by one per cent."""
+    """The mean of `_host_shares` of the rows that are `used`."""
+    return float(_host_shares(steps, figures)[used].mean())
+
+
+def _host_shares(steps: Steps, figures: Figures) -> np.ndarray:
+    """By what part of one per cent each step gets slower if hosts do by one per cent: (rows,)."""
     slower = {**figures, "issue": 1.01 * figures["issue"]}
-    ratios = steps.seconds(slower)[used] / steps.seconds(figures)[used]
-    return float(np.log(ratios).mean() / np.log(1.01))
+    found: np.ndarray = np.log(steps.seconds(slower) / steps.seconds(figures)) / np.log(1.01)
+    return found
 
 
 def _fit(steps: Steps, used: np.ndarray, known: Figures) -> dict[str, float]:
@@ -185,7 +223,8 @@ def _file(row: Row) -> Path:
 def _features(row: Row) -> Features | None:
     try:
         strategy, machine, shape = _priceable(strategy_of(row)), machine_of(row), Shape.of(row)
-        candidate = Expansion(graph_of(shape), machine, "adamw").expanded(strategy)
+        expansion = Expansion(graph_of(shape), machine, optimizer_of(row))
+        candidate = expansion.expanded(strategy)
     except (UnpriceableError, StrategyError):
         return None
     return features_of(row, candidate, candidate.plan(0.0, ()))

@@ -14,9 +14,11 @@ from torch import nn
 import shardwright as sw
 from benchmarks.published.modules import Gpt, Llama
 from benchmarks.published.row import Row
+from scripts.gpu_check.models import made
 from shardwright.ir.graph import Graph
 
 FOLDER = Path(__file__).with_name("graphs.rows")  # git ignores it
+OWN = "gpu_check"  # the family of rows whose modules are those of `scripts.gpu_check`, by name
 _CAPTURE = ("tracing/**/*.py", "rules/**/*.py", "ir/graph.py")  # what graphs depend on
 
 
@@ -30,6 +32,7 @@ class Shape:
 
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
+    `model` is the name of a module of `OWN`, else empty.
     """
 
     family: str
@@ -49,13 +52,14 @@ class Shape:
     composed_norms: bool
     wide_loss: bool
     dropout: float
+    model: str = ""
 
     @classmethod
     def of(cls, row: Row) -> Shape:
         """The shape of a row; raises `UnpriceableError` for a model that has no module here."""
-        if row.family not in _FAMILIES:
+        if row.family not in (*_FAMILIES, OWN):
             raise UnpriceableError(f"models of the family {row.family} have no module here")
-        if row.experts or row.tuning != "all":
+        if (row.experts and row.family != OWN) or row.tuning != "all":
             raise UnpriceableError("training of a part of the parameters has no strategy yet")
         if row.head_size * row.heads != row.hidden:
             raise UnpriceableError("heads that are wider than the residual stream have no module")
@@ -77,6 +81,7 @@ class Shape:
             row.norms == "composed",
             row.loss == "float32",
             row.dropout,
+            row.model if row.family == OWN else "",
         )
 
 
@@ -111,6 +116,8 @@ def code_digest(patterns: tuple[str, ...], files: tuple[Path, ...]) -> str:
 
 
 def _captured(shape: Shape) -> Graph:
+    if shape.model:
+        return sw.capture(*_own(shape.model))
     with torch.device("meta"):
         module = _FAMILIES[shape.family](shape)
         tokens = torch.zeros(shape.batch, shape.sequence, dtype=torch.long)
@@ -120,6 +127,11 @@ def _captured(shape: Shape) -> Graph:
     precision = "bf16" if shape.mixed else "model"
     reduce = "bf16" if shape.reduced else "stored"
     return sw.capture(module, (), batch, precision=precision, reduce=reduce)
+
+
+def _own(name: str) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:
+    module, batch = made(name, torch.device("meta"), torch.bfloat16)
+    return module, (), batch
 
 
 def _gpt(shape: Shape) -> nn.Module:

@@ -42,30 +42,32 @@ micro-batch times width over `tp`: with few of them launches decide, with many t
 """
 
 
-def pages(result: Path, fitted: Path) -> dict[Path, str]:
-    """The page and its pictures, of the scored rows and of the fit."""
+def pages(result: Path, fitted: Path, own: Path) -> dict[Path, str]:
+    """The page and its pictures, of the scored rows, of the fit and of the own rows."""
     data: dict[str, Any] = json.loads(result.read_text())
     return {
-        PAGE: written(data, json.loads(fitted.read_text())),
+        PAGE: written(data, *(json.loads(file.read_text()) for file in (fitted, own))),
         DOCS / _TIMES: plots.times(data["points"]),
         DOCS / _ERRORS: plots.errors(data["points"]),
     }
 
 
-def write(result: Path, fitted: Path) -> None:
+def write(result: Path, fitted: Path, own: Path) -> None:
     """Write all of them."""
-    for path, text in pages(result, fitted).items():
+    for path, text in pages(result, fitted, own).items():
         path.write_text(text)
 
 
-def written(data: Mapping[str, Any], fitted: Mapping[str, Any]) -> str:
+def written(data: Mapping[str, Any], fitted: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     parts = [
         _HEAD.rstrip(),
         *_held_out(fitted),
+        *_hosts(fitted),
         *_overall(data),
         *_rows(data),
         *_splits(data),
+        *_own(own),
         *_intervals(fitted),
         *_memory(data),
         *_differences(data),
@@ -76,12 +78,13 @@ def written(data: Mapping[str, Any], fitted: Mapping[str, Any]) -> str:
             "Rows that are no training step which the columns of `Row` say whole.",
             data["excluded"],
         ),
-        _origin(data),
+        _origin(data, "result.json"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
+    held, within = fitted["held_out"], fitted["fitted"]
     yield "## Held out, source by source"
     yield (
         "Step times of rows whose features are kept, predicted with figures that were fitted to the"
@@ -91,9 +94,9 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
         " mean of a guess and of samples of hosts: sources whose steps depend on it, and an own"
         " measurement (`benchmarks/gpu`), as hosts differ by several times. Rows with compilation,"
         " fp8 or `zero=1` are not among them, and those that recompute by operators count half of"
-        " the products again."
+        " the products again. *Host* is the part of one per cent by which steps get slower if hosts"
+        " issue kernels one per cent slower, by these figures."
     )
-    held, within = fitted["held_out"], fitted["fitted"]
     rows = [
         [
             f"{source}{'*' * (source in NOT_FITTED)}",
@@ -101,6 +104,7 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
             _percent(one["mape"]),
             _signed(one["bias"]),
             _percent(within[source]["mape"]),
+            _percent(fmean(row["host"] for row in fitted["rows"] if row["source"] == source)),
         ]
         for source, one in held.items()
     ]
@@ -111,9 +115,10 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
             _percent(fmean(one["mape"] for one in held.values())),
             "",
             _percent(fmean(one["mape"] for one in within.values())),
+            "",
         ]
     )
-    yield table(["source", "rows", "held-out MAPE", "bias", "fitted MAPE"], rows)
+    yield table(["source", "rows", "held-out MAPE", "bias", "fitted MAPE", "host"], rows)
     yield "The figures, and what they are without each source:"
     names = list(fitted["figures"])
     yield table(
@@ -122,6 +127,35 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
             [name, f"{fitted['figures'][name]:g}"]
             + [f"{one[name]:g}" for one in fitted["without"].values()]
             for name in names
+        ],
+    )
+
+
+def _hosts(fitted: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Steps that their hosts pace"
+    yield (
+        f"Rows of {', '.join(NOT_FITTED)} by GPU: the median of predicted over published, and"
+        " microseconds of a step for each kernel that a rank launches, as published over as counted"
+        f" here; the preset's host needs {fitted['figures']['issue']:g} for each. Then what a step"
+        " takes by least squares over the group's own rows: a fixed part, one for each kernel, one"
+        " for each transfer of activations, and the mean error that is left. No prediction uses"
+        " these: a figure that is fitted to one source and then scored on it says nothing. A newer"
+        " GPU is not faster in proportion, and the same tests take several times as long on hosts"
+        " with four GPUs. What predictions lack here is the fixed part, of an iteration that logs,"
+        " checks and synchronizes around a step of a few milliseconds on the device, and hosts that"
+        " are slower; no measurement of either is published. `shardwright profile` measures `issue`"
+        " of a host; a fixed part of an iteration has no figure in a machine file."
+    )
+    yield table(
+        [
+            *("GPUs", "rows", "predicted", "us a kernel"),
+            *("fixed, ms", "kernel, us", "transfer, us", "error left"),
+        ],
+        [
+            [one["gpus"], str(one["rows"]), f"{one['predicted']:.2f}", f"{one['kernels']:.0f}"]
+            + [f"{one[name]:.0f}" for name in ("fixed_ms", "kernel_us", "transfer_us")]
+            + [_percent(one["left"])]
+            for one in fitted["paced"]
         ],
     )
 
@@ -144,8 +178,9 @@ def _overall(data: Mapping[str, Any]) -> Iterator[str]:
     )
     if untried:
         lines.append(
-            f"* {untried} rows are not priced: those that are, are a sample over sources, models"
-            " and degrees (`benchmarks/published/sample.py`), drawn before any was priced."
+            f"* {untried} rows are not priced: those that are, are of a sample over sources, models"
+            " and degrees (`benchmarks/published/sample.py`), drawn before any was priced, as far"
+            " as the run came; peaks came first."
         )
     yield "\n".join(lines)
     yield f"![Predicted against published seconds of a step, by source]({_TIMES})"
@@ -193,6 +228,63 @@ def _splits(data: Mapping[str, Any]) -> Iterator[str]:
                 for group, one in groups.items()
             ],
         )
+
+
+def _own(own: Mapping[str, Any]) -> Iterator[str]:
+    yield "## An own measurement, held out"
+    used = own["rows"]
+    times = [row["predicted"] / row["measured"] - 1 for row in used]
+    peaks = [row["predicted_gib"] / row["measured_gib"] - 1 for row in used]
+    yield (
+        "Steps of six models on one H100 of 700 W (`benchmarks/gpu/h100.json`), which no figure is"
+        f" fitted to and no mean above has: {len(times)} times, MAPE"
+        f" {_percent(fmean(map(abs, times)))}, bias {_signed(fmean(times))}; {len(peaks)} allocated"
+        f" peaks, MAPE {_percent(fmean(map(abs, peaks)))}. Models are in bfloat16 under torch's"
+        " default AdamW. Prices of compiled programs are those of layers that are compiled one by"
+        " one; what a compiler saves over the whole program they do not have."
+    )
+    yield table(
+        ["model and run", "measured", "predicted", "error", "peak, GiB", "predicted", "error"],
+        [[f"{row['model']}: {row['run']}", *_errors(row)] for row in used],
+    )
+    yield from _own_kinds(own["kinds"])
+    yield _origin(own, "own.json")
+
+
+def _errors(row: Mapping[str, Any]) -> list[str]:
+    time = row["measured"], row["predicted"]
+    found = [*(f"{1e3 * one:.1f} ms" for one in time), _signed(time[1] / time[0] - 1)]
+    peak = row["measured_gib"], row["predicted_gib"]
+    return [*found, *(f"{one:.2f}" for one in peak), _signed(peak[1] / peak[0] - 1)]
+
+
+def _own_kinds(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
+    yield (
+        "Where the time of the modules is, in milliseconds of kernels, measured and as the preset"
+        " prices them without launches and without the host. Products run faster here than the"
+        " published rows of Hopper GPUs say, which are of many GPUs in long runs. Other kernels are"
+        " slower. In the sum of a step the two errors partly cancel. The update is torch's default"
+        " on one GPU, one operator after the other for all parameters; the last but one column has"
+        " what it is as one kernel (`fused=True`). The host is what Python needs to issue one"
+        " kernel, in microseconds, to be compared with `issue` of the second table of this page."
+    )
+    kinds = ("products", "attention", "others")
+    rows = [
+        [
+            name,
+            *(_measured_and_priced(one, kind) for kind in kinds),
+            f"{1e3 * one['priced']['update']:.1f}",
+            f"{1e3 * one['priced']['fused']:.1f}",
+            f"{1e6 * one['measured']['host'] / one['measured']['kernels']:.1f}",
+        ]
+        for name, one in found.items()
+    ]
+    ends = ("of it update", "update if fused", "host of a kernel")
+    yield table(["measured / priced", *kinds, *ends], rows)
+
+
+def _measured_and_priced(one: Mapping[str, Mapping[str, float]], kind: str) -> str:
+    return f"{1e3 * one['measured'][kind]:.1f} / {1e3 * one['priced'][kind]:.1f}"
 
 
 def _memory(data: Mapping[str, Any]) -> Iterator[str]:
@@ -300,10 +392,10 @@ def _left_out(title: str, text: str, by: Mapping[str, Mapping[str, int]]) -> Ite
     )
 
 
-def _origin(data: Mapping[str, Any]) -> str:
+def _origin(data: Mapping[str, Any], file: str) -> str:
     return (
         f"`{data['command']}`, {data['date']}, at commit {data['commit'][:7]}:"
-        f" `benchmarks/published/result.json`. Predictions by the code with hash"
+        f" `benchmarks/published/{file}`. Predictions by the code with hash"
         f" `{data['code'][:16]}`."
     )
 

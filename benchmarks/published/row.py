@@ -22,6 +22,7 @@ MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
 NORMS = ("fused", "composed")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused")
 LOSSES = ("float32", "half", "fused", "in place")
 _ROUNDED = 0.02  # of tokens per second, which sources round
 
@@ -74,7 +75,8 @@ class Row:
         loss: on logits that were cast to "float32", or that stay in "half" precision; "fused" in
             one kernel that reads these; or "in place" in one float32 copy.
         dropout: probability, of embeddings, residuals and unfused attention.
-        optimizer: its name and how it is implemented.
+        optimizer: its name and how torch runs it: one of `OPTIMIZERS`.
+        gradient_buffers: gradients have buffers that are never freed, as Megatron-LM's.
         async_tp: whether collectives of `tp` overlap matrix products.
         gpu: key of the machine's device.
         gpus: in all.
@@ -130,6 +132,7 @@ class Row:
     loss: str = "float32"
     dropout: float = 0.0
     optimizer: str = "adamw"
+    gradient_buffers: bool = False
     async_tp: bool = False
     gpu: str = ""
     gpus: int = 1
@@ -148,6 +151,14 @@ class Row:
         """The row's name: where it was read."""
         column = ":async-tp" if self.async_tp else ""  # some tables have two measurements a line
         return f"{self.source}:{self.commit[:7]}:{self.path}:{self.line}:{self.gpu}{column}"
+
+    @property
+    def parameters(self) -> float:
+        """How many parameters the model has, without norms and biases."""
+        attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
+        matrices = 3 if self.family == "llama" else 2
+        layer = attention + matrices * self.hidden * self.ffn
+        return self.layers * layer + self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
     def nodes(self) -> int:
@@ -196,6 +207,7 @@ def problems(row: Row) -> Iterator[str]:
         ("recompute", row.recompute, RECOMPUTE),
         ("norms", row.norms, NORMS),
         ("loss", row.loss, LOSSES),
+        ("optimizer", row.optimizer, OPTIMIZERS),
     ):
         if value not in known:
             yield f"{name} is {value!r}, not one of {', '.join(map(repr, known))}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
 from benchmarks.published.row import Row
-from benchmarks.published.setups import approximations, machine_of, strategy_of
+from benchmarks.published.setups import approximations, machine_of, optimizer_of, strategy_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -64,7 +64,8 @@ def predict(row: Row) -> Prediction:
     """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
-        plan = _plan(shape, machine, strategy, simulated=_has_memory(row))
+        expansion = _expansion(shape, machine, optimizer_of(row))
+        plan = _plan(expansion, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
     return Prediction(
@@ -81,20 +82,21 @@ def _has_memory(row: Row) -> bool:
     return row.memory_gib is not None or row.verdict != "ran"
 
 
-def _plan(shape: Shape, machine: Machine, strategy: Strategy, *, simulated: bool) -> Plan:
-    expansion = _expansion(shape, machine)
-    analysis, optimizer = expansion.sources.analysis, expansion.optimizer
+def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
+    machine, optimizer = expansion.machine, expansion.optimizer
+    analysis = expansion.sources.analysis
     plan = expansion.expanded(strategy).plan(0.0, ())
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
     near = plan.peak_bytes > _NEAR * machine.device.usable_bytes
     priced = refinement.settled(plan) if simulated or near else refinement.timed(plan)
-    return refinement.deepened(priced, machine.device.usable_bytes)
+    deeper = refinement.deepened(priced, machine.device.usable_bytes)
+    return deeper if priced.memory is None else refinement.settled(deeper)
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
-def _expansion(shape: Shape, machine: Machine) -> Expansion:
-    return Expansion(graph_of(shape), machine, "adamw")
+def _expansion(shape: Shape, machine: Machine, optimizer: str) -> Expansion:
+    return Expansion(graph_of(shape), machine, optimizer)
 
 
 def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:

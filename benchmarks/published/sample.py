@@ -17,7 +17,6 @@ def sample(rows: Sequence[Row], count: int, seed: int = SEED) -> list[Row]:
 
     Models of a source take turns, so that few graphs stand for many rows.
     """
-    draw = random.Random(seed)
     by_source: dict[str, dict[tuple[object, ...], list[Row]]] = defaultdict(dict)
     for row in rows:
         shape = row.model, row.sequence, row.global_batch, row.attention, row.precision
@@ -26,7 +25,8 @@ def sample(rows: Sequence[Row], count: int, seed: int = SEED) -> list[Row]:
     left = count
     for number, source in enumerate(sorted(by_source, key=lambda name: _rows(by_source[name]))):
         share = -(-left // (len(by_source) - number))
-        found = _in_turns(by_source[source], share, draw)
+        # A draw of its own: other rows of one source leave the sample of the others as it is.
+        found = _in_turns(by_source[source], share, random.Random(f"{seed} {source}"))
         left -= len(found)
         chosen += found
     return chosen

@@ -62,18 +62,9 @@ def _error(predicted: float | None, published: float | None) -> float | None:
     return predicted / published - 1
 
 
-def parameters(row: Row) -> float:
-    """How many parameters the row's model has, without norms and biases."""
-    attention = row.hidden * row.head_size * (2 * row.heads + 2 * row.kv_heads)
-    matrices = 3 if row.family == "llama" else 2
-    layer = attention + matrices * row.hidden * row.ffn
-    return row.layers * layer + row.vocab * row.hidden * (1 if row.tied else 2)
-
-
 def size_of(row: Row) -> str:
     """The class of sizes of the row's model."""
-    count = parameters(row)
-    return next((name for limit, name in _SIZES if count < limit), "over 60B")
+    return next((name for limit, name in _SIZES if row.parameters < limit), "over 60B")
 
 
 def elements_of(row: Row) -> str:
@@ -227,7 +218,7 @@ def _point(pair: Pair) -> dict[str, Any]:
     return {
         "key": pair.row.key,
         "source": pair.row.source,
-        "parameters": round(parameters(pair.row)),
+        "parameters": round(pair.row.parameters),
         "published": pair.row.step_seconds,
         "predicted": _rounded(pair.prediction.seconds),
         "published_gib": pair.row.memory_gib,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from benchmarks.published.graphs import UnpriceableError
 from benchmarks.published.row import Row
 from shardwright.frameworks.readers.torchtitan_options import SELECTIVE
+from shardwright.ir.options.optimizers import known_optimizer, optimizer_spec
 from shardwright.ir.strategy.recompute import Recompute
 from shardwright.ir.strategy.strategy import Strategy, divisors
 from shardwright.machine.gpus import GPUS
@@ -96,13 +97,20 @@ def strategy_of(row: Row) -> Strategy:
     )
 
 
+def optimizer_of(row: Row) -> str:
+    """The name of a row's optimizer."""
+    name = row.optimizer.replace("-", "_")
+    if not row.gradient_buffers:
+        return known_optimizer(name)
+    spec = optimizer_spec(name)
+    return known_optimizer(replace(spec, name=f"{name}_in_buffers", keeps_gradients=True))
+
+
 def approximations(row: Row) -> tuple[str, ...]:
     """In which ways the priced step differs from the published one, the same for all rows."""
     found = []
     if row.precision == "fp16":
         found.append("fp16 priced as bf16 mixed precision")
-    if row.optimizer != "adamw-fused":
-        found.append("optimizer priced as a fused AdamW")
     if row.loss in ("fused", "in place"):
         found.append(f"loss {row.loss} priced as one on half-precision logits")
     if row.recompute == "unstated":

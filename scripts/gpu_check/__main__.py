@@ -45,11 +45,14 @@ CHECKS = {
     "memory": Check(ranks.memory, 180.0),
     "asynchronous": Check(ranks.asynchronous),
     "own loop": Check(commands.own_loop),
-    "run": Check(commands.run, 150.0),
+    "run": Check(commands.run, 280.0),
+    "steps of run": Check(steps.steps_of_run),
     "doctor": Check(commands.doctor),
     "graphs": Check(steps.graphs, alone=True),
+    "dropout": Check(steps.dropout, 180.0, alone=True),
+    "offloaded": Check(predicted.offloaded, 120.0, alone=True),
     "profiled": Check(commands.profiled, 100.0, alone=True),
-    "predicted": Check(predicted.predicted, 240.0, alone=True),
+    "predicted": Check(predicted.predicted, 300.0, alone=True),
 }
 
 

@@ -40,12 +40,21 @@ def own_loop(device: torch.device) -> Found:
 
 
 def run(device: torch.device) -> Found:
-    """`shardwright run` of the example on one device, with verification; then it is resumed."""
+    """`shardwright run` of the example on one device, with verification; then it is resumed.
+
+    After that come the seconds of imports, with which each of its processes begins.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        for steps in ("20", "30"):
-            options = ["--devices", "1", "--steps", steps, "--checkpoint", folder]
+        for steps, verifies in (("40", "--verify"), ("60", "--no-verify")):
+            options = ["--devices", "1", "--steps", steps, "--checkpoint", folder, verifies]
             options += ["--machine", f"1x{kind_here()}"]
-            yield _run(["-m", "shardwright", "run", "examples/bytes_gpt.py:job", *options])
+            _, figures, wrong = _run(
+                ["-m", "shardwright", "run", "examples/bytes_gpt.py:job", *options]
+            )
+            yield f"to step {steps}, {verifies}", figures, wrong
+    for module in ("torch", "shardwright.train.worker", "transformers.models.gpt2.modeling_gpt2"):
+        _, figures, wrong = _run(["-c", f"import {module}"])
+        yield f"import {module}", figures, wrong
 
 
 def doctor(device: torch.device) -> Found:

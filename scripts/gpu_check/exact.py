@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 import shardwright as sw
 from scripts.gpu_check.models import SMALL, Batch, Found, Loss, made
 
-STRATEGIES = ("mb=1", "mb=4", "ac=full", "mb=2 ac=every(2)")
+STRATEGIES = ("mb=1", "mb=4", "ac=full", "mb=2 ac=every(2)", "ac=full offload=activations")
 FLOAT64, ROUTED = 1e-10, 1e-6  # routers of mixtures compute in float32 whatever the dtype
 
 
@@ -64,13 +64,18 @@ def too_large(error: float, limit: float) -> str:
 
 
 def strategies_of(name: str) -> tuple[str, ...]:
-    """The strategies that the model can be trained by: batch norm needs whole batches."""
-    return ("mb=1",) if name == "convolutions" else STRATEGIES
+    """The strategies that the model can be trained by: batch norm needs whole batches.
+
+    Where layers are recomputed, a batch norm is computed in parts, as if it were split.
+    """
+    return ("mb=1", "ac=full") if name == "convolutions" else STRATEGIES
 
 
-def planned(model: nn.Module, batch: Batch, strategy: str, device: torch.device) -> Any:
+def planned(
+    model: nn.Module, batch: Batch, strategy: str, device: torch.device, **numerics: Any
+) -> Any:
     """The parallel module of a copy of `model` under a strategy for one device."""
-    graph = sw.capture(model, (), batch)
+    graph = sw.capture(model, (), batch, **numerics)
     plan = sw.price(graph, f"1x{'H100' if device.type == 'cuda' else 'cpu'}", strategy, "sgd")
     return sw.parallelize(copy.deepcopy(model), plan, device=device)
 

@@ -83,6 +83,12 @@ def _gpt2(layers: int, width: int, vocabulary: int, rows: int, length: int) -> S
     return Loss(GPT2LMHeadModel(config), shift=True), _tokens(vocabulary, rows, length)
 
 
+def gpt2_with_dropout() -> Subject:
+    """GPT-2 of 124M parameters as published, with dropout of a tenth everywhere."""
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, use_cache=False)
+    return Loss(GPT2LMHeadModel(config), shift=True), _tokens(config.vocab_size, 8, 1024)
+
+
 def _llama(
     layers: int, width: int, inner: int, heads: int, vocabulary: int, rows: int, length: int
 ) -> Subject:
@@ -151,7 +157,8 @@ LARGE: dict[str, Callable[[], Subject]] = {
 def made(name: str, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Subject:
     """The model on a device in a dtype, with seeded weights, and its batch."""
     torch.manual_seed(seed)
-    model, batch = {**SMALL, **LARGE}[name]()
+    with device:  # large ones are drawn there in a moment
+        model, batch = {**SMALL, **LARGE}[name]()
     model = model.to(device, dtype)
     moved = {key: _to(value, device, dtype) for key, value in batch.items()}
     return model, moved

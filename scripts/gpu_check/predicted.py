@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 import statistics
+import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,11 @@ from shardwright.machine.model import Machine
 from shardwright.machine.presets import KINDS
 
 WARM, STEPS = 4, 12
+KERNELS = {
+    "attention": re.compile(r"flash|fmha|attention|sdpa", re.I),
+    "products": re.compile(r"gemm|nvjet|cutlass|cublas|conv|cudnn", re.I),
+    "copies": re.compile(r"memcpy|memset", re.I),
+}
 COMPILED = ("GPT-2 124M, 16x1024",)
 
 
@@ -43,7 +51,31 @@ def kind_here() -> str:
     return max((kind for kind in KINDS if kind.lower() in name), key=len)
 
 
+def offloaded(device: torch.device) -> Found:
+    """Steps of a recomputed Llama without and with its layers' inputs in the host's memory.
+
+    Gradients are equal in every bit.
+    """
+    name, losses = "Llama 1.1B, 4x2048", []
+    for strategy in ("mb=1 ac=full", "mb=1 ac=full offload=activations"):
+        model, batch = made(name, device, torch.bfloat16)
+        plan = sw.price(sw.capture(model, (), batch), f"1x{kind_here()}", strategy, "adamw")
+        parallel: Any = sw.parallelize(model, plan, device=device)
+        del model
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
+        losses.append([float(parallel.train_step(optimizer, batch)) for _ in range(3)])
+        found = {"seconds": float(plan.step_seconds), "peak_bytes": int(plan.peak_bytes)}
+        measured = measure(partial(parallel.train_step, optimizer, batch))
+        differ = "" if losses[0] == losses[-1] else f"losses {losses}"
+        yield strategy, {"preset predicts": found, "program": measured}, differ
+        del parallel, optimizer
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def _one(name: str, machines: dict[str, Machine], device: torch.device) -> dict[str, Any]:
+    gc.collect()  # the parameters of the program before are in a cycle
+    torch.cuda.empty_cache()
     model, batch = made(name, device, torch.bfloat16)
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -69,8 +101,8 @@ def _one(name: str, machines: dict[str, Machine], device: torch.device) -> dict[
     return found
 
 
-def measure(step: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of a step, host seconds to issue it, and peaks in bytes of the allocator."""
+def measure(step: Callable[[], object]) -> dict[str, Any]:
+    """Median seconds of a step, those of its host alone and of its kernels, and peaks in bytes."""
     for _ in range(WARM):
         step()
     torch.cuda.synchronize()
@@ -85,12 +117,40 @@ def measure(step: Callable[[], object]) -> dict[str, float]:
     free, total = torch.cuda.mem_get_info()
     return {
         "seconds": statistics.median(seconds),
+        "host_seconds": _host_seconds(step),
+        "kernel_seconds": _kernel_seconds(step),
         "least": min(seconds),
         "most": max(seconds),
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "outside_bytes": total - free - torch.cuda.memory_reserved(),
     }
+
+
+def _host_seconds(step: Callable[[], object]) -> float:
+    """Median seconds until the host has issued a step to an idle device."""
+    found = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(found)
+
+
+def _kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
+    """Device seconds of a step by kind of kernel, and the number of kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    found = dict.fromkeys((*KERNELS, "others"), 0.0) | {"count": 0.0}
+    for event in profiler.events():
+        if event.device_type.name == "CUDA":
+            kind = next((k for k, words in KERNELS.items() if words.search(event.name)), "others")
+            found[kind] += event.device_time_total / 1e6
+            found["count"] += 1
+    return found
 
 
 def _parts(plan: sw.Plan) -> dict[str, float]:

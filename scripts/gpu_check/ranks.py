@@ -35,7 +35,10 @@ from shardwright.runtime.async_pipeline.simulation import async_simulation
 from shardwright.runtime.device import bound
 
 Body = Callable[[torch.device], Iterator[tuple[str, Any]]]
-PEAKS = ("dp_shard=2", "dp_shard=2 ac=full", "dp_shard=2 mb=2", "tp=2", "dp_replicate=2 zero=0")
+PEAKS = (
+    *("dp_shard=2", "dp_shard=2 ac=full", "dp_shard=2 ac=full offload=activations"),
+    *("dp_shard=2 mb=2", "tp=2", "dp_replicate=2 zero=0"),
+)
 _STEPS = 12  # of the asynchronous pipeline
 PLANS = {
     2: {

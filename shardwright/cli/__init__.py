@@ -7,6 +7,7 @@ import click
 from shardwright.cli.commands import (
     audit,
     doctor,
+    explore,
     frontier,
     plan,
     price,
@@ -62,6 +63,7 @@ for command in (
     plan,
     price,
     frontier,
+    explore,
     strategies,
     explain,
     diff,

@@ -26,6 +26,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
 from shardwright.train.targets.config_values import check_values, read_config
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _MASTER = "float32"
 _HALF = ("bfloat16", "float16")
+SEARCHES = ("near", "all", "none")  # on the mesh of the best uniform strategy, on all, on none
 _GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
 
 
@@ -141,13 +143,15 @@ class PricingOptions:
         machine: the hardware.
         memory_limit: as in `Frontier.fastest`.
         optimizer: its name; None: AdamW.
-        searched: whether plans beyond uniform strategies are searched.
+        searched: which plans that are not uniform are searched, one of `SEARCHES`.
+        whole: whether all single changes are simulated, and what takes the memory of other plans.
     """
 
     machine: Machine
     memory_limit: int | str | None = None
     optimizer: str | None = None
-    searched: bool = False
+    searched: str = SEARCHES[0]
+    whole: bool = False
 
 
 class Audit:
@@ -169,7 +173,7 @@ class Audit:
         )
         self._as: Strategy
         self._replaced: tuple[Replaced, ...]
-        self._as, self._replaced = priced_as(found.strategy, self.captured.graph)
+        self._as, self._replaced = priced_as(found.strategy, self.captured.graph, machine)
 
     def prices(self) -> ConfigPrices:
         """All prices of the config."""
@@ -180,14 +184,18 @@ class Audit:
                 base = auditor.price(self._as)
             except StrategyError as e:
                 misfit = str(e)
-            changes = auditor.changes(base) if base is not None else ()
+            every = self.pricing.whole
+            changes = auditor.changes(base, every=every) if base is not None else ()
         with working(f"pricing strategies on {machine}") as progress:
             try:
-                best = auditor.uniform(self._as.compile, progress)
+                best = auditor.uniform(self._as, progress)
             except StrategyError:  # the batch divides over no strategy's ranks
                 best = None
         if base is not None and auditor.fits(base.plan.peak_bytes):
             best = min(filter(None, (base, best)), key=lambda one: one.plan.step_seconds)
+        beyond = self._beyond(best)
+        if self.pricing.whole and best is not None:
+            best = auditor.with_causes(best)
         return ConfigPrices(
             machine=machine,
             limit=auditor.limit,
@@ -195,10 +203,10 @@ class Audit:
             replaced=self._replaced,
             base=base,
             misfit=misfit,
-            utilisation=auditor.utilisation,
             changes=changes,
             uniform=self._best(best) if best is not None else None,
-            beyond=self._beyond() if self.pricing.searched else None,
+            beyond=beyond,
+            searched=self.pricing.searched,
         )
 
     def _best(self, best: Priced) -> Best:
@@ -209,11 +217,22 @@ class Audit:
             wanted = best.strategy
         return Best(wanted, best.plan, changed_results(self.found, wanted))
 
-    def _beyond(self) -> Plan:
-        """The best plan of the whole search."""
+    def _beyond(self, best: Priced | None) -> Plan | None:
+        """The best plan of the search that is wanted; None if nothing was searched."""
+        if self.pricing.searched == "none" or (self.pricing.searched == "near" and best is None):
+            return None
+        if self.pricing.searched == "near":
+            assert best is not None
+            with working(f"searching plans like {best.strategy}"):
+                return self.auditor.beyond(best.strategy)
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
         frontier = planning.search(self.captured, self.pricing.machine, options)
-        return frontier.fastest(self.pricing.memory_limit)
+        found = frontier.fastest_compared(self.pricing.memory_limit)
+        near = strategy_of(found) if self._as.compile != "off" else None
+        if near is None:
+            return found
+        with working(f"searching compiled plans like {near}"):
+            return self.auditor.beyond(near.but(compile=self._as.compile)) or found
 
     def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
         """The fastest that the file's format can say with the same results; None: nothing is.
@@ -222,6 +241,7 @@ class Audit:
         """
         edit_config(document, self.found, self.found.strategy, self.found.batch)  # it is written
         files: dict[Strategy, Written] = {}
+        machine = self.pricing.machine
 
         def allowed(proposal: Strategy) -> Strategy | None:
             try:
@@ -229,7 +249,7 @@ class Audit:
                 written = edit_config(document, self.found, wanted, self.found.batch)
                 if changed_results(self.found, written.strategy):
                     return None
-                priced, _ = priced_as(written.strategy, self.captured.graph)
+                priced, _ = priced_as(written.strategy, self.captured.graph, machine)
             except (FrameworkError, StrategyError):
                 return None
             files.setdefault(priced, written)
@@ -237,7 +257,7 @@ class Audit:
 
         starts = [self._as]
         if prices.uniform is not None:
-            starts.append(priced_as(prices.uniform.strategy, self.captured.graph)[0])
+            starts.append(priced_as(prices.uniform.strategy, self.captured.graph, machine)[0])
         with working(f"improving {self.found.source}"):
             best = self.auditor.best_among(starts, allowed)
         if best is None:

@@ -10,6 +10,18 @@ import click
 from shardwright.ir.atomic_io import printable
 
 MISTAKE = 2
+# Parameters of commands, and options of other tools that may mean them.
+_MEANT = {
+    "plan": ("plan",),
+    "target": ("config", "model", "model-config"),
+    "devices": ("gpus", "num-gpus", "nproc-per-node", "world-size"),
+    "machine": ("gpus", "num-gpus", "nproc-per-node", "world-size"),
+    "batch": ("batch-size", "global-batch-size"),
+    "seq": ("seq-len", "seq-length", "sequence-length"),
+    "memory_limit": ("memory", "max-memory"),
+    "mesh": ("dp", "tp", "cp", "ep"),
+    "stages": ("pp",),
+}
 
 
 class UsageError(ValueError):
@@ -28,6 +40,8 @@ class OneLineErrors(click.Group):
             sys.exit(MISTAKE)
         except click.MissingParameter as e:
             _fail(_missing(e), e.exit_code)
+        except click.NoSuchOption as e:
+            _fail(_meant(e), e.exit_code)
         except click.ClickException as e:
             _fail(e.format_message(), e.exit_code)
         except click.Abort:
@@ -37,6 +51,13 @@ class OneLineErrors(click.Group):
                 raise
             _fail(str(e), MISTAKE)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def one_line(error: Exception) -> str:
+    """The message of a user's error; a bug's class and message."""
+    text = printable(" ".join(str(error).split()))
+    ours = isinstance(error, ValueError) and _is_ours(error)
+    return text if ours else f"{type(error).__name__}: {text}"
 
 
 def _is_ours(error: ValueError) -> bool:
@@ -53,6 +74,20 @@ def _missing(error: click.MissingParameter) -> str:
     if not message.endswith("."):
         message += "."
     return f"{message}{said} See shardwright {command} --help."
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """The message for an unknown option, with the parameter of the command that it may mean."""
+    option = error.option_name.lstrip("-")
+    known = {one.name: one for one in error.ctx.command.params} if error.ctx else {}
+    found = next((known[n] for n, words in _MEANT.items() if option in words and n in known), None)
+    if error.ctx is None or found is None:
+        return error.format_message()
+    said = f"No such option '{error.option_name}'."
+    if isinstance(found, click.Option):
+        return f"{said} Use {found.opts[0]}: {found.help}"
+    usage = " ".join([error.ctx.command_path, *error.ctx.command.collect_usage_pieces(error.ctx)])
+    return f"{said} Give {found.human_readable_name} as an argument: {usage}"
 
 
 def _fail(message: str, status: int) -> NoReturn:

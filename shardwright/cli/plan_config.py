@@ -16,6 +16,7 @@ from shardwright.frameworks.semantics import changed_numbers
 from shardwright.frameworks.writers.nearest import ConfigFacts
 from shardwright.frameworks.writing import WRITERS, Written, write_config
 from shardwright.ir.gradient_sync import LAST
+from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.fields import COMPILES, DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
@@ -24,7 +25,6 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Allowed, Auditor, Priced
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.strategies.recognition import same_decisions, strategy_of
-from shardwright.planner.strategies.unpriced import dtypes_of
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
 
@@ -79,7 +79,7 @@ def config_for(
     def allowed(strategy: Strategy) -> Strategy | None:
         try:
             written = write_config(framework, canonical(strategy.but(**dtypes)), facts)
-            priced, _ = priced_as(written.strategy, captured.graph)
+            priced, _ = priced_as(written.strategy, captured.graph, machine)
         except (FrameworkError, StrategyError):
             return None
         files.setdefault(priced, written)
@@ -153,8 +153,9 @@ def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:
 
 def _starts(plan: Plan, auditor: Auditor) -> list[Strategy]:
     """The strategies nearest to the plan, and the best of all uniform ones."""
-    compiled = COMPILES[plan.compiled]
-    near, best = strategy_of(plan), auditor.uniform(compiled)
+    near = strategy_of(plan)
+    like = Strategy(compile=COMPILES[plan.compiled]).in_chunks(plan.numerics.loss_chunks)
+    best = auditor.uniform(like)
     return [*([near] if near is not None else []), *([best.strategy] if best is not None else [])]
 
 

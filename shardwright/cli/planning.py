@@ -27,6 +27,8 @@ from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
+from shardwright.planner.audit import avoidable as avoidable_time
+from shardwright.planner.audit.avoidable import Avoidable
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.strategies.preference import preferred
 from shardwright.report.units import size
@@ -127,12 +129,9 @@ def capture_job(
     return CapturedTarget(job, graph, name, seconds)
 
 
-def useful_seconds(captured: CapturedTarget, machine: Machine) -> float:
-    """Seconds of a step's useful operations at the peak of one device."""
-    from shardwright.planner.audit import utilisation
-    from shardwright.rules.analysis import analyze
-
-    return utilisation.useful_seconds(captured.graph, analyze(captured.graph), machine.device)
+def avoidable(captured: CapturedTarget, machine: Machine, found: Choice) -> Avoidable:
+    """Time of a step that a faster host, or an update in one kernel, would save."""
+    return avoidable_time.avoidable(found.plan, captured.graph, machine, found.frontier)
 
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[CapturedTarget, Plan]:

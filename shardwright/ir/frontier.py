@@ -85,13 +85,18 @@ def format_bytes(count: float) -> str:
 class Plans(Sequence[Plan]):
     """A lazy sequence of plans: their costs are known, a plan is built on first access.
 
-    A plan names every operator of the model, so building one takes longer than finding it.
+    A plan names every operator of the model, so building one takes longer than finding it. Where
+    `names` are given, those of the plans are known, too.
     """
 
     def __init__(
-        self, costs: Sequence[tuple[Seconds, Bytes]], write: Callable[[int], Plan]
+        self,
+        costs: Sequence[tuple[Seconds, Bytes]],
+        write: Callable[[int], Plan],
+        names: Sequence[str] | None = None,
     ) -> None:
         self.costs = tuple(costs)
+        self.names = None if names is None else tuple(names)
         self._write = write
         self._written: dict[int, Plan] = {}
 
@@ -120,6 +125,20 @@ class Plans(Sequence[Plan]):
 
     def __hash__(self) -> int:
         return hash(self.costs)
+
+
+def costs_of(plans: Sequence[Plan]) -> tuple[tuple[Seconds, Bytes], ...]:
+    """Seconds and bytes of every plan; builds none whose costs are known."""
+    if isinstance(plans, Plans):
+        return plans.costs
+    return tuple((plan.step_seconds, plan.peak_bytes) for plan in plans)
+
+
+def names_of(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """The name of every plan; builds none whose names are known."""
+    if isinstance(plans, Plans) and plans.names is not None:
+        return plans.names
+    return tuple(plan.name for plan in plans)
 
 
 @dataclass(frozen=True)
@@ -156,9 +175,7 @@ class Frontier:
     @property
     def costs(self) -> tuple[tuple[Seconds, Bytes], ...]:
         """Seconds and bytes of every plan."""
-        if isinstance(self.plans, Plans):
-            return self.plans.costs
-        return tuple((plan.step_seconds, plan.peak_bytes) for plan in self.plans)
+        return costs_of(self.plans)
 
     def fastest(self, memory_limit: str | int | None = None) -> Plan:
         """The fastest plan whose peak memory per rank is within the limit (TensorOpt's mini-time).
@@ -253,11 +270,8 @@ class Frontier:
         devices, own = plan.devices, self.place_of(plan)
         costs = [cost for index, cost in enumerate(self.costs) if index != own]
         others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
-        known = tuple(
-            Rival(b.name, b.devices, b.step_seconds, b.peak_bytes)
-            for b in self.baselines
-            if b.name != plan.name
-        )
+        baselines = zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
+        known = tuple(Rival(name, devices, *cost) for name, cost in baselines if name != plan.name)
         return replace(plan, rivals=(*others, *known))
 
     def smallest(self, memory_limit: str | int | None = None) -> Plan:
@@ -295,6 +309,10 @@ class Frontier:
     def compared(self, plan: Plan) -> Plan:
         """A plan with the time and peak that `settled` finds; it may have no timeline."""
         return self.settled(plan)
+
+    def simulated_peak(self, plan: Plan) -> Bytes:
+        """The peak memory that `compared` finds, which may be known before its time."""
+        return self.compared(plan).peak_bytes
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """Gather as many buckets of parameters ahead in a plan as make it faster.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.numerics import EXACT, Numerics
@@ -223,6 +224,26 @@ class Op:
         """Names of the values read, in order of appearance, repeats included."""
         return tuple(_refs((*self.args, *(value for _, value in self.kwargs))))
 
+    def with_operands(self, names: Sequence[str], **others: Any) -> Op:
+        """The call with its operands, in order of appearance, replaced by `names`.
+
+        `others` are other attributes to replace. Programs have a call for each operator and plan,
+        so this copies the attributes, which takes a third of the time of `dataclasses.replace`.
+
+        >>> op = Op("y", "aten.add.Tensor", (Ref("a"), 2, (Ref("b"),)), (), ("y",))
+        >>> str(op.with_operands(["c", "d"], outputs=("z",)))
+        '%z = aten.add.Tensor(%c, 2, [%d])'
+        """
+        left = iter(names)
+        args = tuple([_with_refs(arg, left) for arg in self.args])
+        kwargs = tuple([(key, _with_refs(value, left)) for key, value in self.kwargs])
+        assert next(left, None) is None, "there is an operand for each name"
+        made = object.__new__(Op)
+        made.__dict__.update(
+            self.__dict__, args=args, kwargs=kwargs, operands=tuple(names), **others
+        )
+        return made
+
     @property
     def kind(self) -> str:
         """The operator without namespace and overload.
@@ -236,6 +257,15 @@ class Op:
         given = [text_of(a) for a in self.args] + [f"{k}={text_of(v)}" for k, v in self.kwargs]
         outputs = ", ".join(f"%{name}" for name in self.outputs)
         return f"{outputs} = {self.target}({', '.join(given)})"
+
+
+def _with_refs(arg: Arg, names: Iterator[str]) -> Arg:
+    """An argument whose values are the next of `names`."""
+    if isinstance(arg, Ref):
+        return Ref(next(names))
+    if isinstance(arg, tuple):
+        return tuple([_with_refs(one, names) for one in arg])
+    return arg
 
 
 def argument(op: Op, index: int, name: str, default: Arg = None) -> Arg:

@@ -37,6 +37,26 @@ class Share(NamedTuple):
     bytes: Bytes
 
 
+class Moment(NamedTuple):
+    """Bytes that are alive in a step beside parameters, optimizer state and batch.
+
+    `what` is what runs then, by module. `gathered` are parameters that were gathered from other
+    ranks; the other fields are as in `Memory`.
+    """
+
+    what: str
+    gradients: Bytes
+    saved: Bytes
+    gathered: Bytes
+    workspace: Bytes
+    communication: Bytes
+
+    @property
+    def total(self) -> Bytes:
+        """Bytes of all of them."""
+        return Bytes(sum(self[1:]))
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes of tensors at the peak, on the rank that needs most; the parts add up to `peak`.
@@ -54,9 +74,11 @@ class Memory:
         libraries: workspaces that libraries keep of the allocator's memory, which it counts.
         reserved: what torch's caching allocator holds of the device after two steps, fragments and
             libraries included; 0 where it is not simulated, as on CPUs.
+        host: bytes of the memory of the host that hold offloaded values, at the most.
         rank: the first of the ranks that need most.
         at: the operator, by module, that runs at the peak, and in which pass.
         shares: every part split by module; empty in plans of older versions.
+        curve: highest moments of the parts of a step, in order; empty where it was not recorded.
     """
 
     parameters: Bytes
@@ -70,9 +92,11 @@ class Memory:
     context: Bytes = NOTHING
     libraries: Bytes = NOTHING
     reserved: Bytes = NOTHING
+    host: Bytes = NOTHING
     rank: int = 0
     at: str = ""
     shares: tuple[Share, ...] = ()
+    curve: tuple[Moment, ...] = ()
 
     @classmethod
     def of(cls, found: Iterable[Share], *, rank: int, at: str, context: Bytes = NOTHING) -> Memory:
@@ -82,7 +106,7 @@ class Memory:
         for share in shares:
             parts[share.part] += share.bytes
         sizes = {name: Bytes(parts[name]) for name in PARTS}
-        return cls(**sizes, context=context, rank=rank, at=at, shares=shares)
+        return cls(**sizes, context=context, rank=rank, at=at, shares=shares, curve=())
 
     @property
     def peak(self) -> Bytes:
@@ -98,4 +122,5 @@ def as_json(memory: Memory | None) -> dict[str, Any] | None:
     """All fields by name, for `--json`; None for memory that was not simulated."""
     if memory is None:
         return None
-    return {**asdict(memory), "shares": [share._asdict() for share in memory.shares]}
+    rows = {name: [one._asdict() for one in getattr(memory, name)] for name in ("shares", "curve")}
+    return {**asdict(memory), **rows}

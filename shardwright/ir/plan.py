@@ -192,6 +192,9 @@ class Rival:
     peak_bytes: Bytes
 
 
+_UNKNOWN = Seconds(0.0)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything `parallelize` needs, and everything `explain` prints.
@@ -210,6 +213,9 @@ class Plan:
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`;
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
+    * `offload`: what is kept in the memory of the host, as in `Strategy`;
+    * `useful_seconds`: of a step's useful operations, if one device computed them at its peak; 0
+      where it is not known;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured;
     * `rivals`: the costs of the plans that it was chosen from.
@@ -238,10 +244,12 @@ class Plan:
     gradient_sync: str | None = None  # as in `ir/gradient_sync.py`
     compiled: bool = False  # whether layers run through `torch.compile`
     ahead: int = 1  # buckets of parameters that are gathered before they are read
+    offload: tuple[str, ...] = ()  # what is kept in the memory of the host
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0
     expert_skew: float = 0.0
+    useful_seconds: Seconds = _UNKNOWN
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     numerics: Numerics = EXACT
@@ -253,6 +261,15 @@ class Plan:
     def devices(self) -> int:
         """Number of devices, one rank each."""
         return self.mesh.size
+
+    @property
+    def utilisation(self) -> float | None:
+        """Model FLOPs utilisation (MFU): useful operations over those that devices could compute.
+
+        None where it is not known.
+        """
+        whole = self.step_seconds * self.devices
+        return self.useful_seconds / whole if self.useful_seconds and whole else None
 
     @property
     def added_seconds(self) -> Seconds:

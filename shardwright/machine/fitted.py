@@ -41,20 +41,26 @@ _HOSTS = (
     " (benchmarks/gpu)"
 )
 FITTED: dict[str, Fitted] = {
-    "efficiency.matmul": Fitted({"ampere": 0.82, "": 0.62}, "", _HOPPER),
-    "efficiency.attention": Fitted({"ampere": 0.47, "": 0.38}, "", _HOPPER),
-    "efficiency.memory": Fitted({"": 0.73}, "", _SOURCES),
-    "launch": Fitted({"": 2.3}, "us", _SOURCES),
+    "efficiency.matmul": Fitted({"ampere": 0.82, "": 0.63}, "", _HOPPER),
+    "efficiency.attention": Fitted({"ampere": 0.48, "": 0.38}, "", _HOPPER),
+    "efficiency.memory": Fitted({"": 0.80}, "", _SOURCES),
+    "launch": Fitted({"": 2.1}, "us", _SOURCES),
     "issue": Fitted({"": 39.0}, "us", _HOSTS),
-    "product_depth": Fitted({"": 66.0}, "", _SOURCES),
-    "link bandwidth": Fitted({"": 0.83}, " of what is specified", _SOURCES),
-    "collective_launch": Fitted({"": 40.0}, "us", _SOURCES),
+    "product_depth": Fitted({"": 68.0}, "", _SOURCES),
+    "link bandwidth": Fitted({"": 0.85}, " of what is specified", _SOURCES),
+    "collective_launch": Fitted({"": 60.0}, "us", _SOURCES),
 }
+HOST_LINK_REACHED = 0.8
 CONTEXT_SOURCE = "driver, kernels of cuBLAS and cuDNN, buffers of NCCL"
 WORKSPACE_SOURCE = "cuBLAS, for two threads; 1 % of an H200's peaks is left (benchmarks/gpu)"
+HOST_MEMORY_SOURCE = "of usual servers with this GPU, shared evenly"
 ASSUMED: dict[str, tuple[str, str]] = {
     "overlap": ("0", "of sums and gathers of parameters; FSDP's rows are priced with 0.8"),
     "efficiency.convolution": ("0.5", "no published row trains convolutions"),
     "contention": ("1", "links are shared in full by collectives along two axes"),
+    "host link": (
+        f"{HOST_LINK_REACHED:g} of what is specified",
+        "of pinned copies, all GPUs at once; halve host_bandwidth where two share lanes",
+    ),
     "expert_skew": ("1.25", "no published row of experts is priced"),
 }

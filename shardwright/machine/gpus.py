@@ -33,6 +33,10 @@ class Gpu:
         source: the documents of these figures.
         dates: when the documents were issued.
         memory_source: where `memory_gib` was seen; empty where it is assumed.
+        host_gb_per_s: between a GPU and its host, in one direction: PCIe with 16 lanes of the
+            generation that the data sheet names (3: 16, 4: 32, 5: 64), or NVLink-C2C of which each
+            of a Grace processor's two GPUs has half.
+        host_gib: of the memory of the host, the share of each GPU.
 
     Matrix products get a workspace from torch's allocator, for each handle of the library: 32 MiB
     on GPUs from Hopper on (NVIDIA's recommendation for cublasSetWorkspace) and 8,320 KiB on older
@@ -52,6 +56,8 @@ class Gpu:
     source: str
     dates: str
     memory_source: str = ""
+    host_gb_per_s: float = 64
+    host_gib: float = 256
 
     @property
     def workspace_bytes(self) -> int:
@@ -161,6 +167,8 @@ GPUS = (
         28800,
         "GB200 NVL72 data sheet",
         "2024",
+        host_gb_per_s=225,
+        host_gib=240,
     ),
     Gpu(
         "GB300",
@@ -175,6 +183,8 @@ GPUS = (
         57600,
         "GB300 NVL72 data sheet",
         "2025",
+        host_gb_per_s=225,
+        host_gib=240,
     ),
     Gpu(
         "A100",
@@ -190,6 +200,7 @@ GPUS = (
         "A100 SXM data sheet; DGX A100 data sheet",
         "2021",
         "levihsu/OOTDiffusion#235",
+        host_gb_per_s=32,
     ),
     Gpu(
         "A100-40",
@@ -205,6 +216,8 @@ GPUS = (
         "A100 SXM data sheet; DGX A100 data sheet",
         "2020",
         "LianjiaTech/BELLE#137, TianheWu/CoSeR#10",
+        host_gb_per_s=32,
+        host_gib=128,
     ),
     # No bfloat16 in its tensor cores, so that runs at float32's rate.
     Gpu(
@@ -220,6 +233,8 @@ GPUS = (
         400,
         "V100 SXM2 data sheet, 32 GB; DGX-1 data sheet",
         "2018",
+        host_gb_per_s=16,
+        host_gib=64,
     ),
     Gpu(
         "L40S",
@@ -235,6 +250,8 @@ GPUS = (
         "L40S data sheet; network assumed",
         "2023",
         "DINGYANB/MTVCrafter#21, of an RTX 6000 Ada with the same memory",
+        host_gb_per_s=32,
+        host_gib=128,
     ),
     # Data sheets halved where they state sparsity; float64 at 1/64 of float32.
     Gpu(
@@ -250,6 +267,8 @@ GPUS = (
         100,
         "L4 data sheet; network of a cloud host",
         "2023",
+        host_gb_per_s=32,
+        host_gib=96,
     ),
     Gpu(
         "A10G",
@@ -264,6 +283,8 @@ GPUS = (
         100,
         "A10G figures of Amazon EC2 G5 (tensor cores halved for sparsity)",
         "2021",
+        host_gb_per_s=32,
+        host_gib=96,
     ),
     # float16 with float32 accumulation; network assumed.
     Gpu(
@@ -280,6 +301,8 @@ GPUS = (
         "Ada GPU architecture paper; network assumed",
         "2022",
         "ali-vilab/VGen#104",
+        host_gb_per_s=32,
+        host_gib=64,
     ),
     Gpu(
         "MI300X",

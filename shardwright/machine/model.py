@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
+from typing import TypeVar
 
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.machine.calls import Timing
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.measurement import Measured
+
+_Figure = TypeVar("_Figure", Bytes, float)
 
 NO_TIME, NO_MEMORY = Seconds(0.0), Bytes(0)
 PLAIN_BLOCK = 8  # channels; `Device.channel_block` without wide vectors
@@ -101,6 +104,11 @@ def _longer(one: Seconds | None, other: Seconds | None) -> Seconds | None:
     return max((time for time in (one, other) if time is not None), default=None)
 
 
+def _least(one: _Figure | None, other: _Figure | None) -> _Figure | None:
+    """The smaller figure; None if one of the devices has none."""
+    return None if one is None or other is None else min(one, other)
+
+
 def _lower_if_given(
     one: float | Curve, other: float | Curve, given: Sequence[float | Curve | None]
 ) -> float | Curve | None:
@@ -139,6 +147,9 @@ class Device:
         units: multiprocessors, among which a matrix product is cut into tiles; 0: its efficiency
             does not depend on its shape.
         product_depth: steps along the depth of a tile that its start and its end take as long as.
+        host_memory_bytes: its share of the memory of its host; None: the host keeps nothing for it.
+        host_bytes_per_s: of copies between its memory and that of its host, in one direction, while
+            all devices of the host copy; None: unknown.
         timings: of single operators at the sizes that plans have; not part of machine files
             (`profile/timing_cache.py`).
     """
@@ -158,6 +169,8 @@ class Device:
     issue_seconds: Seconds = NO_TIME
     units: int = 0
     product_depth: int = 0
+    host_memory_bytes: Bytes | None = None
+    host_bytes_per_s: float | None = None
     timings: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
@@ -176,6 +189,10 @@ class Device:
         _require_not_negative("issue", self.issue_seconds, "10us")
         _require_not_negative("units", self.units, "108")
         _require_not_negative("product_depth", self.product_depth, "128")
+        if self.host_memory_bytes is not None:
+            _require_positive("host_memory", self.host_memory_bytes, "256GB")
+        if self.host_bytes_per_s is not None:
+            _require_positive("host_bandwidth", self.host_bytes_per_s, "25GB/s")
         if self.channel_block < 1:
             raise MachineError(
                 f"channel_block is {self.channel_block}; give at least 1: 16 with AVX-512, else 8"
@@ -230,6 +247,8 @@ class Device:
             issue_seconds=max(self.issue_seconds, other.issue_seconds),
             units=max(self.units, other.units),
             product_depth=max(self.product_depth, other.product_depth),
+            host_memory_bytes=_least(self.host_memory_bytes, other.host_memory_bytes),
+            host_bytes_per_s=_least(self.host_bytes_per_s, other.host_bytes_per_s),
         )
 
 

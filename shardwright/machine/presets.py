@@ -13,7 +13,7 @@ import re
 from difflib import get_close_matches
 
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.machine.fitted import FITTED
+from shardwright.machine.fitted import FITTED, HOST_LINK_REACHED
 from shardwright.machine.gpus import GPUS, TERA, Gpu
 from shardwright.machine.model import (
     Device,
@@ -119,6 +119,8 @@ def _device(gpu: Gpu) -> Device:
         issue_seconds=_microseconds("issue", gpu),
         units=gpu.units,
         product_depth=int(FITTED["product_depth"].of(gpu.architecture)),
+        host_memory_bytes=Bytes(int(gpu.host_gib * GIB)),
+        host_bytes_per_s=gpu.host_gb_per_s * GB * HOST_LINK_REACHED,
     )
 
 
@@ -136,6 +138,8 @@ def _cpu(hosts: int, devices: int) -> Machine:
         launch_seconds=Seconds(8e-6),
         efficiency=Efficiency(convolution=0.5, attention=0.5),
         channel_block=16,  # AVX-512
+        host_memory_bytes=Bytes(8 * GB),
+        host_bytes_per_s=3e9,  # as the bandwidth of its memory, read and written
     )
     levels = [Level("host", devices, 0.8e9, Seconds(200e-6), gather_bytes_per_s=0.5e9)]
     if hosts > 1:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from shardwright.machine.fitted import ASSUMED, CONTEXT_SOURCE, FITTED, WORKSPACE_SOURCE
+from shardwright.machine.fitted import (
+    ASSUMED,
+    CONTEXT_SOURCE,
+    FITTED,
+    HOST_MEMORY_SOURCE,
+    WORKSPACE_SOURCE,
+)
 from shardwright.machine.gpus import GPUS, Gpu
 from shardwright.machine.model import Machine
 
@@ -74,6 +80,9 @@ def _origins(machine: Machine, gpu: Gpu) -> Iterator[Origin]:
     yield Origin("units", str(gpu.units), FigureKind.SPECIFIED, document)
     link = f"{gpu.link_gb_per_s} GB/s a GPU and direction"
     yield Origin(f"{gpu.link}.bandwidth", link, FigureKind.SPECIFIED, document)
+    host = f"{gpu.host_gb_per_s:g} GB/s a GPU and direction"
+    yield Origin("host_bandwidth", host, FigureKind.SPECIFIED, document)
+    yield Origin("host_memory", f"{gpu.host_gib:g} GiB", FigureKind.ASSUMED, HOST_MEMORY_SOURCE)
     if len(machine.levels) > 1:
         network = f"{gpu.network_gbit} Gbit/s for {gpu.host_gpus} GPUs"
         yield Origin("network.bandwidth", network, FigureKind.SPECIFIED, document)

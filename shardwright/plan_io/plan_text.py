@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, LayoutError, Mesh, Seconds
-from shardwright.ir.memory import PARTS, Memory, Share
+from shardwright.ir.memory import PARTS, Memory, Moment, Share
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.pipeline import NONE, stage_mesh
 from shardwright.ir.plan import (
@@ -29,7 +29,7 @@ from shardwright.ir.plan import (
     Rival,
 )
 from shardwright.ir.redistribution import communication_named
-from shardwright.ir.strategy.fields import SYNCS
+from shardwright.ir.strategy.fields import OFFLOADS, SYNCS
 from shardwright.plan_io.checks import at_least_one as _at_least_one
 from shardwright.plan_io.checks import constant as _constant
 from shardwright.plan_io.checks import number as _number
@@ -40,7 +40,7 @@ from shardwright.plan_io.consistency import check_consistent
 from shardwright.plan_io.timeline_text import timeline_of, timeline_tables
 
 _STORED = ("kept", "regathered")
-_TOTALS = tuple(f.name for f in fields(Memory) if f.name != "shares")
+_TOTALS = tuple(f.name for f in fields(Memory) if f.name not in ("shares", "curve"))
 
 
 def plan_to_json(plan: Plan) -> str:
@@ -60,6 +60,7 @@ def plan_to_json(plan: Plan) -> str:
             **({} if plan.gradient_sync is None else {"gradient_sync": plan.gradient_sync}),
             **({"compiled": True} if plan.compiled else {}),
             **({} if plan.ahead == 1 else {"ahead": plan.ahead}),
+            **({"offload": list(plan.offload)} if plan.offload else {}),
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
@@ -69,6 +70,7 @@ def plan_to_json(plan: Plan) -> str:
             **({} if plan.gather_overlap is None else {"gather_overlap": plan.gather_overlap}),
             "contention": plan.contention,
             **({"expert_skew": plan.expert_skew} if plan.expert_skew else {}),
+            **({"useful_seconds": plan.useful_seconds} if plan.useful_seconds else {}),
             **asdict(plan.numerics),
             "notes": list(plan.notes),
             "remarks": [_remark_row(remark) for remark in plan.remarks],
@@ -80,6 +82,7 @@ def plan_to_json(plan: Plan) -> str:
             "reads": [[op.name, *op.reads] for op in plan.ops],
             "transfers": [_transfer_row(transfer) for transfer in plan.transfers],
             "shares": [] if plan.memory is None else [list(share) for share in plan.memory.shares],
+            **_curve_table(plan.memory),
             **({} if plan.timeline is None else timeline_tables(plan.timeline)),
         }
     )
@@ -114,17 +117,29 @@ def _totals(memory: Memory) -> dict[str, int | str]:
     return {name: getattr(memory, name) for name in _TOTALS}
 
 
-def _memory(data: Any, rows: list[Any]) -> Memory | None:
+def _curve_table(memory: Memory | None) -> dict[str, Any]:
+    """The table `curve`, if there is one: a row for each moment of a step."""
+    return {"curve": [list(one) for one in memory.curve]} if memory and memory.curve else {}
+
+
+def _moment(row: list[Any]) -> Moment:
+    what, *sizes = row
+    if len(sizes) != len(Moment._fields) - 1:
+        raise ValueError(f"a moment of {len(sizes)} sizes")
+    return Moment(_is(what, str), *(Bytes(_size(one)) for one in sizes))
+
+
+def _memory(data: Any, rows: list[Any], curve: list[Any]) -> Memory | None:
     """The memory with what modules have of it; files of older versions do not say that."""
     if data is None:
         return None
-    since = {"libraries": 0, "reserved": 0}  # which files of older versions do not have
+    since = {"libraries": 0, "reserved": 0, "host": 0}  # which files of older versions do not have
     found: dict[str, Any] = {
         name: _is(data[name], str) if name == "at" else _size({**since, **data}[name])
         for name in _TOTALS
     }
     shares = tuple(_share(*row) for row in rows)
-    memory = Memory(**found, shares=shares)
+    memory = Memory(**found, shares=shares, curve=tuple(_moment(row) for row in curve))
     if shares and Memory.of(shares, rank=0, at="").parts() != memory.parts():
         raise ValueError("shares of modules that do not add up to the memory")
     return memory
@@ -142,6 +157,12 @@ def _sync(word: Any) -> str | None:
     if word not in (None, *SYNCS):
         raise ValueError(f"gradient_sync {word!r}, which is none of {', '.join(SYNCS)}")
     return None if word is None else str(word)
+
+
+def _offload(words: list[Any]) -> tuple[str, ...]:
+    if tuple(words) != tuple(word for word in OFFLOADS if word in words):
+        raise ValueError(f"offload {words!r}, which is not some of {', '.join(OFFLOADS)}")
+    return tuple(words)
 
 
 def _share(module: Any, part: Any, size: Any) -> Share:
@@ -170,16 +191,18 @@ def _read(data: dict[str, Any]) -> Plan:
         gradient_sync=_sync(data.get("gradient_sync")),
         compiled=_is(data.get("compiled", False), bool),
         ahead=_at_least_one(data.get("ahead", 1)),
+        offload=_offload(_rows(data, "offload", [])),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_size(data["peak_bytes"])),
-        memory=_memory(data.get("memory"), _rows(data, "shares", [])),
+        memory=_memory(data.get("memory"), _rows(data, "shares", []), _rows(data, "curve", [])),
         timeline=timeline_of(data["tracks"], data["tasks"]) if "tasks" in data else None,
         lower_bound_seconds=Seconds(_number(data["lower_bound_seconds"])),
         overlap=_number(data.get("overlap", 0.0)),
         gather_overlap=None if "gather_overlap" not in data else _number(data["gather_overlap"]),
         contention=_number(data.get("contention", 1.0)),
         expert_skew=_number(data.get("expert_skew", 0.0)),
+        useful_seconds=Seconds(_number(data.get("useful_seconds", 0.0))),
         numerics=_numerics(data),
         notes=tuple(_is(note, str) for note in _rows(data, "notes")),
         remarks=tuple(_remark(row) for row in _rows(data, "remarks", [])),

@@ -18,7 +18,12 @@ from typing import Literal, final
 
 from shardwright.ir.graph import Leaf
 from shardwright.ir.layout import Layout
+from shardwright.ir.options.constraints import Constraint
+from shardwright.planner.permitted import broken
+from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space.assembly import Storage
+from shardwright.planner.space.constrain import NO_MARKS, Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.strategies.dimensions import batch_atoms, inner_atoms, sequence_atoms
 from shardwright.planner.strategies.splits import (
@@ -141,3 +146,19 @@ class _BaselineBuilder:
 def _choice(rule: Rule, preferred: Sequence[frozenset[int]]) -> int:
     """The index of the first split along the most preferred atoms; 0 if there is none."""
     return next((number for atoms in preferred if (number := split_choice(rule, atoms))), UNSPLIT)
+
+
+def baseline_candidates(
+    writer: PlanBuilder, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
+) -> Iterator[Candidate]:
+    """The baselines of the writer's space, with the constraints that they break."""
+    space = writer.space
+    named = list(baselines(space))
+    points = [space.prices.point(space.folded.expand(assignment)) for _, assignment in named]
+    for (name, assignment), point, peak in zip(named, points, writer.peaks(points), strict=True):
+        broke: tuple[Constraint, ...] = ()
+        if wanted:
+            tilings, storage = space.tilings(assignment), space.storage(assignment)
+            like = writer.short.stands_for
+            broke = broken(wanted, marks, like, space.model, tilings, storage)
+        yield Candidate(point, peak, writer, name, (), broke)

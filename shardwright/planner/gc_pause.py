@@ -36,7 +36,8 @@ def paused_to_the_end() -> Iterator[None]:
 
 
 def _grow_old() -> None:
-    """Move all objects to the oldest generation; else the next allocation starts a collection."""
-    if not gc.get_freeze_count():  # keep the objects frozen that other code has frozen
+    """Move all objects to the oldest generation if the next allocation would start a collection."""
+    few = gc.get_count()[0] <= gc.get_threshold()[0]
+    if not few and not gc.get_freeze_count():  # keep objects frozen that other code has frozen
         gc.freeze()
         gc.unfreeze()

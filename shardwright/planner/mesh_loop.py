@@ -6,28 +6,28 @@ Each iteration yields points that may become plans, a lower bound, and baselines
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations
 from typing import NamedTuple
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
-from shardwright.ir.options.constraints import Constraint, ConstraintError
+from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of
-from shardwright.planner.baselines import baselines
+from shardwright.planner.baselines import baseline_candidates, baselines
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.permitted import broken
 from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
 from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
+from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
 from shardwright.planner.space.assembly import FREE, SEARCHED
-from shardwright.planner.space.constrain import NO_MARKS, Marks
+from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.frontier.union import AroundStrategies
@@ -35,19 +35,11 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed
 from shardwright.simulate.time.pipelines import least_step_seconds
 from shardwright.simulate.time.stragglers import skewed, stretch
-from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Point
-from shardwright.solve.frontier.fast import Effort, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
-RESOLUTION = 1e-3  # plans whose relative differences in time and memory are smaller count as one
-
-_POINTS_PER_MESH = 64
-_WEIGHTS_PER_MESH = 40
 GAIN = 1e-2  # a smaller gain in time or memory does not justify more searches
 _WEIGHTS_PER_PIPE = 24  # stages choose from a dozen points
-_PRICED_PER_MESH = 1_000_000
-_SUMS_PER_MESH = 500_000
 _OTHER_TRAINING = (
     "asynchronous: stages update their weights after every mini-batch without waiting for each"
     " other, so between the two passes of a mini-batch stage k of N makes N - k - 1 updates for"
@@ -74,6 +66,16 @@ class _Group:
     alone: Callable[[float], float]  # bytes -> lower bound of the seconds of all its stages
     notes: tuple[str, ...]
     most_updates: float  # seconds
+
+
+class _Result(NamedTuple):
+    """The points of one mesh; `refused` is a bound for which they are only those of its hull."""
+
+    writer: PlanBuilder
+    points: list[Point]
+    bound: Callable[[float], float]
+    notes: tuple[str, ...]
+    refused: DualBound | None
 
 
 class Gain(NamedTuple):
@@ -109,6 +111,7 @@ class MeshLoop:
     elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
+    made: dict[tuple[Mesh, int], _Result] = field(default_factory=dict)  # without stages
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
 
     @property
@@ -177,11 +180,9 @@ class MeshLoop:
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
         """
-        writer = self.writer(self.factory, mesh, count, decide=decide)
-        narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         costs = self._costs
-        worth = may_improve(costs, writer.least_overhead)
-        points, bound, notes = _frontier(writer.space, self.options.exact, seconds, worth)
+        writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide)
+        narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
         one = Searched(writer, bound, (*self.notes, *narrowed))
         self.searched.append(one)
@@ -190,8 +191,36 @@ class MeshLoop:
             best = min(Seconds(point.time) for point in points)
             self.fastest[mesh] = min(best, self.fastest.get(mesh, best))
         if compare:
-            self.known += _baselines(writer)
+            self.known += baseline_candidates(writer)
         return any(is_new(c.cost, costs) for c in new)
+
+    def _result(
+        self,
+        mesh: Mesh,
+        count: int,
+        seconds: float,
+        costs: Sequence[tuple[Seconds, Bytes]],
+        decide: Callable[[CostModel], Allowed] | None,
+    ) -> _Result:
+        """The search of a mesh; one of all choices is made once if `costs` do not matter."""
+        known = self.made.get((mesh, count)) if decide is None else None
+        if known is not None:
+            worth = may_improve(costs, known.writer.least_overhead)
+            if known.refused is None or not worth(known.refused):
+                return known
+        writer = self.writer(self.factory, mesh, count, decide=decide)
+        worth, refused = may_improve(costs, writer.least_overhead), list[DualBound]()
+
+        def asked(bound: DualBound) -> bool:
+            if not worth(bound):
+                refused.append(bound)
+            return not refused
+
+        points, bound, notes = mesh_frontier(writer.space, self.options.exact, seconds, asked)
+        found = _Result(writer, points, bound, notes, next(iter(refused), None))
+        if decide is None:
+            self.made[mesh, count] = found
+        return found
 
     def run_around(self, one: AroundStrategies, seconds: float) -> None:
         """Search the mesh of some strategies, without stages or as the pipelines that they are."""
@@ -217,7 +246,7 @@ class MeshLoop:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
         costs = self._costs
         worth = may_improve(costs, one.writer.least_overhead)
-        points, _, notes = _frontier(space, self.options.exact, seconds, worth)
+        points, _, notes = mesh_frontier(space, self.options.exact, seconds, worth)
         self._add(one, points, notes, again=True)
 
     def _add(
@@ -321,7 +350,7 @@ class MeshLoop:
         if (mesh, count) in self._groups:
             return self._groups[mesh, count]
         writer = self.writer(self.factory, mesh, count, staged=True, decide=decide)
-        points, alone, notes = _frontier(
+        points, alone, notes = mesh_frontier(
             writer.space, False, seconds, lambda _: False, _WEIGHTS_PER_PIPE
         )
         return _Group(Offer(writer, points), alone, notes, most_updates(writer))
@@ -352,7 +381,7 @@ class MeshLoop:
     def compare(self, factory: SpaceFactory, mesh: Mesh, count: int, marks: Marks) -> None:
         """Add the baselines of one mesh, from spaces of `factory`, which has no constraints."""
         writer = self.writer(factory, mesh, count)
-        self.known += _baselines(writer, self.options.constraints, marks)
+        self.known += baseline_candidates(writer, self.options.constraints, marks)
 
     def writer(
         self,
@@ -386,62 +415,3 @@ class MeshLoop:
         if self.machine.settles:  # a baseline may be faster than the sum of its parts
             return least
         return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
-
-
-def _baselines(
-    writer: PlanBuilder, wanted: Sequence[Constraint] = (), marks: Marks = NO_MARKS
-) -> Iterator[Candidate]:
-    """The baselines of the writer's space, with the constraints that they break."""
-    space = writer.space
-    named = list(baselines(space))
-    points = [space.prices.point(space.folded.expand(assignment)) for _, assignment in named]
-    for (name, assignment), point, peak in zip(named, points, writer.peaks(points), strict=True):
-        broke: tuple[Constraint, ...] = ()
-        if wanted:
-            tilings, storage = space.tilings(assignment), space.storage(assignment)
-            like = writer.short.stands_for
-            broke = broken(wanted, marks, like, space.model, tilings, storage)
-        yield Candidate(point, peak, writer, name, (), broke)
-
-
-def _frontier(
-    space: Space,
-    exact: bool,
-    seconds: float,
-    wanted: Callable[[DualBound], bool],
-    weights: int = _WEIGHTS_PER_MESH,
-) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
-    """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans."""
-    if exact:
-        result = exact_frontier(space.folded.unfolded())
-        points = list(result.points)
-
-        def best(limit: float) -> float:
-            return min((p.time for p in points if p.memory <= limit), default=math.inf)
-
-        return points, best, _pinned(space, result.pinned)
-    fast = fast_frontier(
-        space.folded,
-        Effort(
-            max_weights=weights,
-            max_points=_POINTS_PER_MESH,
-            seconds=seconds,
-            resolution=RESOLUTION,
-            max_priced=_PRICED_PER_MESH,
-            max_sums=_SUMS_PER_MESH,
-        ),
-        wanted=wanted,
-        solver=space.solver,
-        prices=space.prices,
-    )
-    return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
-
-
-def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:
-    if not nodes:
-        return ()
-    like = space.folded.node_tables()
-    names = list(dict.fromkeys(space.problem.nodes[like[i]].name for i in nodes))
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    shown = ", ".join(names[:5])
-    return (f"the graph is too wide to search exactly; pinned heuristically: {shown}{more}",)

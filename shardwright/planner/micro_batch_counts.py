@@ -104,7 +104,7 @@ def if_tight(run: Search[F], limit: str | int | None = None) -> F:
     smallest = plain.good - 1
     if most is None or plain.costs[smallest][1] <= most:
         return plain
-    if plain.compared(plain[smallest]).peak_bytes <= most:
+    if plain.simulated_peak(plain[smallest]) <= most:
         return plain
     more = run(tight=True)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

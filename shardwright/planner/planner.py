@@ -24,12 +24,13 @@ from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import limit_on, loss_forms
-from shardwright.planner.mesh_loop import GAIN, RESOLUTION, MeshLoop
+from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.plans.mesh_frontier import RESOLUTION
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
@@ -97,9 +98,13 @@ def search(
         return replace(found, device_bytes=machine.device.usable_bytes)
     end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
     forms = loss_forms(graph, machine, options)
-    starts = [_start_of(form, machine, options, scope) for form in forms]
+    starts: list[StartingStrategies] = []
+    for form in forms:
+        first_form = starts[0].factory if starts else None
+        starts.append(_start_of(form, machine, options, scope, first_form))
     first = 1 if options.loss_chunks is None else len(starts)
     loops: dict[tuple[int, object], MeshLoop] = {}
+    refinements = _Refinements(tracer)
 
     def run(*, tight: bool) -> SearchedFrontier:
         """The frontier; forms and numbers that only save memory are searched if it is `tight`."""
@@ -108,9 +113,11 @@ def search(
         these = replace(options, micro_batches=counts)
         for number, strategies in enumerate(starts if tight else starts[:first]):
             if (number, counts) not in loops:
-                loops[number, counts] = _search(strategies, these, end, notify, found)
+                same = (loop for (form, _), loop in loops.items() if form == number)
+                loop = _search(strategies, these, end, notify, (found, next(same, None)))
+                loops[number, counts] = loop
             found.append(loops[number, counts])
-        return _frontier_of(found, start, tracer)
+        return _frontier_of(found, start, refinements)
 
     if options.micro_batches is None or (first < len(starts) and options.micro_batches != ALL):
         return if_tight(run, options.memory_limit)
@@ -118,10 +125,14 @@ def search(
 
 
 def _start_of(
-    graph: Graph, machine: Machine, options: PlanOptions, scope: SearchScope
+    graph: Graph,
+    machine: Machine,
+    options: PlanOptions,
+    scope: SearchScope,
+    other: SpaceFactory | None,
 ) -> StartingStrategies:
     marks = Marks.on(graph, options.constraints)
-    factory = SpaceFactory(graph, marks, recompute=options.recompute)
+    factory = SpaceFactory(graph, marks, recompute=options.recompute, other=other)
     return StartingStrategies(factory, machine, options, scope)
 
 
@@ -130,13 +141,14 @@ def _search(
     options: PlanOptions,
     end: float,
     notify: Progress,
-    before: Sequence[MeshLoop],
+    others: tuple[Sequence[MeshLoop], MeshLoop | None],
 ) -> MeshLoop:
     """Search with the numbers of micro-batches in `options`, until the time `end`.
 
-    It starts from `strategies`, which rule out meshes that cannot be better. `before` are the
-    searches of other forms of the graph.
+    It starts from `strategies`, which rule out meshes that cannot be better. `others` are the
+    searches of other forms of the graph, and one of this form with other numbers.
     """
+    before, same = others
     factory, machine, scope = strategies.factory, strategies.machine, strategies.scope
     wanted, groups = options.constraints, scope.groups
     counts, impossible = factory.possible(options.counts)
@@ -149,6 +161,7 @@ def _search(
         several = ()
         impossible = impossible if options.stages == AUTO else (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
+    loop.made = {} if same is None else same.made
     loop.elsewhere = [c.cost for other in before for c in (*other.found, *other.permitted)]
     started: list[Candidate] = []
     tried = counts if options.counts is not None else counts[:_MOST_COUNTS]
@@ -263,7 +276,9 @@ def _ignore_progress(_what: str, _done: float) -> None:
     """Do nothing: the caller gave no progress function."""
 
 
-def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> SearchedFrontier:
+def _frontier_of(
+    loops: Sequence[MeshLoop], start: float, refinement: _Refinements
+) -> SearchedFrontier:
     """The frontier and the baselines of searches of one graph, each of another form of it.
 
     Plans are built on first use.
@@ -284,7 +299,7 @@ def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> S
     shown = _first_of_each([c for one in loops for c in one.known])
     staged = sorted((c for one in loops for c in one.pipelines), key=lambda one: one.cost)
     plans, baselines = _plans(kept, write), _plans(shown, write)
-    refinement = _Refinements(loops, tracer)
+    refinement.add(loops)
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
 
         def timed(candidate: Candidate) -> Plan:
@@ -305,9 +320,15 @@ def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> S
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
         settle=refinement.settled,
         compare=refinement.compared,
+        peak=refinement.peak,
+        seconds=refinement.seconds,
+        least_seconds=refinement.least_seconds,
         deepen=refinement.deepened,
         least=lambda index: kept[index].least,
-        off_frontier=OffFrontierPlans(every, write, refinement.compared).faster,
+        least_of_baseline=lambda index: shown[index].least,
+        off_frontier=OffFrontierPlans(
+            every, write, refinement.compared, adds_up=not loop.machine.settles
+        ).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
         pipelines=_plans(staged[:_MOST_PIPELINES], write),
@@ -318,11 +339,17 @@ def _frontier_of(loops: Sequence[MeshLoop], start: float, tracer: OpTracer) -> S
 class _Refinements:
     """Settles plans, each on the form of the graph that it is for."""
 
-    def __init__(self, loops: Sequence[MeshLoop], tracer: OpTracer) -> None:
+    def __init__(self, tracer: OpTracer) -> None:
+        self._tracer = tracer
         self._of: dict[str, Refinement] = {}
+
+    def add(self, loops: Sequence[MeshLoop]) -> None:
+        """Add forms of the graph; those that are known keep what was simulated of them."""
         for loop in loops:
-            graph, given = loop.factory.graph, (loop.machine, loop.options.optimizer, tracer)
-            self._of[graph.fingerprint] = Refinement(graph, *given, loop.factory.analysis)
+            graph = loop.factory.graph
+            if graph.fingerprint not in self._of:
+                given = loop.machine, loop.options.optimizer, self._tracer, loop.factory.analysis
+                self._of[graph.fingerprint] = Refinement(graph, *given)
 
     def ranked(self, plan: Plan) -> Plan:
         """See `Refinement`."""
@@ -335,6 +362,18 @@ class _Refinements:
     def compared(self, plan: Plan) -> Plan:
         """See `Refinement`."""
         return self._of[plan.fingerprint].compared(plan)
+
+    def peak(self, plan: Plan) -> Bytes:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].peak(plan)
+
+    def seconds(self, plan: Plan) -> Seconds:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].seconds(plan)
+
+    def least_seconds(self, plan: Plan) -> Seconds:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].least_seconds(plan)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """See `Refinement`."""
@@ -349,13 +388,15 @@ def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint])
 
 
 def _plans(candidates: Sequence[Candidate], write: Callable[[Candidate], Plan]) -> Plans:
-    return Plans([c.cost for c in candidates], lambda index: write(candidates[index]))
+    names = [c.name for c in candidates]
+    return Plans([c.cost for c in candidates], lambda index: write(candidates[index]), names)
 
 
 def _settled(
     found: Sequence[tuple[Candidate, tuple[Seconds, Bytes]]], written: Callable[[Candidate], Plan]
 ) -> Plans:
-    return Plans([cost for _, cost in found], lambda index: written(found[index][0]))
+    names = [candidate.name for candidate, _ in found]
+    return Plans([cost for _, cost in found], lambda index: written(found[index][0]), names)
 
 
 def _first_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -48,18 +48,44 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
     """The decisions of `plan` with the costs of `machine` and the lower bound of `found`.
 
     Layouts, seconds, bytes and collectives are computed again from the plan's tilings, storage,
-    recomputed segments, micro-batches, stages and schedule.
+    recomputed segments, micro-batches, stages and schedule. Time and memory of a step are simulated
+    again.
 
     Raises:
         PlanError: a decision is impossible (the message names the operator, the parameter or the
-            cut), or the mesh of the plan does not have the devices of `machine`.
+            cut), the mesh of the plan does not have the devices of `machine`, or `machine` has no
+            link to the host that the plan offloads to.
+    """
+    analysis = analyze(graph)
+    costed = additive(plan, graph, analysis, machine, optimizer, found)
+    decisions = read_plan(plan, graph, analysis)
+    lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
+    return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
+
+
+def additive(
+    plan: Plan,
+    graph: Graph,
+    analysis: Analysis,
+    machine: Machine,
+    optimizer: str,
+    found: Frontier,
+) -> Plan:
+    """The same with additive costs of the step, which is not simulated.
+
+    Raises:
+        PlanError: as `recosted`.
     """
     if plan.mesh.size != machine.devices:
         raise PlanError(
             f"the plan is for {plan.mesh.size} devices, {machine.name} has {machine.devices}; edit"
             " its mesh or take another machine"
         )
-    analysis = analyze(graph)
+    if plan.offload and machine.device.host_bytes_per_s is None:
+        raise PlanError(
+            f"the plan offloads {', '.join(plan.offload)}, and {machine.name} has no"
+            " host_bandwidth; give it, or take the plan's offload out"
+        )
     decisions = read_plan(plan, graph, analysis)
     sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
     staged = plan.pipeline is not None
@@ -92,9 +118,9 @@ def recosted(plan: Plan, graph: Graph, machine: Machine, optimizer: str, found: 
         candidate = Candidate(point, peak, writer, plan.name, plan.notes)
     else:
         candidate = _pipelined(plan, plan.pipeline, point, writer)
-    costed = replace(candidate.plan(found.bound(candidate.peak), ()), ahead=plan.ahead)
-    lowering = PlanLowering(graph, analysis, decisions, machine.backend_spec.alone_bytes)
-    return found.settled(TimeRefinement(graph, machine).refined(costed, lowering))
+    return replace(
+        candidate.plan(found.bound(candidate.peak), ()), ahead=plan.ahead, offload=plan.offload
+    )
 
 
 def _pipelined(plan: Plan, pipeline: Pipeline, point: Point, writer: PlanBuilder) -> Candidate:

@@ -53,18 +53,27 @@ class SpaceFactory:
     """Builds spaces of the shortened graph, or of the whole graph if a space cannot be folded.
 
     Copies of a layer that `marks` distinguish do not count as repeats. `together` copies of a run
-    count as one.
+    count as one. Spaces share cost tables with those of `other`, whose graph has equal operators.
     """
 
     def __init__(
-        self, graph: Graph, marks: Marks = NO_MARKS, *, recompute: bool, together: int = 1
+        self,
+        graph: Graph,
+        marks: Marks = NO_MARKS,
+        *,
+        recompute: bool,
+        together: int = 1,
+        other: SpaceFactory | None = None,
     ) -> None:
         self.recompute = recompute
         self.too_wide: set[Mesh] = set()  # with recomputation
         self.short = shorten(graph, grouped(graph, together) if together > 1 else marks.of)
         self.graph = graph
         self.marks = marks
-        self._routes = Routes()  # the same on all meshes
+        self._other = other
+        self._routes: Routes = (
+            Routes() if other is None else other._routes
+        )  # the same on all meshes
         self._counts: dict[bool, MicroBatchCounts] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
 
@@ -191,7 +200,8 @@ class SpaceFactory:
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:
             sized = self._counts_of(whole=whole).analyzed(count)
-            self._limits[count, whole] = Limits(*sized, self.marks, self._routes)
+            other = None if self._other is None else self._other._limits.get((count, whole))
+            self._limits[count, whole] = Limits(*sized, self.marks, self._routes, other)
         return self._limits[count, whole]
 
     def _counts_of(self, *, whole: bool) -> MicroBatchCounts:

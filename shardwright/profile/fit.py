@@ -21,6 +21,7 @@ import numpy as np
 from shardwright.machine.efficiency_curve import Curve, monotone
 from shardwright.machine.model import INDEPENDENT, SKEWED_SECONDS, Device, Efficiency, Machine
 from shardwright.machine.presets import preset as machine_preset
+from shardwright.profile.probes import ISSUE
 from shardwright.profile.timing import ARRIVAL_SKEW, Sample
 from shardwright.profile.update_probes import CALLS
 
@@ -46,6 +47,7 @@ class ComputeFigures:
     dispatch_seconds: float
     parameter_seconds: float
     packing_seconds: float
+    issue_seconds: float
     efficiency: Efficiency
     errors: Mapping[str, tuple[float, float]]  # by class: median and largest relative error
     assumed: tuple[str, ...] = ()  # names of the figures taken from the known device
@@ -144,6 +146,7 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
         _figure(single["dispatch"]),
         _figure(single["parameter"]),
         _figure(single["packing"]),
+        _figure(single[ISSUE]),
         efficiency,
         errors,
         (*assumed, *unknown),
@@ -160,8 +163,11 @@ def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str,
         "parameter": known.parameter_seconds,
         "packing": launch if known.packing_seconds is None else known.packing_seconds,
     }
+    if known.issue_seconds:  # of a device that runs beside the host
+        preset[ISSUE] = known.issue_seconds
     figures = {name: found.get(name, figure) for name, figure in preset.items()}
-    return figures, [name for name in preset if name not in found]
+    assumed = [name for name in preset if name not in found]
+    return {ISSUE: found.get(ISSUE, 0.0), **figures}, assumed
 
 
 def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency, list[str]]:

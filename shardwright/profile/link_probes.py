@@ -29,6 +29,7 @@ KIB = (4, 64, 1024, 8192)  # KiB of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # elements of float32 in a row of a tile
 _OVERLAP_KIB = _AXES_KIB = 4096
+_MOST_GATHERED = 2**30  # bytes of gathered buffers, whatever the number of ranks
 _TIMES = 4  # repeats of probes whose times are subtracted; their mean counts
 _IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # the most collectives beside computation, and seconds
 _HIDING_SECONDS = 40e-3  # seconds of computation beside collectives, unless these take longer
@@ -47,10 +48,12 @@ def add_all(stopwatch: Stopwatch, levels: dict[str, DeviceMesh]) -> None:
     for level, mesh in levels.items():
         for kib in sizes:
             tile = torch.randn(kib * 256 // _ROW, _ROW, device=stopwatch.device)
+            size = tile.numel() * tile.element_size()
             for kind in MOVING:
+                if kind is Collective.ALL_GATHER and size * mesh.size() > _MOST_GATHERED:
+                    continue
                 move = _move(kind, level, mesh, tile)
                 once = partial(collected, tile, move, mesh)
-                size = tile.numel() * tile.element_size()
                 stopwatch.add(f"{level} {kind.value}", size, once, after=between)
     if levels:
         _overlap(stopwatch, list(levels.values())[-1])
@@ -123,11 +126,12 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
     def barrier() -> None:
         backend.begin_reduce(group, mark).wait()
 
-    for kind, begin, room, at_once in (
-        (Collective.ALL_REDUCE, partial(backend.begin_reduce, group), elements, True),
-        (Collective.ALL_GATHER, gather, mesh.size() * elements, False),
+    gathered = min(elements, _MOST_GATHERED // (4 * _IN_FLIGHT * mesh.size()))
+    for kind, begin, tile, tiles, at_once in (
+        (Collective.ALL_REDUCE, partial(backend.begin_reduce, group), elements, 1, True),
+        (Collective.ALL_GATHER, gather, gathered, mesh.size(), False),
     ):
-        buffers = [torch.zeros(room, device=stopwatch.device)]
+        buffers = [torch.zeros(tile * tiles, device=stopwatch.device)]
         alone = partial(_overlapped, lambda: None, lambda: None, begin, buffers)
         alone()
         one = min(stopwatch.once(alone) for _ in range(3))
@@ -141,7 +145,7 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
         for _ in range(_TIMES):
             for name, beside in (("compute", [[] for _ in groups]), ("both", groups)):
                 run = partial(_each_overlapped, computed, barrier, begin, beside)
-                stopwatch.add(f"overlap {kind.value} {name}", 4 * elements, run, times=count)
+                stopwatch.add(f"overlap {kind.value} {name}", 4 * tile, run, times=count)
 
 
 def _each_overlapped(

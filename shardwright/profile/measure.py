@@ -201,7 +201,7 @@ def _machine(
     hidden = {kind: _overlap(samples, links, kind) for kind in ("all_reduce", "all_gather")}
     assumed = [*compute.assumed, *(name for link in links.values() for name in link.assumed)]
     assumed += [f"overlap of {kind}" for kind, part in hidden.items() if links and part is None]
-    assumed += ["contention"] * (contention is None)
+    assumed += ["contention"] * (contention is None) + ["host_bandwidth"] * gpu
     return Machine(
         name=f"{shape}x{kind} of {socket.gethostname()}",
         device=Device(
@@ -217,6 +217,9 @@ def _machine(
             context_bytes=memory[1],
             workspace_bytes=memory[2],
             channel_block=channel_block_here(),
+            issue_seconds=Seconds(compute.issue_seconds),
+            host_memory_bytes=Bytes(int(_memory_bytes("cpu", sizes.get("host", 1)))),
+            host_bytes_per_s=_host_bytes_per_s(gpu, compute, known),
         ),
         levels=tuple(levels)
         or (Level("host", 1, 1e12, Seconds(0.0)),),  # a single rank has no links
@@ -254,6 +257,13 @@ def _overlap(samples: list[Sample], links: Mapping[str, LinkFigures], kind: str)
     """The overlap of collectives with computation on the outermost level; None if unknown."""
     *_, outermost = (None, *links.values())
     return None if outermost is None else fit_overlap(samples, outermost, kind)
+
+
+def _host_bytes_per_s(gpu: bool, compute: ComputeFigures, known: Machine) -> float | None:
+    """The rate of copies to the host: of a GPU as `known`; a CPU reads and writes each byte."""
+    if gpu:
+        return known.device.host_bytes_per_s
+    return compute.bytes_per_s * compute.efficiency.streaming / 2
 
 
 def _rank_0_time() -> datetime:

@@ -5,15 +5,19 @@ As in programs, each run makes new results, and backward passes run through auto
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from shardwright.profile.timing import Stopwatch
 
+T = TypeVar("T")
 MATMUL = ((32, 64, 64), (64, 128, 128), (256, 256, 256), (512, 512, 512), (512, 768, 3072))
 MATMUL_ON_GPU = ((1024, 1024, 1024), (4096, 1024, 4096), (4096, 4096, 8192))
 CONVOLUTION = ((2, 16, 32), (8, 64, 28), (4, 128, 28))  # batch, channels, height and width
@@ -23,6 +27,9 @@ ATTENTION_ON_GPU = ((8, 16, 512), (8, 16, 2048))
 ELEMENTS = (2**12, 2**15, 2**18, 2**21)
 ELEMENTS_ON_GPU = (2**24, 2**26)
 _HEAD, _ROW, _CHAIN = 64, 256, 100
+_WIDTH, _BLOCKS = 64, 12
+_MOST_COPIES = 256  # of the tensor of one probe
+ISSUE = "issue"  # the kind of samples of what a host takes to issue kernels
 
 
 class ProbeKernel(NamedTuple):
@@ -68,6 +75,9 @@ def add_all(stopwatch: Stopwatch) -> None:
             _memory(stopwatch, name, kernel, elements)
         _pooling(stopwatch, elements)
     stopwatch.add("launch", 2 * _CHAIN, _chain(stopwatch.device), alone=True)
+    if gpu:
+        layers, kernels = _layers(stopwatch.device)
+        stopwatch.add("layers", kernels, layers, alone=True, issued=(ISSUE, kernels))
 
 
 def _matmul(stopwatch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -78,25 +88,49 @@ def _matmul(stopwatch: Stopwatch, shape: tuple[int, int, int], dtype: torch.dtyp
 
 
 def _memory(stopwatch: Stopwatch, name: str, kernel: ProbeKernel, elements: int) -> None:
-    x = _random(stopwatch, elements // _ROW, _ROW)
-    size = x.numel() * x.element_size()
-    plain = x.detach()
-    stopwatch.add(name, kernel.forward * size, lambda: kernel.run(plain), alone=True)
+    size = elements * torch.float32.itemsize
+    count = _copies(stopwatch.device, size)
+    given = [_random(stopwatch, elements // _ROW, _ROW) for _ in range(count)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return kernel.run(x.detach())
+
+    stopwatch.add(name, kernel.forward * size, _in_turn(forward, given), alone=True)
     if kernel.backward:
-        y = kernel.run(x)
-        gradient = torch.ones_like(y)
+        graphs = [(kernel.run(x), x) for x in given]
+        gradient = torch.ones_like(graphs[0][0])
 
-        def back() -> object:
-            return torch.autograd.grad(y, x, gradient, retain_graph=True)
+        def back(graph: tuple[torch.Tensor, torch.Tensor]) -> object:
+            return torch.autograd.grad(*graph, gradient, retain_graph=True)
 
-        stopwatch.add(f"{name} backward", kernel.backward * size, back, alone=True)
+        run = _in_turn(back, graphs)
+        stopwatch.add(f"{name} backward", kernel.backward * size, run, alone=True)
+
+
+def _copies(device: torch.device, size: int) -> int:
+    """The number of tensors of `size` bytes that a GPU's cache does not hold: each is read anew.
+
+    One on CPUs, whose probes wait for each run.
+    """
+    if device.type != "cuda":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return min(_MOST_COPIES, max(1, math.ceil(4 * cache / size)))
+
+
+def _in_turn(run: Callable[[T], object], given: Sequence[T]) -> Callable[[], object]:
+    """A function that runs `run` with the next one each time, and keeps as many results."""
+    turns, kept = itertools.cycle(given), deque[object](maxlen=len(given))
+    return lambda: kept.append(run(next(turns)))
 
 
 def _pooling(stopwatch: Stopwatch, elements: int) -> None:
     side = math.isqrt(max(4, elements // CHANNELS)) // 2 * 2
-    x = _random(stopwatch, 1, CHANNELS, side, side).detach()
-    moved = x.numel() * x.element_size() * 5 // 4
-    stopwatch.add("pooling", moved, lambda: F.max_pool2d(x, 2), alone=True)
+    size = CHANNELS * side * side * torch.float32.itemsize
+    count = _copies(stopwatch.device, size)
+    given = [_random(stopwatch, 1, CHANNELS, side, side).detach() for _ in range(count)]
+    run = _in_turn(lambda x: F.max_pool2d(x, 2), given)
+    stopwatch.add("pooling", size * 5 // 4, run, alone=True)
 
 
 def _trained(
@@ -118,6 +152,27 @@ def _chain(device: torch.device) -> Callable[[], object]:
         return torch.autograd.grad(y.sum(), tiny)
 
     return run
+
+
+def _layers(device: torch.device) -> tuple[Callable[[], object], int]:
+    """A function that trains small layers, as models call them, and the number of its operators.
+
+    The host takes longer to issue them than the device to compute them.
+    """
+    blocks = (
+        nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.GELU())
+        for _ in range(_BLOCKS)
+    )
+    model = nn.Sequential(*blocks).to(device)
+    x = torch.zeros(_WIDTH, _WIDTH, device=device)
+    trained = list(model.parameters())
+
+    def run() -> object:
+        return torch.autograd.grad(model(x).sum(), trained)
+
+    # Forward and backward: one and three kernels of a norm, one and three of a product with its
+    # bias, one and one of the function; and the sum.
+    return run, 10 * _BLOCKS + 1
 
 
 def _random(stopwatch: Stopwatch, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -4,6 +4,7 @@ All probes are timed in several rounds, so that a temporary disturbance affects 
 probes and not all repeats of one. Rounds in which other programs used much of the cores are dropped
 (`quietest_rounds`). Computation of one CPU thread is timed by the thread's own clock, which stops
 while another program has the core; if ranks share a core, the time is multiplied by their number.
+Computation on a GPU is timed behind kernels that keep it busy (`device_queue`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from shardwright.profile.device_queue import CudaQueue, QueuedTimer
 from shardwright.profile.host_load import HostLoad, cores
 
 ROUNDS = 6
@@ -36,12 +38,14 @@ class RepeatTimes(NamedTuple):
     """Statistics of a probe's repeats in one round, in seconds.
 
     `usual` is their mean and `low` their first decile. `before` has the time of the preceding
-    operation in each repeat, if that makes ranks late (`_Probe.drifts`).
+    operation in each repeat, if that makes ranks late (`_Probe.drifts`). `host` is what the host
+    took to issue one on a GPU.
     """
 
     usual: float
     low: float
     before: tuple[float, ...] = ()
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class _Probe:
     alone: bool  # whether it computes without waiting for other ranks
     times: int  # how often `run` does the work
     after: Callable[[], object] | None  # runs before each run and is not part of its time
+    issued: tuple[str, float] | None  # kind and work of the sample of what the host takes
 
     @property
     def drifts(self) -> bool:
@@ -89,6 +94,7 @@ class Stopwatch:
         self._seconds = seconds
         self._tell = tell
         self._probes: list[_Probe] = []
+        self._timer = QueuedTimer(CudaQueue()) if kind == "cuda" else None
 
     def add(
         self,
@@ -99,6 +105,7 @@ class Stopwatch:
         alone: bool = False,
         times: int = 1,
         after: Callable[[], object] | None = None,
+        issued: tuple[str, float] | None = None,
     ) -> None:
         """Add a probe.
 
@@ -112,8 +119,10 @@ class Stopwatch:
                 ranks, they arrive at different times because of `after`: the time counts from the
                 arrival of the last rank, its mean over ranks is the sample, and the waits give
                 samples `ARRIVAL_SKEW`.
+            issued: kind and work of one more sample on a GPU, of the host's seconds to issue `run`;
+                only of probes that run alone without `after`.
         """
-        self._probes.append(_Probe(kind, work, run, alone, times, after))
+        self._probes.append(_Probe(kind, work, run, alone, times, after, issued))
 
     def samples(self) -> list[Sample]:
         """Time all probes; one sample for each, and the samples `ARRIVAL_SKEW`.
@@ -159,6 +168,9 @@ class Stopwatch:
 
     def _round(self, probe: _Probe, repeats: int) -> RepeatTimes:
         dist.barrier()
+        if self._timer is not None and probe.alone and probe.after is None:
+            took = self._timer.measure(probe.run, repeats)
+            return RepeatTimes(took.device, took.device, host=took.host)
         before, found = [], []
         for _ in range(repeats):
             if probe.after is not None:
@@ -195,6 +207,9 @@ class Stopwatch:
             if self._clock(probe.alone) is time.thread_time:
                 seconds *= crowd
             found.append(Sample(probe.kind, probe.work, seconds / probe.times))
+            if probe.issued is not None and self._timer is not None:
+                hosts = [median(one.host for one in of_rank) for of_rank in figures]
+                found.append(Sample(*probe.issued, max(hosts)))
         drifts = [
             [[s for one in rounds[number] for s in one.before] for rounds, _ in every]
             for number in kept

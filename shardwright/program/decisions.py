@@ -20,8 +20,9 @@ class Decisions:
     number in `segments` are recomputed together in the backward pass, except those that are
     `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
     (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
-    gathered `ahead` buckets before they are read. With a `pipeline`, `mesh`
-    is that of one of its groups.
+    gathered `ahead` buckets before they are read. What `offload` names (`ir/strategy/fields.py`) is
+    kept in the memory of the host. Layers run `compiled` or eagerly. With a `pipeline`, `mesh` is
+    that of one of its groups.
     """
 
     mesh: Mesh
@@ -34,6 +35,8 @@ class Decisions:
     gradient_sync: str | None = None
     kept: frozenset[str] = frozenset()
     ahead: int = 1
+    offload: tuple[str, ...] = ()
+    compiled: bool = False
 
 
 def everything_whole(graph: Graph) -> Decisions:

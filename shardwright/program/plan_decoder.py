@@ -30,6 +30,7 @@ def read_plan(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
             f" one is {graph.fingerprint}); plan this model with this batch again"
         )
+    _require_offload(plan)
     tilings: dict[str, Tiling] = {}
     parsed: dict[tuple[int, tuple[str, ...]], Tiling] = {}  # by the identity of the rule
     for op in plan.ops:
@@ -84,4 +85,15 @@ def read_plan(
         plan.gradient_sync,
         frozenset(op.name for op in plan.ops if op.kept),
         plan.ahead,
+        plan.offload,
+        plan.compiled,
     )
+
+
+def _require_offload(plan: Plan) -> None:
+    """Raise `PlanError` if a plan offloads what step programs do not."""
+    if plan.offload not in ((), ("activations",)) or (plan.offload and plan.is_asynchronous):
+        raise PlanError(
+            f"the plan offloads {', '.join(plan.offload)} under schedule {plan.schedule}, and only"
+            " activations are, in plans without weight versions; take its offload out"
+        )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
+from shardwright.planner.audit.avoidable import NOTHING, Avoidable
 from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
 from shardwright.report.headline import headline
@@ -18,15 +20,16 @@ from shardwright.report.units import milliseconds, size
 
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
+_PACED = 0.1  # of the step: less of the host is not named
 _ALTERNATIVES = 5
-_STRATEGY = 60  # columns of a strategy in the table
+_STRATEGY = 76  # columns of a strategy in the table
 
 
 def answer_lines(
     plan: Plan,
     costs: Sequence[tuple[float, int]],
     limit: int | None,
-    useful_seconds: float | None = None,
+    avoidable: Avoidable = NOTHING,
 ) -> Iterator[tuple[str, str]]:
     """Name and text of lines: mixed axes, speed, memory, what limits the step, what would help.
 
@@ -34,14 +37,15 @@ def answer_lines(
         plan: the chosen plan.
         costs: seconds and bytes of the plans among which it was chosen, fastest first.
         limit: bytes per rank; None is no limit.
-        useful_seconds: of a step's useful operations at the peak of one device, if known.
+        avoidable: time that a faster host, or an update in one kernel, would save.
     """
     yield from _mixed(plan)
-    yield "speed", _speed(plan, useful_seconds)
+    yield "speed", _speed(plan)
     if text := _causes(plan):
         yield "memory", text
-    yield "limited by", _limits(plan)
-    if text := _more_memory(plan, costs, limit):
+    yield "limited by", _limits(plan, avoidable.host)
+    helps = _fused_update(plan, avoidable.update), _more_memory(plan, costs, limit)
+    if text := "; ".join(filter(None, helps)):
         yield "would help", text
     yield "optimum", gap(plan)
 
@@ -65,9 +69,10 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     shown = [one for one in plans if limit is None or one.peak_bytes <= limit]
     if not shown:
         return []
+    shown.sort(key=lambda one: one.step_seconds)
     rows = [
-        f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one)}"
-        for one in sorted(shown, key=lambda one: one.step_seconds)
+        f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one, before)}"
+        for before, one in pairwise((plan, *shown))
     ]
     hidden = len(frontier) + len(frontier.baselines) - len(shown) - (place is not None)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
@@ -86,24 +91,23 @@ def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "mixed", f"{'; '.join(mixed)}, by compute time"
 
 
-def _speed(plan: Plan, useful_seconds: float | None) -> str:
+def _speed(plan: Plan) -> str:
     """Tokens or samples per second, in all and per device, and the model FLOPs utilisation."""
-    units, word = _units(plan)
-    rate = units / plan.step_seconds
+    rate, word = speed_of(plan)
     each = f", {rate / plan.devices:,.0f} per device" if plan.devices > 1 else ""
     speed = f"{rate:,.0f} {word}/s{each}"
-    if useful_seconds is None:
+    if plan.utilisation is None:
         return speed
-    part = useful_seconds / (plan.step_seconds * plan.devices)
-    return f"{speed}, MFU {part:.1%} (useful operations, of the peak)"
+    return f"{speed}, MFU {plan.utilisation:.1%} (useful operations, of the peak)"
 
 
-def _units(plan: Plan) -> tuple[int, str]:
-    """The size of a step's batch, in tokens if an input is a matrix of integers."""
+def speed_of(plan: Plan) -> tuple[float, str]:
+    """Tokens per second if an input is a matrix of integers, else samples; and the word."""
     for one in plan.inputs:
         if len(one.shape) == 2 and one.dtype.startswith("int"):
-            return prod(one.shape), "tokens"
-    return next((one.shape[0] for one in plan.inputs if one.shape), 1), "samples"
+            return prod(one.shape) / plan.step_seconds, "tokens"
+    samples = next((one.shape[0] for one in plan.inputs if one.shape), 1)
+    return samples / plan.step_seconds, "samples"
 
 
 def _causes(plan: Plan) -> str:
@@ -119,15 +123,21 @@ def _causes(plan: Plan) -> str:
     )
 
 
-def _limits(plan: Plan) -> str:
+def _limits(plan: Plan, host_seconds: float) -> str:
     """The parts of the step's time, greatest first; communication by its costliest axis."""
     parts = StepParts.of(plan)
+    groups = plan.pipeline.groups if plan.pipeline else 1  # parts are those of all stages
+    whole = groups * plan.step_seconds
+    host = host_seconds if host_seconds >= _PACED * whole else 0.0
     words = {
-        "computing": parts.compute,
+        "computing": parts.compute - host,
+        "the host, which issues kernels": host,
         f"communication{_costliest(plan)}": parts.communication,
         "update": parts.update,
     }
-    shares = {word: seconds / plan.step_seconds for word, seconds in words.items()}
+    if groups > 1:
+        words["waiting for other stages"] = whole - sum(words.values())
+    shares = {word: seconds / whole for word, seconds in words.items()}
     named = sorted(shares, key=lambda word: -shares[word])
     return ", ".join(f"{word} {shares[word]:.0%}" for word in named if shares[word] >= _LEAST)
 
@@ -140,6 +150,17 @@ def _costliest(plan: Plan) -> str:
     if not seconds:
         return ""
     return f" (most: {max(seconds, key=lambda name: seconds[name])})"
+
+
+def _fused_update(plan: Plan, saved: float) -> str:
+    """The time with an update in one kernel; empty if little is saved."""
+    groups = plan.pipeline.groups if plan.pipeline else 1
+    part = saved / groups / plan.step_seconds
+    about = "about " * (groups > 1)  # each group updates its own stages; this is their mean
+    if part < _LEAST:
+        return ""
+    seconds = (1 - part) * plan.step_seconds
+    return f"fused=True in the optimizer: {about}{milliseconds(seconds)} ({part:.0%} faster)"
 
 
 def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | None) -> str:
@@ -161,7 +182,16 @@ def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | No
     )
 
 
-def _named(plan: Plan) -> str:
-    """The kinds of parallelism of a plan, cut to the table."""
+def _named(plan: Plan, before: Plan) -> str:
+    """The kinds of parallelism of a plan, cut to the table.
+
+    If those are the ones of the plan in the row `before`, also what differs most in memory.
+    """
     text = headline(plan)
+    if text == headline(before) and plan.memory is not None and before.memory is not None:
+        now, then = plan.memory.parts(), before.memory.parts()
+        part = max(now, key=lambda name: abs(now[name] - then[name]))
+        less = now[part] - then[part]
+        if abs(less) > _LEAST * plan.peak_bytes:
+            text += f" · {PARTS[part]} {'+' if less > 0 else '−'}{size(abs(less))}"
     return text if len(text) <= _STRATEGY else f"{text[: _STRATEGY - 1]}…"

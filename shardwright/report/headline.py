@@ -12,26 +12,28 @@ from math import prod
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError, op_word
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.axes.plan_roles import IDLE, MIXED, axis_uses
+from shardwright.planner.axes.plan_roles import IDLE, MIXED, AxisUse, axis_uses
 from shardwright.planner.strategies.recognition import layers_of_plan
 from shardwright.report.text.module_rows import kept_words
+from shardwright.report.units import size as size_text
 
 _WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
+_SOME = 0.02  # of the compute time that an axis splits: less is not named
 _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
 
 
 def headline(plan: Plan) -> str:
-    """The kinds of parallelism with their sizes, the pipeline, recomputation, chunks of the loss.
+    """The kinds of parallelism with their sizes, pipeline, recomputation, offload, loss in chunks.
 
-    An axis along which modules do different things is called mixed, and one along which nothing
-    is split repeated.
+    An axis along which modules do different things has the words of all, as "DP+TP 4";
+    one along which nothing is split is called repeated.
     """
     found = [*_data(plan), *_others(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
     chunks = plan.numerics.loss_chunks
     losses = [f"loss in {chunks} chunks"] if chunks > 1 else []
-    return " · ".join([*found, *_recomputed(plan), *losses])
+    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *losses])
 
 
 def parallelism(plan: Plan) -> str:
@@ -79,8 +81,20 @@ def _others(plan: Plan) -> Iterator[str]:
         size = prod(size for _, size, its in axes if its == role)
         if size > 1:
             yield f"{word} {size}"
-    yield from (f"mixed {size} ({name})" for name, size, role in axes if role == MIXED)
+    uses = zip(plan.layout_mesh.shape, axis_uses(plan), strict=True)
+    yield from (f"{_mixture(use)} {size}" for size, use in uses if size > 1 and use.role == MIXED)
     yield from (f"repeated {size}" for _, size, role in axes if role == IDLE)
+
+
+def _mixture(use: AxisUse) -> str:
+    """The kinds of parallelism of an axis without one role."""
+    shares = {
+        "FSDP" if use.is_sharded else "DP": use.data,
+        "EP": use.experts,
+        "CP": use.sequence,
+        "TP": use.features,
+    }
+    return "+".join(word for word, share in shares.items() if share > _SOME)
 
 
 def _pipeline(plan: Plan) -> Iterator[str]:
@@ -116,6 +130,13 @@ def _recomputed(plan: Plan) -> Iterator[str]:
         yield f"recompute every {_ordinal(step)} layer{but}"
     else:
         yield f"recompute {len(places)} of {len(whole)} layers{but}"
+
+
+def _offloaded(plan: Plan) -> Iterator[str]:
+    """The kinds of values that are kept on the host, with their size if that is known."""
+    if plan.offload:
+        known = f" {size_text(plan.memory.host)}" if plan.memory is not None else ""
+        yield f"offload {' and '.join(plan.offload)}{known} to the host"
 
 
 def _kept(plan: Plan) -> str:

@@ -1,27 +1,45 @@
 """Renders plans as one self-contained HTML page.
 
 This file converts the plans to data; template, style and script are the files in `web`, the charts
-are drawn by plotly.js, which the page contains.
+are drawn by plotly.js, which the page contains, compressed.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.plan import Plan
 from shardwright.report.answer import answer_lines
 from shardwright.report.choice import PeakParts, StepParts, fit
+from shardwright.report.diff.diff_text import diff_text
+from shardwright.report.diff.difference import difference
 from shardwright.report.headline import headline, parallelism
+from shardwright.report.layer.picture import layer_picture
 from shardwright.report.summary import summary
 from shardwright.report.text.explain import head, splits
 from shardwright.report.text.module_rows import Costs, Module, ModuleRow, fold, module_tree
 from shardwright.report.text.module_transfers import ModuleTransfer, TransferReader
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_MOST_COMPARED = 6  # plans: a text for each pair
+_CAUSES = {
+    "gradients": PARTS["gradients"],
+    "saved": PARTS["saved"],
+    "gathered": "gathered parameters",
+    "communication": "buffers of collectives",
+    "workspace": "temporaries",
+}
+_SAFE = str.maketrans("<&", ",.")
 _MIXED = " · bf16 mixed precision"
 
 
@@ -91,8 +109,9 @@ def page(
     from plotly.offline import get_plotlyjs
 
     costs = _costs([shown.plan for shown in plans])
-    data = {
+    data: dict[str, Any] = {
         "plans": [_plan(shown, memory_limit, costs[shown.plan.devices]) for shown in plans],
+        "differences": _differences(plans),
         "rivals": _rivals([shown.plan for shown in plans]),
         "memory_limit": memory_limit,
         "measured": [astuple(run) for run in measured],
@@ -104,13 +123,31 @@ def page(
     template = environment.from_string((web / "page.html.j2").read_text())
     return template.render(
         title=title,
-        data=Markup(embedded(data)),
+        data=Markup(packed(embedded(data))),
         style=Markup((web / "page.css").read_text()),
-        script=Markup((web / "page.js").read_text()),
-        library=Markup(get_plotlyjs()),
+        script=script("page.js"),
+        library=Markup(packed(get_plotlyjs())),
         measured=bool(measured),
         timeline=timeline is not None or any(shown.step for shown in plans),
+        curve=any(plan["curve"] for plan in data["plans"]),
     )
+
+
+def packed(text: str) -> str:
+    """Text for a script element, compressed, in base 85; `unpacked` in `common.js` reads it.
+
+    It has no character that HTML gives a meaning to: "," and "." stand for "<" and "&".
+    """
+    found = base64.b85encode(gzip.compress(text.encode(), mtime=0))
+    return found.decode().translate(_SAFE)
+
+
+def script(file: str) -> Markup:
+    """The script of a page, after the functions that all pages share."""
+    from markupsafe import Markup
+
+    web = files("shardwright.report") / "web"
+    return Markup((web / "common.js").read_text() + (web / file).read_text())
 
 
 def embedded(data: Mapping[str, Any]) -> str:
@@ -130,6 +167,7 @@ def _plan(
 ) -> dict[str, Any]:
     """The data of one plan; `costs` are seconds and bytes of plans for as many devices."""
     plan = shown.plan
+    tree = _tree(plan)
     return {
         "label": shown.label,
         "name": plan.name,
@@ -149,8 +187,30 @@ def _plan(
         "parts": StepParts.of(plan)._asdict(),
         "held": PeakParts.of(plan)._asdict(),
         "head": head(plan),
-        "tree": _node(_tree(plan)),
+        "tree": _node(tree),
+        "layer": asdict(picture) if (picture := layer_picture(plan, tree)) else None,
         "step": _bars(shown.step),
+        "curve": _curve(plan.memory),
+    }
+
+
+def _curve(memory: Memory | None) -> dict[str, Any] | None:
+    """Memory over the step by cause, lowest first; None where it was not recorded.
+
+    A cause is a name and bytes at each moment, or one number if it does not change.
+    """
+    if memory is None or not memory.curve:
+        return None
+    causes = {name: [getattr(one, name) for one in memory.curve] for name in _CAUSES}
+    return {
+        "what": [one.what for one in memory.curve],
+        "at": memory.at,
+        "causes": [
+            ("parameters", memory.parameters),
+            (PARTS["optimizer_state"], memory.optimizer_state),
+            (PARTS["batch"], memory.batch + memory.rounding),
+            *((_CAUSES[name], sizes) for name, sizes in causes.items()),
+        ],
     }
 
 
@@ -191,6 +251,21 @@ def _costs(plans: Sequence[Plan]) -> dict[int, list[tuple[float, int]]]:
         for rival in plan.rivals:
             found[rival.devices].add((rival.step_seconds, rival.peak_bytes))
     return {devices: sorted(costs) for devices, costs in found.items()}
+
+
+def _differences(plans: Sequence[Shown]) -> list[list[str]]:
+    """The text of `diff` from each plan to each other; empty where there are too many."""
+    if not 1 < len(plans) <= _MOST_COMPARED:
+        return []
+    return [
+        [
+            diff_text(difference(one.plan, other.plan), (one.label, other.label))
+            if one is not other
+            else ""
+            for other in plans
+        ]
+        for one in plans
+    ]
 
 
 def _rivals(plans: Sequence[Plan]) -> list[list[Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.program.step.host_copies import HOST_CHANNELS
 from shardwright.program.step.instructions import Forward, StepInstruction, StepProgram
 from shardwright.report.units import size
 
@@ -29,7 +30,7 @@ def program_text(program: StepProgram, *, full: bool = False) -> str:
 
 
 def program_summary(program: StepProgram) -> str:
-    """Number of instructions and regions, and how often what is communicated in how many bytes.
+    """Number of instructions and regions, and how often what is sent or copied in how many bytes.
 
     Bytes are those of whole tensors that are gathered or scattered, and of tensors that are summed
     or exchanged.
@@ -42,6 +43,9 @@ def program_summary(program: StepProgram) -> str:
     parts = [
         f"{calls[each]} {each[0]} on {each[1]} ({size(moved[each])})" for each in sorted(calls)
     ]
+    for channel in HOST_CHANNELS:
+        if copies := [one.bytes for one in program.host_copies() if one.channel == channel]:
+            parts.append(f"{len(copies)} copies {channel} ({size(sum(copies))})")
     counted = f"{len(program.instructions)} instructions, {len(program.regions)} regions"
     return f"{counted}; {', '.join(parts) or 'no collectives'}"
 

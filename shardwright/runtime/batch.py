@@ -15,6 +15,7 @@ from shardwright.program.lower.micro_batches import micro_inputs
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import RECEIVED
 from shardwright.rules.analysis import Analysis
+from shardwright.runtime.device import to_device
 from shardwright.tracing.arguments import BatchError as BatchError
 from shardwright.tracing.arguments import CallForm
 
@@ -119,7 +120,7 @@ def local_inputs(
 ) -> dict[str, torch.Tensor]:
     """This rank's parts of a call's tensors by path, contiguous; each tensor is global or local.
 
-    Parts of tensors on the CPU are copied to `device`, from pinned memory without a wait.
+    Parts of tensors on the CPU are copied to `device` without a wait (`to_device`).
     Raises `BatchError` for arguments that differ from the planned call, `form`. Arguments of which
     this rank has no part are also checked, so that all ranks raise the error.
     """
@@ -130,7 +131,7 @@ def local_inputs(
     found = {key: part.of(given[key], form.names[key]).contiguous() for key, part in parts.items()}
     if device is None or device.type == "cpu":
         return found
-    return {key: tile.to(device, non_blocking=True) for key, tile in found.items()}
+    return {key: to_device(tile, device) for key, tile in found.items()}
 
 
 def _other_shape(name: str, given: torch.Tensor, *shapes: Shape) -> str:

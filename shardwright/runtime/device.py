@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,39 @@ def default_device(model: nn.Module | None = None) -> torch.device:
             f" use init_process_group without a backend, or give parallelize device='cpu'"
         )
     return torch.device("cpu")
+
+
+@final
+class HostScalar:
+    """A scalar that is copied to the host once the device has it.
+
+    The copy is enqueued behind what the device has been given so far, into pinned memory; `value`
+    waits for it, and for nothing that was enqueued later.
+    """
+
+    def __init__(self, scalar: torch.Tensor) -> None:
+        scalar = scalar.detach()
+        self._event: torch.cuda.Event | None = None
+        if scalar.is_cuda:
+            host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+            scalar = host.copy_(scalar, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        self._host = scalar
+
+    def value(self) -> float:
+        """The scalar."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return float(self._host.item())
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on a device; from the host through pinned memory, so that the host never waits."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def group_devices(group: dist.ProcessGroup | None = None) -> tuple[str, ...]:
@@ -97,14 +131,14 @@ def _model_device(model: nn.Module | None) -> torch.device:
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype to which operators on this kind of device are cast now, None without autocast."""
-    if not torch.is_autocast_enabled(device.type):
+    if not torch.amp.is_autocast_available(device.type):  # of no use to ask on the meta device
         return None
-    return torch.get_autocast_dtype(device.type)
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """A context in which nothing is cast; a captured graph has its casts as operators."""
-    if not torch.is_autocast_enabled(device.type):
+    if autocast_dtype(device) is None:
         return nullcontext()
     off: AbstractContextManager[None] = torch.autocast(device.type, enabled=False)
     return off

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import plain_gradient
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.random.dropout import random_state
-from shardwright.runtime.train_module import TrainModule, arguments
+from shardwright.runtime.train_module import OnLoss, TrainModule, arguments
 from shardwright.tracing.arguments import BatchError, CallForm
 from shardwright.tracing.call import select_outputs
 from shardwright.tracing.graph_builder import Captured
@@ -148,7 +147,8 @@ class ParallelModule(TrainModule):
                 self._sw_unsplit = False
                 named = {self._sw_form.names[k]: x for k, x in parts.items()}
                 require_own_parts(named, self._sw_groups)
-        leaves = self._sw_holds.leaves(self._sw_graph, given)
+        copies = not isinstance(self._sw_program, WholeBatch)  # which copies what it must
+        leaves = self._sw_holds.leaves(self._sw_graph, given, copies=copies)
         state = self._sw_state
         with without_autocast(self._sw_device):
             results = self._sw_program(*leaves, state)
@@ -176,21 +176,38 @@ class ParallelModule(TrainModule):
             if tuple(tensor.shape) == shapes.get(key)
         }
 
-    def forward_backward(self, batch: Any) -> torch.Tensor:
+    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
         """Run forward and backward pass.
 
         Args:
             batch: the global batch, or this rank's part of it, as a mapping or a sequence.
+            on_loss: called with the loss once it is issued to the device, which is before the
+                backward pass unless the loss is reduced during it, or in micro-batches.
 
         Returns:
             The loss of the global batch, a scalar; its gradients are added to `grad`.
         """
         args, kwargs = arguments(batch)
         program = self._sw_running()._sw_program
-        with program.whole_steps() if isinstance(program, WholeBatch) else nullcontext():
-            return self._sw_there_and_back(args, kwargs)
+        if not isinstance(program, WholeBatch):
+            return self._sw_there_and_back(args, kwargs, on_loss)
+        reported = False
 
-    def _sw_there_and_back(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        def early(loss: torch.Tensor) -> None:
+            nonlocal reported
+            if on_loss is not None and not program.returns_late():
+                on_loss(loss)
+                reported = True
+
+        with program.whole_steps():
+            found = self._sw_there_and_back(args, kwargs, early)
+        if on_loss is not None and not reported:
+            on_loss(found)
+        return found
+
+    def _sw_there_and_back(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], on_loss: OnLoss | None
+    ) -> torch.Tensor:
         returned = self(*args, **kwargs)
         (loss, *others) = select_outputs(returned)[1]
         if others or loss.dim() > 0:
@@ -198,6 +215,8 @@ class ParallelModule(TrainModule):
                 "train_step needs a module that returns its loss; this one returns"
                 f" {type(returned).__name__}: compute the loss inside the module, or step by hand"
             )
+        if on_loss is not None:
+            on_loss(loss.detach())
         loss.backward()
         return loss.detach()
 

@@ -117,9 +117,14 @@ class ParameterStore:
         graph: Graph,
         inputs: Mapping[str, torch.Tensor],
         given: Mapping[str, torch.Tensor] | None = None,
+        *,
+        copies: bool = True,
     ) -> list[torch.Tensor]:
-        """The tensors of all leaves of `graph`, in order: `inputs` by path, `given` by name."""
-        updated = {buffer for buffer, _ in graph.updates}
+        """The tensors of all leaves of `graph`, in order: `inputs` by path, `given` by name.
+
+        With `copies`, buffers that are updated are copied: autograd may keep what it read of them.
+        """
+        updated = {buffer for buffer, _ in graph.updates} if copies else ()
         known, found = given or {}, []
         for leaf in graph.leaves:
             name = leaf.name
@@ -127,7 +132,6 @@ class ParameterStore:
                 found.append(known[name])
             elif name in self.places:
                 tensor = self.tensor(name)
-                # Autograd may keep what it read of a buffer that is updated in place below.
                 found.append(tensor.clone() if name in updated else tensor)
             elif leaf.kind is LeafKind.INPUT:
                 found.append(inputs[leaf.keys[0]])

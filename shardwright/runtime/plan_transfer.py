@@ -18,7 +18,6 @@ from torch import nn
 from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds, is_natural, with_atoms
 from shardwright.ir.plan import Plan, PlanError, PlannedOp, PlannedParameter
-from shardwright.program.lower.rank_program import with_operands
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.rules.micro_batches import micro_batches as micro_batched
@@ -187,7 +186,7 @@ def _calls(graph: Graph) -> list[tuple[object, ...]]:
         if op.target in (DROPOUT, "aten.clone.default"):  # which is what export makes of dropout
             names[op.outputs[0]] = names[op.operands[0]]
             continue
-        called = with_operands(op, [names[name] for name in op.operands])
+        called = op.with_operands([names[name] for name in op.operands])
         names.update((name, f"{len(found)}.{i}") for i, name in enumerate(op.outputs))
         found.append((op.target, called.args, called.kwargs))
     return [*found, tuple(names[name] for name in graph.outputs)]

@@ -27,7 +27,7 @@ from shardwright.runtime.plan_transfer import (
     shapes_text,
 )
 from shardwright.runtime.sharded_ops.experts import Skew, skews
-from shardwright.runtime.train_module import TrainModule, arguments
+from shardwright.runtime.train_module import OnLoss, TrainModule, arguments
 from shardwright.tracing.call import example_call
 
 
@@ -100,26 +100,28 @@ class ShapeVariants:
             module.train(self.main.training)
         return module
 
-    def forward_backward(self, batch: Any) -> torch.Tensor:
+    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
         """Run forward and backward pass.
 
         Args:
             batch: a global batch of any of the shapes.
+            on_loss: as of `TrainModule.forward_backward`.
 
         Returns:
             The loss of the global batch, a scalar; its gradients are added to `grad`.
         """
         module = self.module_for(batch)
-        module.set_random_state(self.main.random_state())
-        loss = module.forward_backward(batch)
-        self.main.set_random_state(module.random_state())
+        module.share_random_state(self.main)
+        loss = module.forward_backward(batch, on_loss)
+        self.main.share_random_state(module)
         return loss
 
-    def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str:
-        """The operator that first makes NaN or infinity of `batch` in this random state."""
+    def origin_of_nonfinite(self, batch: Any, state: torch.Tensor) -> str:
+        """The operator that first makes NaN or infinity of `batch` with this `random_tensor`."""
         module = self.module_for(batch)
         assert isinstance(module, ParallelModule | PipelineModule), "what `_steps` makes"
-        return origin(module, batch, state)
+        seed, number = state.tolist()
+        return origin(module, batch, (seed, number))
 
     def loss(self, batch: Any) -> torch.Tensor:
         """Compute the loss in the mode that the module is in.
@@ -129,9 +131,9 @@ class ShapeVariants:
         """
         args, kwargs = arguments(batch)
         module = self.module_for(batch)
-        module.set_random_state(self.main.random_state())
+        module.share_random_state(self.main)
         found: torch.Tensor = module(*args, **kwargs)
-        self.main.set_random_state(module.random_state())
+        self.main.share_random_state(module)
         return found
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -142,6 +144,9 @@ class ShapeVariants:
 
     def lasting_buffers(self) -> dict[str, torch.Tensor]:
         return self.main.lasting_buffers()
+
+    def random_tensor(self) -> torch.Tensor:
+        return self.main.random_tensor()
 
     def random_state(self) -> tuple[int, int]:
         return self.main.random_state()

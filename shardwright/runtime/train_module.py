@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
@@ -112,13 +112,24 @@ class LastingModule(nn.Module):
         return state
 
     def random_state(self) -> tuple[int, int]:
-        """The seed and the number of steps that random numbers depend on."""
-        seed, step = self.get_buffer("_sw_random").tolist()
+        """The seed and the number of steps that random numbers depend on; waits for the device."""
+        seed, step = self._sw_state.tolist()
         return seed, step
+
+    def random_tensor(self) -> torch.Tensor:
+        """The same, int64 [2], on its device. Steps replace it, and none writes to it."""
+        return self._sw_state
+
+    def share_random_state(self, other: LastingModule) -> None:
+        """Go on with the random numbers of `other`, without a wait for the device."""
+        self._buffers["_sw_random"] = other._sw_state
 
     def set_random_state(self, state: tuple[int, int]) -> None:
         """Set the state of random numbers for the next step: (seed, number of steps)."""
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
+
+
+OnLoss = Callable[[torch.Tensor], object]
 
 
 class StepModule(Protocol):
@@ -229,8 +240,12 @@ class TrainModule(LastingModule, ABC):
         self.train(was)
 
     @abstractmethod
-    def forward_backward(self, batch: Any) -> torch.Tensor:
-        """The loss of a global batch; its gradients are added to `grad`."""
+    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
+        """The loss of a global batch; its gradients are added to `grad`.
+
+        `on_loss` is called with the loss as soon as it is issued to the device: before the backward
+        pass where the program has it by then.
+        """
 
     def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
         """Make one optimizer step: set gradients to None, run forward and backward pass, update.

@@ -40,26 +40,31 @@ class OutputTree:
 
     def with_tensors(self, tensors: Sequence[Tensor], device: torch.device) -> Any:
         """The result with these tensors, on `device`."""
+        return _joined(self.structure, tensors, device)
 
-        def visit(part: Any) -> Any:
-            match part:
-                case Slot():
-                    return tensors[part.number]
-                case _Instance():
-                    return _made(part.kind, {key: visit(one) for key, one in part.parts.items()})
-                case torch.device():
-                    return device
-                case dict():
-                    return {key: visit(item) for key, item in part.items()}
-                case list():
-                    return list(map(visit, part))
-                case tuple() if hasattr(part, "_fields"):
-                    return type(part)(*map(visit, part))
-                case tuple():
-                    return tuple(map(visit, part))
-            return part
 
-        return visit(self.structure)
+# Not a closure that calls itself: it would keep the tensors until garbage collection.
+def _joined(structure: Any, tensors: Sequence[Tensor], device: torch.device) -> Any:
+    def visit(part: Any) -> Any:
+        return _joined(part, tensors, device)
+
+    match structure:
+        case Slot():
+            return tensors[structure.number]
+        case _Instance():
+            parts = {key: visit(one) for key, one in structure.parts.items()}
+            return _made(structure.kind, parts)
+        case torch.device():
+            return device
+        case dict():
+            return {key: visit(item) for key, item in structure.items()}
+        case list():
+            return list(map(visit, structure))
+        case tuple() if hasattr(structure, "_fields"):
+            return type(structure)(*map(visit, structure))
+        case tuple():
+            return tuple(map(visit, structure))
+    return structure
 
 
 def split_outputs(value: Any, main: Sequence[Tensor]) -> tuple[OutputTree, list[Tensor]]:

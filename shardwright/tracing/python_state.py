@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardwright.tracing.torch_private import version_of
+
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice)
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -139,7 +141,7 @@ class Snapshot:
         self, location: StateLocation, path: str, value: Any, found: dict[str, Leaf], depth: int
     ) -> None:
         if isinstance(value, Tensor):
-            version = 0 if value.is_inference() else value._version
+            version = 0 if value.is_inference() else version_of(value)
             found[path] = (Tensor, id(value), version)
             self.tensors[id(value)] = (location, value)
             return

@@ -23,23 +23,22 @@ def split_tensors(value: Any) -> tuple[Any, list[torch.Tensor]]:
     ({'a': (Slot(number=0), 2)}, [tensor([0.])])
     """
     tensors: list[torch.Tensor] = []
-
-    def visit(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-            return Slot(len(tensors) - 1)
-        return _rebuilt(part, visit)
-
-    return visit(value), tensors
+    return _split(value, tensors), tensors
 
 
 def join_tensors(structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The inverse of `split_tensors`, with the given tensors."""
+    if isinstance(structure, Slot):
+        return tensors[structure.number]
+    return _rebuilt(structure, lambda part: join_tensors(part, tensors))
 
-    def visit(part: Any) -> Any:
-        return tensors[part.number] if isinstance(part, Slot) else _rebuilt(part, visit)
 
-    return visit(structure)
+# Not a closure that calls itself: it would keep the tensors until garbage collection.
+def _split(part: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(part, torch.Tensor):
+        tensors.append(part)
+        return Slot(len(tensors) - 1)
+    return _rebuilt(part, lambda item: _split(item, tensors))
 
 
 def _rebuilt(part: Any, visit: Any) -> Any:

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch
 from torch import nn
 
+from shardwright.runtime.device import to_device
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 from shardwright.train.checkpoint.saving import PeriodicSaver
 from shardwright.train.checkpoint.state import Steppable, Trainable, TrainingState
@@ -141,7 +142,7 @@ def train(
 
     Raises:
         NonFiniteLossError: a loss or a norm of gradients is not finite. Synchronous steps leave the
-            weights as they were before the step.
+            weights as they were before the step, but for a norm on a GPU, which is read later.
         JobError: ranks have different batches, or a batch fits no planned shape.
         CheckpointError: the last checkpoint cannot be written.
     """
@@ -149,29 +150,30 @@ def train(
     counted = run.step + 1  # the second step: the optimizer has its state before it
     finished = _Reporter(report, device, whole=job.example if run.reads_own else None)
     while run.step < job.steps:
+        # The loop overtakes a device, which goes on while batches are read.
+        start = time.perf_counter()
         if consensus is not None and not consensus.may_go_on():
-            start = time.perf_counter()
             finished(step.drain(run), start)
             if saving is not None:
                 saving.now(run)
             return False
         given = [next(run.batches) for _ in range(job.accumulate)]
-        if consensus is not None and not run.reads_own:
-            consensus.check_batches(run.step + 1, given)
-        finished.batches = given
-        start = time.perf_counter()
+        if consensus is not None:
+            consensus.check_batches(run.step + 1, [] if run.reads_own else given)
+        finished.batches[run.step + 1] = given
+        if device.type == "cpu":
+            start = time.perf_counter()
         batches = [_on(device, _fitted(run.module, job, batch)) for batch in given]
-        tensor_bytes = 0
-        # On CPUs the meter is a profiler, which crashes if messages are in flight when it ends.
-        if run.step == counted and (step.is_synchronous or device.type == "cuda"):
-            done, tensor_bytes = _metered(step, run, batches, device)
-        else:
-            done = step(run, batches)
-        finished(done, start, tensor_bytes)
+        done, peak = _step(step, run, batches, device, metered=run.step == counted)
+        finished.tensor_bytes |= peak
+        if consensus is not None:
+            consensus.settle()
+        finished(done, start)
         evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, job.steps)
         saves = saving is not None and saving.is_due(run, job.steps)
         if evaluates or saves or run.step >= job.steps:
-            start = time.perf_counter()
+            if not step.is_synchronous:  # else it is the step that began at `start`
+                start = time.perf_counter()
             finished(step.drain(run), start)
         if evaluates:
             beats = partial(beat, run.step)
@@ -182,26 +184,48 @@ def train(
     return True
 
 
+def _step(
+    step: Steps,
+    run: TrainingState,
+    batches: Sequence[Batch],
+    device: torch.device,
+    *,
+    metered: bool,
+) -> tuple[list[StepResult], dict[int, int]]:
+    """Make a step; the steps that have finished, and the metered peaks in bytes by step."""
+    # On CPUs the meter is a profiler, which crashes if messages are in flight when it ends.
+    if not (metered and (step.is_synchronous or device.type == "cuda")):
+        return step(run, batches), {}
+    number = run.step + 1
+    done, peak = _metered(step, run, batches, device)
+    return done, {number: peak}
+
+
 @dataclass
 class _Reporter:
-    """Reports finished steps; `batches`, the last that were read, give the number of units.
+    """Reports finished steps.
 
-    Where ranks read only their own samples, all global batches are of the size of `whole`.
+    `batches` of steps that are not reported yet give their number of units, by step, and
+    `tensor_bytes` the peak of tensors where it was measured. Where ranks read only their own
+    samples, all global batches are of the size of `whole`.
     """
 
     report: Callable[[StepRecord | EvaluationRecord], None]
     device: torch.device
     whole: Batch | None = None
-    batches: Sequence[Batch] = ()
+    batches: dict[int, Sequence[Batch]] = field(default_factory=dict)
+    tensor_bytes: dict[int, int] = field(default_factory=dict)
 
-    def __call__(self, done: Sequence[StepResult], start: float, tensor_bytes: int = 0) -> None:
+    def __call__(self, done: Sequence[StepResult], start: float) -> None:
         each = (time.perf_counter() - start) / max(1, len(done))
         for one in done:
-            read = self.batches if self.whole is None else [self.whole] * len(self.batches)
+            given = self.batches.pop(one.step)
+            read = given if self.whole is None else [self.whole] * len(given)
             units = [count_units(batch) for batch in read]
             total, unit = sum(number for number, _ in units), units[0][1]
             peak, norm = peak_bytes(self.device), one.gradient_norm
-            self.report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensor_bytes))
+            tensors = self.tensor_bytes.pop(one.step, 0)
+            self.report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensors))
 
 
 def _metered(
@@ -351,7 +375,7 @@ def warn_of_disk(what: str, error: OSError) -> None:
 
 def _on(device: torch.device, batch: Batch) -> Batch:
     def moved(value: Any) -> Any:
-        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        return to_device(value, device) if isinstance(value, torch.Tensor) else value
 
     if isinstance(batch, Mapping):
         return {key: moved(value) for key, value in batch.items()}

@@ -1,14 +1,20 @@
-"""One optimizer step of a job: accumulation, clipping, update."""
+"""One optimizer step of a job: accumulation, clipping, update.
+
+The host reads losses and norms without waiting for a device to finish the step: a loss once its
+forward pass is done, before the update is issued, and on a device that runs on its own the norm of
+the gradients in the next step.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from shardwright.runtime.device import HostScalar
 from shardwright.runtime.parameters.clipping import Clipping, scale
 from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.data.batch import Batch, JobError
@@ -49,19 +55,39 @@ class Steps(Protocol):
         """Finish all steps in flight and return their results."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """A step whose norm is still to be read."""
+
+    loss: float
+    norm: HostScalar
+    step: int
+
+    def result(self, weights: str) -> StepResult:
+        """The result; raises `NonFiniteLossError`, which says what the `weights` are."""
+        norm = self.norm.value()
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(
+                f"the gradients of step {self.step} have the norm {norm}, its loss is {self.loss};"
+                f" {weights}"
+            )
+        return StepResult(self.loss, norm, self.step)
+
+
+@dataclass
 class Stepper:
     """Makes the optimizer steps of one run; every rank makes them at the same time.
 
-    `stepper(run, batches)` makes one step over all `batches` and returns a list of its result.
+    `stepper(run, batches)` makes one step over all `batches` and returns results in a list.
 
     Attributes:
         module: the parallel module, which computes the loss.
         clipping: computes the norm of all gradients over all ranks; None: no norm is computed.
         clip_norm: the largest norm of all gradients together.
         tokens: the weight of a batch among the batches of a step; None: equal weights.
-        lag: steps in flight beside the current one, always 0.
-        is_synchronous: whether a step is finished when the call returns, always True.
+        lag: steps in flight beside the current one: 1 if norms are read in the next step.
+        is_synchronous: whether a step is issued as a whole when the call returns, always True.
+        unread: the last step, if its norm is still to be read.
     """
 
     module: Steppable
@@ -70,6 +96,7 @@ class Stepper:
     tokens: Callable[[Batch], float] | None = None
     lag: int = 0
     is_synchronous: bool = True
+    unread: _Issued | None = field(default=None, init=False)
 
     @classmethod
     def of(
@@ -87,33 +114,89 @@ class Stepper:
         """
         if clip_norm is None:
             return cls(module, tokens=tokens)
-        return cls(module, Clipping(dict(module.named_parameters())), clip_norm, tokens)
+        clipping = Clipping(dict(module.named_parameters()))
+        return cls(module, clipping, clip_norm, tokens, lag=int(clipping.device.type != "cpu"))
 
     def __call__(self, run: TrainingState, batches: Sequence[Batch]) -> list[StepResult]:
-        """Make one step; raise `NonFiniteLossError` or `JobError` before the weights change."""
+        """Make one step, and return those whose results are known.
+
+        Raises `JobError` or `NonFiniteLossError` for this step before the weights change. With a
+        `lag` it raises the latter for the norm of the step before, whose update has been made.
+        """
         run.optimizer.zero_grad(set_to_none=True)
-        loss = accumulate(self.module, batches, weights(batches, self.tokens), run.step + 1)
-        norm = self.clipping.clip(self.clip_norm).item() if self.clipping is not None else None
-        if norm is not None and not math.isfinite(norm):
-            raise NonFiniteLossError(
-                f"the gradients of step {run.step + 1} have the norm {norm}, its loss is {loss};"
-                " the weights are those before it"
-            )
+        losses = accumulate(self.module, batches, weights(batches, self.tokens))
+        norm = None if self.clipping is None else HostScalar(self.clipping.clip(self.clip_norm))
+        done = self.drain(run)  # first: what is not finite in one step is not in the next one
+        loss = losses.mean(self.module, run.step + 1)
+        issued = None if norm is None else _Issued(loss, norm, run.step + 1)
+        if issued is not None and not self.lag:
+            done.append(issued.result("the weights are those before it"))
         run.optimizer.step()
         if run.schedule is not None:
             run.schedule.step()
         run.step += 1
-        return [StepResult(loss, norm, run.step)]
+        if issued is None:
+            done.append(StepResult(loss, None, run.step))
+        elif self.lag:
+            self.unread = issued
+        return done
 
     def drain(self, run: TrainingState) -> list[StepResult]:
-        """Return no results, because no step is in flight between two calls."""
-        return []
+        """Return the result of the step that was issued last, if it is still to be read."""
+        issued, self.unread = self.unread, None
+        if issued is None:
+            return []
+        return [issued.result("the weights have its update: go on from the last checkpoint")]
 
 
-def accumulate(
-    module: Steppable, batches: Sequence[Batch], weight: Sequence[float], step: int = 1
-) -> float:
-    """The weighted mean loss of `batches`, whose gradients are accumulated in the parameters.
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """The loss of a batch, and what finds the origin if it is not finite."""
+
+    value: HostScalar
+    batch: Batch
+    state: torch.Tensor
+
+    @staticmethod
+    def of(module: Steppable, batch: Batch) -> _Loss:
+        """Add the gradients of a batch; its loss is copied to the host as soon as it is known."""
+        state = module.random_tensor()
+        found: list[HostScalar] = []
+        module.forward_backward(batch, lambda loss: found.append(HostScalar(loss)))
+        return _Loss(found[0], batch, state)
+
+    def checked(self, module: Steppable, step: int) -> float:
+        """The loss; raises `NonFiniteLossError`."""
+        loss = self.value.value()
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"the loss of step {step} is {loss}; first to make NaN or infinity is"
+                f" {module.origin_of_nonfinite(self.batch, self.state)}. The weights are those"
+                " before it"
+            )
+        return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The losses of the batches of a step, each with its weight, of which the sum is `total`."""
+
+    weighted: tuple[tuple[float, _Loss], ...]
+    total: float
+
+    def mean(self, module: Steppable, step: int) -> float:
+        """The weighted mean. Waits for the forward passes, not for what was issued after them.
+
+        Raises `NonFiniteLossError` if a loss is not finite; the error names the step and the first
+        operator with a result that is not finite.
+        """
+        return (
+            sum(counts * loss.checked(module, step) for counts, loss in self.weighted) / self.total
+        )
+
+
+def accumulate(module: Steppable, batches: Sequence[Batch], weight: Sequence[float]) -> Losses:
+    """Accumulate the gradients of the weighted mean loss of `batches` in the parameters.
 
     The parameters must have no gradients before. Batches of weight 0 are skipped. Gradients are
     rescaled in place between batches of different weights, so that no copy of them is needed.
@@ -122,30 +205,19 @@ def accumulate(
         module: the parallel module.
         batches: the global batches.
         weight: the weight of each batch; their sum is positive.
-        step: the number of the step, for the error.
-
-    Raises:
-        NonFiniteLossError: a loss is not finite; the error names the step and the first operator
-            with a result that is not finite.
     """
-    total, sum_of_losses, before = sum(weight), 0.0, 0.0
+    total, before = sum(weight), 0.0
+    losses: list[tuple[float, _Loss]] = []
     for batch, counts in zip(batches, weight, strict=True):
         if counts == 0:
             continue
         if before and before != counts:
             scale(module.parameters(), before / counts)
-        state = module.random_state()
-        loss = module.forward_backward(batch).item()
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"the loss of step {step} is {loss}; first to make NaN or infinity is"
-                f" {module.origin_of_nonfinite(batch, state)}. The weights are those before it"
-            )
-        sum_of_losses += counts * loss
+        losses.append((counts, _Loss.of(module, batch)))
         before = counts
     if before != total:
         scale(module.parameters(), before / total)
-    return sum_of_losses / total
+    return Losses(tuple(losses), total)
 
 
 def weights(batches: Sequence[Batch], tokens: Callable[[Batch], float] | None) -> list[float]:

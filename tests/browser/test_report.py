@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.ir.layout import Mesh
+from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.memory import Memory, Moment, Share
+from shardwright.report.diff.diff_text import diff_text
+from shardwright.report.diff.difference import difference
 from shardwright.report.page import MeasuredRun, Shown, StepBars, page
 from shardwright.report.timelines.chrome import simulated
 from tests.harness import plans
@@ -20,11 +23,14 @@ def shown():
     first = replace(first, ops=(module, *first.ops[1:]))
     second = replace(plans.transformer(), step_seconds=0.05, peak_bytes=120 * plans.MIB)
     with_rivals = plans.frontier().with_rivals(plans.frontier()[0])
+    moments = [Moment(ODD, *(Bytes(n * plans.MIB) for n in (0, at, 2, 1, 0))) for at in range(9)]
+    held = Memory.of([Share("", "parameters", Bytes(7))], rank=0, at="linear, forward")
+    third = replace(with_rivals, mesh=Mesh.parse("dp=2"), memory=replace(held, curve=(*moments,)))
     baseline = plans.simple("data parallel", 90, 320, comm_ms=15)
     return [
         Shown(ODD, first, simulated(plans.timed(first).timeline)),
         Shown("second", second),
-        Shown("third", replace(with_rivals, mesh=Mesh.parse("dp=2"))),
+        Shown("third", third),
         Shown("base", baseline),
     ]
 
@@ -261,6 +267,13 @@ def test_collectives_name_the_line_that_causes_them(tab):
     assert tab.get_attribute("#moves tbody tr td:last-child", "title").endswith("/model_.py:50")
 
 
+def test_a_page_is_small_and_says_why_it_cannot_be_drawn(open_page, text):
+    assert len(text) < 1.95e6
+    packed = re.search(r'<script id="data"[^>]*>([^<]*)<', text)[1]
+    tab = open_page(text.replace(packed, "damaged"))
+    assert tab.inner_text("#unreadable").startswith("This page cannot be drawn: ")
+
+
 def test_the_treemap_adds_up(tab):
     tab.click("#plans tr[data-index='1']")
     tab.select_option("#measure", "compute")
@@ -299,6 +312,21 @@ def test_timeline_and_measurement_are_shown(tab):
         ["run", "peak memory of tensors", "150 MiB", "200 MiB", "0.75"],
         ["other", "step", "100 ms", "100 ms", "1.00"],
     ]
+
+
+def test_memory_over_the_step_is_stacked_by_cause(tab):
+    tab.click("#plans tr[data-index='2']")
+    tab.locator("#over").scroll_into_view_if_needed()
+    tab.wait_for_selector("#curve .main-svg")
+    names, tops = tab.evaluate(
+        "(c => [c._fullData.map(t => t.name), c._fullData.at(-1).y])"
+        "(document.getElementById('curve'))"
+    )
+    assert names == ["saved for backward", "gathered parameters", "temporaries", "in all"]
+    assert tops == pytest.approx([at + 3 for at in range(9)], rel=1e-3)
+    assert tab.inner_text("#over-peak") == "11.0 MiB, in linear, forward"
+    tab.click("#plans tr[data-index='1']")  # a plan without a curve
+    assert not tab.is_visible("#over")
 
 
 def test_it_fits_a_phone(open_page, text):
@@ -374,3 +402,31 @@ def contrast(one, other):
 
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_a_layer_shows_what_each_device_holds(tab):
+    assert tab.inner_text("#layer-title") == "One layer: blocks.0-1, 2 equal ones"
+    assert tab.inner_text("#rank-text") == "0 of 4: dp 0, tp 0"
+    first = "#steps tbody tr:first-child td:nth-child(4) .tiles"
+    filled = f"[...document.querySelectorAll('{first} span')].map(s => s.className)"
+    assert tab.evaluate(filled) == ["mine", "", "", ""]  # dp splits the rows, tp the columns
+    tab.focus("#rank")
+    tab.keyboard.press("ArrowRight")
+    assert tab.inner_text("#rank-text") == "1 of 4: dp 0, tp 1"
+    assert tab.evaluate(filled) == ["", "mine", "", ""]
+    last = tab.locator("#steps tbody tr").nth(1).locator("td").nth(2).locator(".tiles")
+    assert "device holds 1 of 2 parts; to be summed" in last.get_attribute("aria-label")
+    tab.keyboard.press("ArrowLeft")
+
+
+def test_another_plan_is_compared(tab):
+    assert tab.inner_text("#other") == "second\nthird\nbase"
+    expected = diff_text(difference(shown()[0].plan, shown()[1].plan), (ODD, "second"))
+    assert tab.text_content("#difference") == expected
+    assert "4.37 ms" in expected  # from 45.63 to 50 ms
+    tab.select_option("#other", label="base")
+    expected = diff_text(difference(shown()[0].plan, shown()[3].plan), (ODD, "base"))
+    assert tab.text_content("#difference") == expected
+    tab.click("#plans tr[data-index='1']")
+    assert "second" not in tab.inner_text("#other")
+    assert tab.input_value("#other") == "3"  # the choice stays

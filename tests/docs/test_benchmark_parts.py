@@ -13,12 +13,17 @@ import shardwright as sw
 from benchmarks import quick
 from benchmarks.estimates import places
 from benchmarks.estimates import run as estimates
+from benchmarks.estimates.page import written
 from benchmarks.estimates.rows import Row, order, order_of_runs, paced, row, slower, summary, unrest
+from benchmarks.micro_batches import page as commits_page
+from benchmarks.micro_batches import run as commits
 from benchmarks.soybean import run as soybean
 from benchmarks.soybean.worker import Subject, Task, measured_file
 from benchmarks.tensoropt import page as tensoropt
 from benchmarks.tensoropt import run as limits
 from shardwright.ir.layout import Seconds
+from shardwright.ir.timeline import Stream, Timeline, Track
+from shardwright.ir.timeline import Task as Planned
 from shardwright.machine.presets import preset
 
 MIB = 2**20
@@ -80,6 +85,15 @@ def test_what_ranks_are_to_measure_comes_back_from_its_file(tmp_path):
 
 def test_small_versions_are_of_benchmarks_that_exist():
     assert all((quick.ROOT / "benchmarks" / name / "run.py").exists() for name in quick.QUICK)
+
+
+def test_two_halves_run_every_small_version_once(monkeypatch):
+    names = []
+    monkeypatch.setattr(quick, "ran", lambda name: names.append(name) or "")
+    for part in ("1/2", "2/2"):
+        monkeypatch.setattr(quick.sys, "argv", ["quick", "--part", part])
+        quick.main()
+    assert sorted(names) == sorted(quick.QUICK)
 
 
 @pytest.fixture
@@ -156,8 +170,9 @@ def test_a_row_is_what_the_slower_rank_took_at_the_usual_pace():
         for i, seconds in enumerate(took)
     ]
     assert slower([ranks, ranks]) == [[2.0, 4.0, 2.0]] * 2
-    plan = SimpleNamespace(mesh="dp=2", step_seconds=1.5, ops=(), parameters=(), peak_bytes=8)
-    again = SimpleNamespace(step_seconds=3.0, ops=(), parameters=())
+    parts = {"ops": (), "parameters": (), "pipeline": None}
+    plan = SimpleNamespace(mesh="dp=2", step_seconds=1.5, peak_bytes=8, **parts)
+    again = SimpleNamespace(step_seconds=3.0, **parts)
     found = row("here", "toy", "a", (plan, again), [ranks], [[2.0, 2.5, 2.0]])
     assert (found.measured_seconds, found.predicted_seconds, found.drift) == (2.0, 2.25, 1.0)
     assert (found.spread, found.paced_spread) == pytest.approx((1.0, 0.25))
@@ -165,10 +180,55 @@ def test_a_row_is_what_the_slower_rank_took_at_the_usual_pace():
     assert found.noise < replace(found, paced_spread=None).noise
 
 
+def test_of_a_pipeline_the_group_that_computes_longest_counts():
+    """Not what all groups compute, nor waits and messages."""
+    lengths = {"rank 0": (1.0, 2.0), "rank 1": (0.5, 4.0)}
+    tasks = [
+        Planned("", Track(ranks, Stream.COMPUTE), Seconds(seconds))
+        for ranks, both in lengths.items()
+        for seconds in both
+    ]
+    tasks.append(Planned("", Track("rank 0", Stream.COMPUTE), Seconds(9.0), idle=True))
+    tasks.append(Planned("", Track("rank 0", Stream.COMMUNICATION, "pp"), Seconds(9.0)))
+    timeline = Timeline(tuple(tasks), (Seconds(0.0),) * len(tasks))
+    plan = SimpleNamespace(
+        mesh="pp=2", step_seconds=1.0, peak_bytes=8, pipeline="1F1B", timeline=timeline
+    )
+    ranks = [{"seconds": [1.0, 2.0], "thread_seconds": [1.0], "bytes": 8, "busy": 0.0}]
+    found = row("here", "toy", "1F1B", (plan, plan), [ranks], [[1.0, 2.0]])
+    assert found.predicted_compute == 4.5
+
+
+def test_errors_of_steps_in_parts_are_shown_by_plan(tmp_path):
+    one = Row("here", "toy", "HSDP", "dp=2", 1.1, 1.0, 0.1, 1.0, 1.0, 101, 100, 25, 0.0, 0.0)
+    other = replace(one, model="other", predicted_seconds=0.8, predicted_bytes=100)
+    rows = [one, other, replace(one, plan="1F1B", predicted_seconds=2.0, measured_seconds=2.0)]
+    host = {"cores": 2, "processor": "none"}
+    origin = {"command": "run", "commit": "c" * 40, "date": "today", "seed": 0, "machine": host}
+    found = {"rows": [asdict(row) for row in rows], "summary": {"here": summary(rows)}}
+    more = {"parts": True, "failures": [], "machines": {}, "peaks_measured": {}}
+    (tmp_path / "parts.json").write_text(json.dumps({**origin, **found, **more}))
+    lines = written(tmp_path).splitlines()
+    assert "| HSDP | 2 | 15.0% | 20.0% | 0.5% | 1.0% |" in lines
+    assert "| 1F1B | 1 | 0.0% | 0.0% | 1.0% | 1.0% |" in lines
+    assert "* Peak memory: mean error 0.7%, worst 1.0% (asked: 2 %)." in lines
+
+
+def test_steps_of_commits_are_compared_in_pairs():
+    """A time at which the host is slow says nothing of either commit."""
+    found = commits.row("toy", [2.0, 8.0, 3.0], [1.0, 4.0, 2.0])
+    assert found["times_faster"] == 2.0 and found["quartiles"] == [1.75, 2.0]
+    assert (found["before_seconds"], found["now_seconds"]) == (3.0, 2.0)
+    result = {"before": "83c3193", "hosts": 2, "gbit_per_s": 1.0, "micro_batches": 4}
+    result |= {"target": 1.5, "rows": [found]}
+    assert "| toy | 3000 | 2000 | 2.00 (1.75 to 2.00) |" in commits_page.body(result).splitlines()
+
+
 def test_a_plan_that_is_chosen_and_known_runs_once():
     graph = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.ones(4, 8),))
     frontier = sw.search(graph, preset("2xcpu"))
     (plan,) = (p for p in frontier.baselines if p.name == "data parallel")
+    plan = frontier.settled(plan)  # with a timeline, whose end is the time of its step
     other = next(p for p in frontier.baselines if p.name != "data parallel")
     same = replace(plan, name="pareto-0", notes=("fast",), lower_bound_seconds=Seconds(0.0))
     plans = {"chosen": same, "data parallel": plan, "other": other}
@@ -212,7 +272,7 @@ def test_a_model_is_measured_until_it_is_quiet_whatever_was_predicted(
     """The quietest time counts, also where its error is the largest."""
     made = iter(unrests)
 
-    def rows(place, name, log, before, options):
+    def rows(place, name, log, before, options, make):
         one = next(made)
         first, second, *_ = (replace(row, model=name) for row in _plan_rows(one))
         first = replace(first, drift=-one / 2, predicted_seconds=1 / one)

@@ -12,6 +12,7 @@ from benchmarks.curves import page as curves
 from benchmarks.efficiency import page as efficiency
 from benchmarks.kills import page as kills
 from benchmarks.lost_host import page as lost_host
+from benchmarks.mutants import page as mutants
 from benchmarks.never_worse import page as never_worse
 from benchmarks.record import digest
 from benchmarks.search import page as search
@@ -147,7 +148,13 @@ ROUND = {"seconds": 5.25, "ratio": 1.0312, "ratio_quartiles": [1.01, 1.05]}
 CURVE = {"bound": 1e-9, "steps": 40, "first": 5.5, "last": 3.25}
 KILLED = {"kills": 9, "kills_by_moment": {"while saving": 4, "after a step": 5}, "resumed": 8}
 KILLED |= {"steps": 100, "same_curve": True, "torn_checkpoints": [], "passed_over": 0}
-KILLED |= {"runs": [{"kills": 5}, {"kills": 4}], "stood_still": ["shardwright: no step was done"]}
+KILLED |= {
+    "runs": [{"plan": "pipeline", "kills": 5}, {"plan": "pipeline", "kills": 4}],
+    "stood_still": ["shardwright: no step was done"],
+}
+MUTANTS = {"rooms": {"solve": {"tried": 8, "killed": 6, "explained": 1, "left": 1}}}
+MUTANTS["rooms"]["solve"]["killed at first"] = 5
+MUTANTS |= {"drawn": 9, "mutants": [{"name": "a.py: 1 -> 2", "verdict": "survived", "reason": ""}]}
 STARTED = {"built": {"peak_bytes": 3e8}, "saved": {"peak_bytes": 2e7}, "loaded": {"peak_bytes": 0}}
 STARTED = {"ranks": [{"share_bytes": 270e6, **STARTED}]}
 LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bound": 1e-9}
@@ -276,6 +283,9 @@ LOST = {"link": "1 Gbit/s", "stall_seconds": 20.0, "every_step_once": True, "bou
             "| pipeline on 2 | 3.4e-12 |",
         ),
         (kills.body, {**KILLED, "left_aside": []}, "| in all | 9 |"),
+        (kills.body, {**KILLED, "left_aside": []}, "| pipeline | 9 |"),
+        (mutants.body, MUTANTS, "| in all | 8 | 5 | 6 | 1 | 1 |"),
+        (mutants.body, MUTANTS, "* `a.py: 1 -> 2`: survived, and not explained yet"),
         (
             kills.body,
             {**KILLED, "same_curve": False, "left_aside": ["a"]},

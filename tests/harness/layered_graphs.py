@@ -45,13 +45,23 @@ class Writer:
         return graph
 
 
-def residual_layers(count, *, inner=lambda layer: INNER, tied=False, scaled=False):
+def residual_layers(
+    count, *, inner=lambda layer: INNER, tied=False, scaled=False, masks=0, learned=False
+):
     """`count` layers x + down(tanh(relu(left(x) * right(x)))) between two linear layers; a sum.
 
     With `scaled` each layer multiplies x by a parameter of its own first; if `tied` by one of all.
+    Layers multiply x by one of so many `masks` of it by turns, which are `learned` or not.
     """
     w = Writer()
     x = w.leaf("x", LeafKind.INPUT, BATCH, WIDTH)
+    given = [w.linear(f"given{i}", x, BATCH, WIDTH) if learned else x for i in range(masks)]
+    by_turns = [
+        w.call(
+            f"mask{i}", "relu.default", (BATCH, WIDTH), x, saves=(f"mask{i}",) if learned else ()
+        )
+        for i, x in enumerate(given)
+    ]
     x = w.linear("first", x, BATCH, WIDTH)
     shared = w.weight("scale", WIDTH) if tied else None
     for i in range(count):
@@ -61,6 +71,8 @@ def residual_layers(count, *, inner=lambda layer: INNER, tied=False, scaled=Fals
         if scale is not None:
             saves = (x, scale) if scaled else ()
             y = w.call(f"{at}.scaled", "mul.Tensor", (BATCH, WIDTH), x, scale, saves=saves)
+        if by_turns:
+            y = w.call(f"{at}.masked", "mul.Tensor", (BATCH, WIDTH), y, by_turns[i % masks])
         left = w.linear(f"{at}.left", y, BATCH, size)
         right = w.linear(f"{at}.right", y, BATCH, size)
         both = w.call(f"{at}.both", "mul.Tensor", (BATCH, size), left, right, saves=(left, right))

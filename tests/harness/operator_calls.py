@@ -298,6 +298,7 @@ CALLS = [
         "scaled_dot_product_attention.default",
         f(5, 6, 7, 4), f(5, 3, 6, 4), f(5, 3, 6, 4), f(7, 6), 0.0, False, enable_gqa=True,
     ),
+    call("scaled_dot_product_attention.default", f(3, 2, 4), f(3, 2, 4), f(3, 2, 4), None, 0, True),
     # Reductions, norms and losses
     call("sum.default", f(5, 7)),
     call("sum.dim_IntList", f(5, 6, 7), [0, -1]),

@@ -5,6 +5,7 @@ import pickle
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,13 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.harness import captures
+
 # The server imports once what every rank needs and forks the ranks off, in milliseconds.
-_PRELOAD = [
-    "torch.distributed.tensor",
-    "torch.export",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-]
+_PRELOAD = ["tests.harness.preloaded"]
 
 
 def run_ranks(world, function, *args, timeout=420):
@@ -32,7 +30,7 @@ def run_ranks(world, function, *args, timeout=420):
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
-            (world, folder, timeout, function, args),
+            (world, folder, timeout, captures.known(), function, args),
             nprocs=world,
             join=False,
             start_method="forkserver",
@@ -54,7 +52,7 @@ def run_ranks(world, function, *args, timeout=420):
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world)]
 
 
-def _rank(rank, world, folder, timeout, function, args):
+def _rank(rank, world, folder, timeout, known, function, args):
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are made of configurations alone
     dist.init_process_group(
@@ -65,7 +63,8 @@ def _rank(rank, world, folder, timeout, function, args):
         timeout=timedelta(seconds=timeout),
     )
     try:
-        returned = function(*args)
+        with nullcontext() if known is None else captures.remembered(known, folder):
+            returned = function(*args)
         dist.barrier()  # none leaves while another still sends
     except Exception:  # told before the group is gone and the others fail for want of it
         _error(folder, rank).write_text(f"rank {rank}, {time.time_ns()}\n{traceback.format_exc()}")

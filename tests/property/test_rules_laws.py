@@ -27,7 +27,7 @@ from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, ran
 from shardwright.runtime.sharded_ops.experts import LocalExperts
 from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
-from tests.harness.operator_calls import CALLS
+from tests.harness.operator_calls import CALLS, call, f
 from tests.harness.rank_threads import Meeting
 from tests.harness.resized_calls import free_sizes, resized
 from tests.harness.simulated_ranks import gather, scatter
@@ -111,10 +111,21 @@ def test_what_may_be_split_matches_the_golden_page():
     assert page == GOLDEN.read_text(), "rerun with UPDATE_GOLDEN=1 and read the diff"
 
 
+def test_gathers_and_scatters_of_single_numbers_have_no_rule():
+    number = torch.tensor(2)
+    for one in (
+        call("gather.default", f(5), 0, number),
+        call("scatter.src", f(5), 0, number, f()),
+        call("scatter.value", f(5), 0, number, 3.0),
+    ):
+        assert analyze(one.graph).unknown == ("y",), one.name
+
+
 def _describe(one):
     rule = analyze(one.graph).rules["y"]
     split = " ".join(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)
     split += "".join(f" {rows}>{owners}" for rows, owners in rule.routes)
+    split += "".join(f" {'~'.join(factors)}" for factors in rule.joint_splits)
     partial = " ".join(f"{sorted(operands)}" for operands in rule.linear)
     return f"{rule}; splits: {split or 'nothing'}; passes partial sums of: {partial or 'nothing'}"
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shardwright.solve.algebra.minplus import Objectives, extreme_objectives
 from shardwright.solve.elimination.problem import Edge, Node, Problem
 from shardwright.solve.elimination.solver import make_solver
+from shardwright.solve.folding import bound_pruning
 from shardwright.solve.folding.bound_pruning import pruned_by_bounds
 from shardwright.solve.folding.folded import Folded, FoldedChain
 from shardwright.solve.folding.shared_inputs import SharedInputBounds, shared_inputs_of
@@ -18,12 +19,12 @@ WEIGHTS = np.concatenate(([0.0], np.geomspace(1e-5, 1e5, 41)))
 HUBS = (5, 6)
 
 
-def decoder(seed, *, count=2, scale=1):
+def decoder(seed, *, count=2, scale=1, unit=1.0):
     """Entry - [inside - exit] x count - tail, and two hubs that all copies and some others read."""
     rng = np.random.default_rng(seed)
 
     def table(*shape, most=20):
-        time = rng.integers(0, most * scale, shape).astype(float)
+        time = rng.integers(0, most * scale, shape) * unit
         return time, rng.integers(0, most * scale, shape)
 
     sizes = [2, 2, 3, 2, 2, 4, 3]  # head, entry, inside, exit, tail, hubs
@@ -79,10 +80,18 @@ def test_the_bound_of_an_only_hub_is_exact():
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(2, 9), st.sampled_from([1, 1000]))
-def test_a_narrowed_problem_has_the_least_values_of_the_whole(seed, count, scale):
-    problem = decoder(seed, count=count, scale=scale)
-    ranges = pruned_by_bounds(problem, 10**6, Plain)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 9),
+    st.sampled_from([(1, 1.0), (1000, 1.0), (1000, 0.1)]),  # tenths are rounded in bounds
+    st.sampled_from([1, bound_pruning._FEW]),  # with 1, no two ranges are united
+)
+def test_a_narrowed_problem_has_the_least_values_of_the_whole(seed, count, times, few):
+    scale, unit = times
+    problem = decoder(seed, count=count, scale=scale, unit=unit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound_pruning, "_FEW", few)
+        ranges = pruned_by_bounds(problem, 10**6, Plain)
     rows = extreme_objectives(*problem.most)
     every = Objectives(
         np.concatenate((np.ones(len(WEIGHTS)), rows.time)),

@@ -36,14 +36,17 @@ class Net(nn.Module):
     def forward(self, x):
         return self.down(self.drop(torch.relu(self.up(x)))).square().mean()
 
-def data(pause):
+def data(pause, full):
     while True:
         time.sleep(pause)
+        if os.path.exists(full) and os.environ["RANK"] == "1":
+            os.remove(full)
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
         yield {"x": torch.randn(8, 6)}
 
-def job(pause=0.0):
+def job(pause=0.0, full=""):
     return sw.Job(Net, {"x": torch.zeros(8, 6)}, lambda p: torch.optim.AdamW(p, lr=0.01),
-                  lambda: data(pause), 30)
+                  lambda: data(pause, full), 30)
 """
 ROOT = Path(__file__).parents[2]
 
@@ -74,8 +77,11 @@ def faults(text):
     assert again.isnan()  # it runs as before
     consensus = Consensus()
     consensus.check_batches(3, [batch])
+    consensus.settle()
+    assert consensus.may_go_on()
+    consensus.check_batches(4, [{"x": torch.full((2,), float(rank))}])  # does not wait
     with pytest.raises(JobError) as data:
-        consensus.check_batches(4, [{"x": torch.full((2,), float(rank))}])
+        consensus.settle()
     check_same_setup(sw.Plan.from_json(text), Net() if torch.manual_seed(1) else None)
     torch.manual_seed(rank)
     with pytest.raises(JobError) as weights:
@@ -135,8 +141,9 @@ def losses(training):
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path):
-    """Kill -9 of a rank that saves: all start again. SIGTERM: a checkpoint, an end, then a resume.
+    """Kill -9 of a rank that saves: all start again, and so after one that has no memory left.
 
+    SIGTERM: a checkpoint, an end, then a resume.
     A hundred kills at random moments: benchmarks/kills.
     """
     text, plan = job
@@ -145,7 +152,7 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
         undisturbed = losses(launch(target, plan, LaunchOptions(24), stdout=first_log))
     assert sorted(undisturbed) == list(range(1, 25))
     saving = SaveOptions(str(tmp_path / "runs"), every=2)
-    folder = CheckpointFolder(tmp_path / "runs")
+    folder, full = CheckpointFolder(tmp_path / "runs"), tmp_path / "full"
 
     def disturbed(command, env, stdout):
         process = subprocess.Popen(command, env=env, stdout=stdout, stderr=stdout)
@@ -155,16 +162,22 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
             lambda: set(folder.path.glob("step-*.partial")) - set(staging), process, pause=0.0005
         )
         os.kill(ranks[1], signal.SIGKILL)
-        _until(lambda: folder.names()[:1] >= ["step-00000012"], process)
+        _until(lambda: folder.names()[:1] >= ["step-00000010"], process)
+        full.touch()
+        _until(lambda: not full.exists(), process)
+        _until(lambda: folder.names()[:1] >= ["step-00000014"], process)
         process.send_signal(signal.SIGTERM)
         return process.wait(timeout=60)
 
     log = tmp_path / "1.log"
     with log.open("w") as out:
-        slow = replace(target, settings=("pause=0.1",))
+        slow = replace(target, settings=("pause=0.1", f"full={full}"))
         first = launch(slow, plan, LaunchOptions(24, saving, 6), stdout=out, run=disturbed)
     said = log.read_text()
     assert "resumed after step" in said and "stopped by SIGTERM after step" in said, said
+    starts, cause = said.split("resumed after step"), "shardwright: rank 1 has no memory left"
+    (before,) = (start.split(cause)[0] for start in starts[:-1] if cause in start)
+    assert "Traceback" not in before, said
     stopped = int(said.split("stopped by SIGTERM after step ")[1].split()[0])
     assert folder.names()[0] == f"step-{stopped:08}"
     assert not list((tmp_path / "runs").glob("*.partial"))

@@ -102,6 +102,10 @@ def test_hosts_end_with_the_process_that_made_them(cluster, how, tmp_path):
         holders = made.stdout.readline().split()
         assert _within(60, lambda: mark in _running())
         os.kill(made.pid, how)
+        try:
+            made.wait(60)
+        finally:
+            made.kill()
     assert len(holders) == 2
     gone = [Path("/proc", pid, "ns") for pid in holders]
     assert _within(60, lambda: mark not in _running() and not any(p.exists() for p in gone))

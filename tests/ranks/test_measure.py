@@ -30,6 +30,8 @@ def test_two_processes_measure_this_host_and_remember_it(tmp_path, monkeypatch):
     assert dict(machine.device.flop_per_s).keys() >= {"float32", "float64"}
     assert machine.device.peak_flop_per_s("float32") > 1e8
     assert 1e8 < machine.device.bytes_per_s < 1e13
+    # A copy to the host reads and writes each byte.
+    assert 0 < machine.device.host_bytes_per_s <= machine.device.bytes_per_s / 2
     assert 1e-7 < machine.device.launch_seconds < 1e-2
     assert machine.levels[0].bytes_per_s > 1e6
     assert 0 <= machine.overlap <= 1

@@ -270,7 +270,7 @@ def on_stages(text, folder):
     with torch.no_grad():
         for name, p in run.module.named_parameters():
             p.fill_(large[name]) if name in large else None
-    return weights, run.module.origin_of_nonfinite(batch(1), (0, 0))
+    return weights, run.module.origin_of_nonfinite(batch(1), torch.tensor([0, 0]))
 
 
 def resumed(text, folder):

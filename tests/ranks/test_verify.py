@@ -87,6 +87,24 @@ def test_a_lost_gradient_is_found_and_named(monkeypatch):
     assert re.fullmatch(r"up\.bias \(read by linear, up \(.*:\d+\)\)", str(report.worst))
 
 
+def test_a_plan_for_one_device_starts_no_process(monkeypatch):
+    """Of a run on one GPU that took a minute and a half, most was the start of four processes."""
+    model, batch = models.mlp()
+    plan = sw.price(sw.capture(model, (), batch), "1xcpu", "mb=1", "adamw")
+    monkeypatch.setattr(verify_module, "run_ranks", None)
+    report = sw.verify(model, plan, (), batch)
+    assert report.ok and report.devices == 1
+    assert not torch.distributed.is_initialized()
+    right = verify_module.measured_on_ranks
+
+    def measured(payload):
+        payload["weights"]["up.weight"][2, 1] += 1e-3
+        return right(payload)
+
+    monkeypatch.setattr(verify_module, "measured_on_ranks", measured)
+    assert not sw.verify(model, plan, (), batch).ok
+
+
 def verify_of_mlp():
     model, batch = models.mlp()
     return sw.verify(model, planned(model, batch, "data parallel"), (), batch)

@@ -8,6 +8,9 @@ own `apply`. It is split along dimensions where both passes recombine, and a fun
 than to compute its results is refused in one line that names the user's.
 """
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -419,6 +422,24 @@ def test_functions_are_sent_to_the_ranks_of_verify():
     (found,) = sent["Sign"]([given])
     found.sum().backward()
     assert torch.equal(given.grad, torch.full_like(given, 0.5))
+
+
+def test_a_function_of_a_file_that_the_rank_cannot_import_is_loaded_from_it(tmp_path, monkeypatch):
+    file = tmp_path / "signs_of_a_user.py"
+    file.write_text(
+        "import torch\n\n\nclass Negative(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: -x)\n"
+        "    backward = staticmethod(lambda ctx, gradient: -gradient)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("signs_of_a_user")
+    model, x = one(module.Negative.apply)
+    packed = pack(capture_call(model, (x,)).opaque)
+    monkeypatch.undo()  # a rank has another path
+    del sys.modules["signs_of_a_user"]
+    (call,) = unpack(packed).values()
+    assert torch.equal(call([torch.ones(3)])[0], -torch.ones(3))
+    assert sys.modules.pop("signs_of_a_user").__file__ == str(file)
 
 
 def test_a_function_that_cannot_be_sent_is_told():

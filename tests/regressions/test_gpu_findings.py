@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from torch import nn
 
 import shardwright as sw
 from scripts.gpu_check.exact import errors_of
+from shardwright.machine.backends import BACKENDS
 from shardwright.runtime.async_pipeline.runner import async_pipeline
+from shardwright.runtime.backend import base
 from shardwright.runtime.comm.channel import Channel
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.pipeline.stage_links import StageLinks
@@ -99,3 +102,15 @@ def test_the_check_on_a_gpu_tells_of_gradients_that_are_no_numbers():
     assert errors_of(loss, {"w": gradient}, loss, {"w": gradient}) == 0
     assert errors_of(loss, {"w": broken}, loss, {"w": gradient}) == float("inf")
     assert errors_of(loss * float("nan"), {"w": gradient}, loss, {"w": gradient}) == float("inf")
+
+
+def test_complex_sums_are_scattered(monkeypatch):
+    """Torch sends complex numbers as pairs in every other collective, and refuses them here."""
+    begun = mock.Mock()
+    monkeypatch.setattr(base, "reduce_scatter_single", begun)
+    own, given = torch.zeros(3, dtype=torch.complex64), torch.ones(6, dtype=torch.complex64)
+    base.Backend(BACKENDS["nccl"]).begin_reduce_scatter(mock.Mock(), own, given, 0)
+    ((real, pairs), _) = begun.call_args
+    assert (pairs.dtype, pairs.shape) == (torch.float32, (6, 2))
+    real[:, 1] = 2.0
+    assert own.tolist() == [2j] * 3

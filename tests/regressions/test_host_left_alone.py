@@ -8,6 +8,7 @@ and is left alone now unless `tune_host=True` asks for it.
 import ctypes
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -50,14 +51,17 @@ def host():
     }
 
 
-def trained(**options):
-    """The host after a step and a wait of 0.3 s, calls of `mallopt`, and yields while waiting."""
+def trained(late, while_waiting=None, **options):
+    """The host after a step to which rank 1 is `late`, calls of `mallopt`, and yields.
+
+    Each yield calls `while_waiting`.
+    """
     libc, environment = mock.Mock(), dict(os.environ)
     libc.mallopt.return_value = 1
     batch = {"x": torch.ones(4, 8)}
     with (
         mock.patch.object(ctypes, "CDLL", return_value=libc),
-        mock.patch.object(os, "sched_yield") as yields,
+        mock.patch.object(os, "sched_yield", side_effect=while_waiting) as yields,
     ):
         model = Model()
         plan = sw.plan(
@@ -68,22 +72,28 @@ def trained(**options):
         )
         module = sw.parallelize(model, plan, **options)
         optimizer = torch.optim.SGD(module.parameters())
-        dist.barrier()
+        module.train_step(optimizer, batch)  # the first call makes what later calls need
         if dist.get_rank():
-            time.sleep(0.3)
+            late()
         module.train_step(optimizer, batch)
     assert dict(os.environ) == environment
     return host(), libc.mallopt.call_count, yields.call_count
 
 
-def left_alone_and_tuned():
+def left_alone_and_tuned(folder):
     before = host()
-    found = trained()
-    return before, found, trained(tune_host=True)
+    left_alone = trained(lambda: time.sleep(0.3))
+    store = dist.FileStore(f"{folder}/store", 2)
+    tuned = trained(
+        lambda: store.wait(["rank 0 yields"], timedelta(seconds=60)),
+        while_waiting=lambda: store.set(f"rank {dist.get_rank()} yields", "yes"),
+        tune_host=True,
+    )
+    return before, left_alone, tuned
 
 
-def test_the_host_is_left_alone_unless_it_is_to_be_tuned():
-    of_ranks = run_ranks(2, left_alone_and_tuned)
+def test_the_host_is_left_alone_unless_it_is_to_be_tuned(tmp_path):
+    of_ranks = run_ranks(2, left_alone_and_tuned, tmp_path)
     for before, (after, mallopts, yields), (tuned, tuned_mallopts, _) in of_ranks:
         assert after == before
         assert after["of gloo"] == [os.SCHED_OTHER]

@@ -221,7 +221,8 @@ _ALONG: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sum": lambda x, d: x.sum(d),
     "sum_kept": lambda x, d: x.sum(d, keepdim=True).expand_as(x),
     "mean": lambda x, d: x.mean(d),
-    "centred": lambda x, d: x - x.mean(d, keepdim=True),
+    # Half of the mean, because sums that are zero have no digits to compare.
+    "centred": lambda x, d: x - x.mean(d, keepdim=True) / 2,
     "amax": lambda x, d: x.amax(d),
     "amin": lambda x, d: x.amin(d),
     "var": lambda x, d: x.var(d, correction=0),

@@ -54,7 +54,7 @@ def _planned(graph, machine):
     """The fastest plan that fits, or the smallest where none does, in a few words."""
     frontier = sw.search(graph, machine)
     try:
-        plan, fits = frontier.fastest(machine.device.memory_bytes), ""
+        plan, fits = frontier.fastest(machine.device.usable_bytes), ""
     except InfeasibleError:
         plan, fits = frontier.smallest("unlimited"), " (does not fit)"
     memory = plan.peak_bytes / 2**30

@@ -74,6 +74,7 @@ def _run(snapshot: Snapshot, figure: str, model: str, mode: str) -> dict[str, An
         "attention": "unfused",
         "loss": "in place",
         "optimizer": "adamw-fused",
+        "gradient_buffers": True,
         "gpu": "A100-80",
         "gpus": run["num_procs"],
         "network_gbit": 1600,

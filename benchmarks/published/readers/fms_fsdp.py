@@ -56,6 +56,7 @@ def _row(snapshot: Snapshot, line: Line, column: str, gpu: str, gpus: int, netwo
         compiled=cells.get("Compile") == "Y",
         norms="composed",
         loss="half",
+        optimizer="adamw-foreach",
         gpu=gpu,
         gpus=gpus,
         network_gbit=network,

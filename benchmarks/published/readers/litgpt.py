@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.published.readers.shapes import LLAMA2, LLAMA3
@@ -13,6 +14,8 @@ _RECIPES, _RESOURCES = "config_hub/finetune/README.md", "tutorials/resource-tabl
 _GIB = 1e9 / 2**30  # of a GB
 
 _NO_TIME = "runtime of the whole run"
+_ADAMW_STATES = 2
+_TOO_LOW = "the peak is below weights, gradients and AdamW's state, which the recipe names"
 
 
 def _shape(family: str, *sizes: int, head_size: int = 0) -> dict[str, Any]:
@@ -106,7 +109,7 @@ def _recipe(snapshot: Snapshot, line: Line) -> Row:
     machine = int(cells["Machine"].split("x")[0])
     ranks = min(machine, _RANKS.get(name, 1)) if tuning == "full" else 1
     given = _BATCH.get((name, tuning if tuning == "full" else ""), 8)
-    return Row(
+    row = Row(
         source="litgpt",
         path=_RECIPES,
         commit=snapshot.commit,
@@ -124,12 +127,23 @@ def _recipe(snapshot: Snapshot, line: Line) -> Row:
         loss="half",
         reduce="bf16",
         recompute="full" if ranks > 1 else "none",
+        optimizer="adamw-foreach",
         gpu="A10G",
         gpus=ranks,
         gpus_per_node=4,
         **_memory(cells["Peak memory"]),
         note=f"{cells['Machine']}; {_NO_TIME}: {cells['Training runtime']}",
     )
+    return replace(row, excluded=_TOO_LOW) if _is_too_low(row) else row
+
+
+def _is_too_low(row: Row) -> bool:
+    """Whether a rank's share of weights, gradients and AdamW's state takes more than the peak.
+
+    All of them are bfloat16 in these recipes.
+    """
+    least = 2 * (2 + _ADAMW_STATES) * row.parameters / row.gpus / 2**30
+    return row.tuning == "all" and row.memory_gib is not None and row.memory_gib < least
 
 
 def _resource(snapshot: Snapshot, line: Line, title: str, command: str) -> Row:
@@ -166,6 +180,7 @@ def _resource(snapshot: Snapshot, line: Line, title: str, command: str) -> Row:
         loss="half",
         reduce="bf16",
         recompute="none",
+        optimizer="adamw-foreach",
         gpu="A100-40",
         gpus=gpus,
         **memory,

@@ -54,7 +54,7 @@ def rows(snapshot: Snapshot) -> Iterator[Row]:
             recompute="full" if cells["Activation Checkpointing"] == "True" else "none",
             attention="flash-1",
             loss="fused",
-            optimizer="adamw-loop",
+            optimizer="adamw-foreach",
             gpu=gpu,
             gpus=gpus,
             network_gbit=network,

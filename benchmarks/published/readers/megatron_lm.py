@@ -1,14 +1,18 @@
 """Megatron-LM: times and peaks that its functional tests of GPT have recorded.
 
 Each test has a file of flags and a file of recorded values for each kind of GPU. A flag that is
-neither translated nor listed as one that costs nothing excludes the test.
+neither translated nor listed as one that costs nothing excludes the test. Files of one test and
+kind of GPU whose peaks differ were not recorded with the same attention, which no flag names: their
+peaks are left out.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -20,6 +24,8 @@ from benchmarks.published.row import Row
 
 _FOLDER = "tests/functional_tests/test_cases/gpt"
 _GPUS = {"dgx_a100": "A100-80", "dgxa100": "A100-80", "dgx_h100": "H100", "dgx_gb200": "GB200"}
+_SAME = 1.1  # quotient of peaks of one configuration, at most
+_DROPOUT = 0.1  # of embeddings, residuals and attention, where no flag says it
 _RECORDED = ("iteration-time", "mem-max-allocated-bytes")
 # Flags that become columns.
 _SHAPE = """num-layers hidden-size num-attention-heads seq-length max-position-embeddings vocab-size
@@ -27,20 +33,20 @@ _SHAPE = """num-layers hidden-size num-attention-heads seq-length max-position-e
     global-batch-size tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size
     num-layers-per-virtual-pipeline-stage sequence-parallel use-distributed-optimizer
     recompute-granularity recompute-method recompute-num-layers transformer-impl attention-backend
-    bf16 fp16"""
+    attention-dropout hidden-dropout bf16 fp16"""
 # Flags that change no shape of the step, or only names, data, logs, checkpoints and rates.
 _FREE = """accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps
-    apply-query-key-layer-scaling async-save async-strategy attention-dropout
-    attention-softmax-in-fp32 auto-detect-ckpt-format bias calculate-per-token-loss
-    ckpt-assume-constant-structure ckpt-format ckpt-fully-parallel-load ckpt-fully-parallel-save
-    clip-grad data-cache-path data-path decoupled-lr decoupled-min-lr deterministic-mode
-    disable-bias-linear disable-gloo-process-groups dist-ckpt-optim-fully-reshardable
-    dist-ckpt-strictness distributed-backend distributed-timeout-minutes eval-interval eval-iters
-    exit-interval expert-tensor-parallel-size fim-data fim-rate fim-spm-rate hidden-dropout
-    init-method-std load log-interval log-memory-to-tensorboard log-num-zeros-in-grad
-    log-params-norm log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard lr
-    lr-decay-iters lr-decay-style lr-warmup-fraction lr-warmup-samples manual-gc min-lr mock-data
-    no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader
+    apply-query-key-layer-scaling async-save async-strategy attention-softmax-in-fp32
+    auto-detect-ckpt-format bias calculate-per-token-loss ckpt-assume-constant-structure
+    ckpt-format ckpt-fully-parallel-load ckpt-fully-parallel-save clip-grad data-cache-path
+    data-path decoupled-lr decoupled-min-lr deterministic-mode disable-bias-linear
+    disable-gloo-process-groups dist-ckpt-optim-fully-reshardable dist-ckpt-strictness
+    distributed-backend distributed-timeout-minutes eval-interval eval-iters exit-interval
+    expert-tensor-parallel-size fim-data fim-rate fim-spm-rate init-method-std load
+    log-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm
+    log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard lr
+    lr-decay-iters lr-decay-style lr-warmup-fraction lr-warmup-samples manual-gc min-lr
+    mock-data no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader
     no-gradient-accumulation-fusion no-mmap-bin-files async-ckpt-use-cpu-shm
     overlap-grad-reduce overlap-param-gather rerun-mode save save-interval seed split
     tensorboard-dir timing-log-level train-iters use-checkpoint-opt_param-scheduler
@@ -51,11 +57,27 @@ _KNOWN = frozenset((*_SHAPE.split(), *_FREE.split()))
 def rows(snapshot: Snapshot) -> Iterator[Row]:
     """A row for each file of recorded values."""
     listed = snapshot.files(_FOLDER)
+    found = []
     for path in listed:
         folder, _, name = path.rpartition("/")
         config = f"{folder}/model_config.yaml"
         if name.startswith("golden_values") and name.endswith(".json") and config in listed:
-            yield _row(snapshot, path, config)
+            found.append(_row(snapshot, path, config))
+    yield from _without_contradictions(found)
+
+
+def _without_contradictions(found: Sequence[Row]) -> Iterator[Row]:
+    """The rows without peaks that differ between files of one test and one kind of GPU."""
+    peaks: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in found:
+        if row.memory_gib is not None and not row.excluded:
+            peaks[row.model, row.gpu].append(row.memory_gib)
+    for row in found:
+        known = peaks.get((row.model, row.gpu), [0.0])
+        if row.memory_gib is not None and max(known) > _SAME * min(known):
+            note = f"a peak of {row.memory_gib} GiB, where another file of the test has another"
+            row = replace(row, memory_gib=None, memory_kind="", note=note)
+        yield row
 
 
 def _row(snapshot: Snapshot, path: str, config: str) -> Row:
@@ -108,6 +130,8 @@ def _reason(name: str, gpu: str, flags: Mapping[str, Any], values: Mapping[str, 
         return "no training with a fixed global batch"
     if unknown:
         return f"no column for the flag {unknown[0]}"
+    if flags.get("attention-dropout", _DROPOUT) != flags.get("hidden-dropout", _DROPOUT):
+        return "other dropout of attention than of residuals"
     if flags.get("recompute-granularity") not in (None, "full"):
         return "recomputation other than of whole layers"
     return ""
@@ -149,7 +173,9 @@ def _columns(flags: Mapping[str, Any], gpus: int) -> dict[str, Any]:
         "recompute": "full" if "recompute-granularity" in flags else "none",
         "attention": "unfused" if unfused else "fused",
         "loss": "in place",
+        "dropout": float(flags.get("hidden-dropout", _DROPOUT)),
         "optimizer": "adamw-fused",
+        "gradient_buffers": True,
     }
 
 

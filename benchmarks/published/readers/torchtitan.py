@@ -44,6 +44,7 @@ def _row(snapshot: Snapshot, path: str, line: Line, published: str, **given: Any
     local = given.pop("local_batch")
     given.setdefault("dp_shard", given["gpus"])
     given.setdefault("micro_batch", local)
+    given.setdefault("optimizer", "adamw-foreach")  # its default until 2025
     tokens = local * given["dp_shard"] * given["sequence"]
     memory = given.pop("memory", "")
     value = number(published)
@@ -57,7 +58,6 @@ def _row(snapshot: Snapshot, path: str, line: Line, published: str, **given: Any
         reshard=given.get("pp", 1) == 1,
         reduce="fp32",
         norms="composed",
-        optimizer="adamw-fused",
         metric="tokens/s/gpu",
         published=value,
         step_seconds=step_seconds("tokens/s/gpu", value, tokens, given["gpus"]),
@@ -184,6 +184,7 @@ def _of_async_tp(snapshot: Snapshot) -> Iterator[Row]:
                 line,
                 cells[f"{name} tokens/sec"],
                 async_tp=overlapped,
+                optimizer="adamw-fused",
                 **_H100,
                 **common,
             )
@@ -201,6 +202,7 @@ def _of_h200(snapshot: Snapshot) -> Iterator[Row]:
             memory=line.cells["Memory(GiB)"],
             gpus=8 * int(line.cells["NUM_NODES"]),
             gpu="H200",
+            optimizer="adamw-fused",
             network_gbit=3200,
             sequence=8192,
             local_batch=2,

@@ -47,6 +47,7 @@ def _of(text: str, path: str, commit: str) -> Iterator[Row]:
             loss="in place",
             dropout=0.1,
             optimizer="adamw-fused",
+            gradient_buffers=True,
             gpu="A100-80",
             gpus=int(cells["GPUs"]),
             network_gbit=800,

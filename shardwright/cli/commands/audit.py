@@ -57,7 +57,14 @@ class _File:
 @click.option("--seq", type=click.IntRange(2), help="Tokens of a sequence, if not in CONFIG.")
 @options.memory_limit
 @options.optimizer
-@click.option("--search", "searched", is_flag=True, help="Search plans that are not uniform, too.")
+@click.option(
+    "--search",
+    "searched",
+    type=click.Choice(auditing.SEARCHES),
+    default=auditing.SEARCHES[0],
+    show_default=True,
+    help="Search plans that are not uniform: like the best uniform one, all, or none.",
+)
 @click.option("--with", "changes", help="Changes of the strategy, as 'tp=4 ac=full'.")
 @click.option("--to", "target", type=click.Choice(tuple(WRITERS)), help="Format to write.")
 @click.option("-o", "--output", type=OutputFile(), help="Config file to write.")
@@ -81,7 +88,7 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
     audit = prices = None
     if machine is not None:
         about = auditing.PricingOptions(
-            machine, given["memory_limit"], given["optimizer"], given["searched"]
+            machine, given["memory_limit"], given["optimizer"], given["searched"], whole
         )
         audit = auditing.Audit(found, model, about)
         prices = audit.prices()

@@ -10,7 +10,7 @@ from string import ascii_lowercase, ascii_uppercase
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.commands.plan_files.report import PAGES, write_page
+from shardwright.cli.commands.plan_files.report import PAGES, page_of, write_page
 from shardwright.cli.console import print_chart, print_frontier, print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
@@ -111,7 +111,7 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
             memory = found[0][0].device.usable_bytes
             fits = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= memory]
             best = min(fits, key=lambda i: shown[i].plan.step_seconds, default=0)
-            write_page(output, shown, target, memory, chosen=best)
+            write_page(output, page_of(shown, target, memory, chosen=best))
             return
         folder = Path(output)
         try:

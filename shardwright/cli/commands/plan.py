@@ -16,6 +16,7 @@ from shardwright.cli.timings import Choice
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.plan_io.files import save_plan
+from shardwright.planner.audit.avoidable import Avoidable
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
@@ -111,7 +112,7 @@ def command(
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
-        print_answer(found, limit, planning.useful_seconds(captured, known))
+        print_answer(found, limit, planning.avoidable(captured, known, found))
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
     elif not config["whole"]:
@@ -165,10 +166,10 @@ def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines
     click.echo(f"{wrapped(text)}\n{wrapped(precision)}\n")
 
 
-def print_answer(found: Choice, limit: int | None, useful_seconds: float) -> None:
+def print_answer(found: Choice, limit: int | None, avoidable: Avoidable) -> None:
     """Print speed, memory, limits, what would help, and other plans that fit; notes in short."""
     plan = found.plan
-    for name, text in answer_lines(plan, found.frontier.costs, limit, useful_seconds):
+    for name, text in answer_lines(plan, found.frontier.costs, limit, avoidable):
         line = f"{name:<{_LABEL}}{text}"
         click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * _LABEL))
     click.echo("\n".join(["", *alternatives(plan, found.frontier, limit)]))

@@ -140,7 +140,7 @@ def _planned(
         limit = limit_on(known, wanted.memory_limit)
         searched = planning.searches_pipelines(known, wanted, chosen)
         print_verdict(choice, limit, captured.precision, pipelines=searched)
-        print_answer(choice, limit, planning.useful_seconds(captured, known))
+        print_answer(choice, limit, planning.avoidable(captured, known, choice))
     return chosen
 
 

@@ -67,7 +67,7 @@ def comparison(plan: Plan, training: Training) -> str:
     """Loss from first to last step; predicted against measured step time and peak memory."""
     measured = training.step_seconds
     if measured is None:
-        return "no step was reported"
+        return "no step was left to do: the checkpoint has them all; --steps N trains longer"
     first, last = training.records[0], training.records[-1]
     memory = training.peak_bytes
     predicted = plan.peak_bytes + (plan.memory.libraries if plan.memory else 0)

@@ -44,3 +44,17 @@ def reduced_bytes(graph: Graph, parameter: str) -> int:
 def stored_bytes(graph: Graph, parameter: str) -> int:
     """Bytes of an unsharded stored parameter, and of its gradient."""
     return graph.tensor[parameter].num_elements * stored_item_bytes(graph, parameter)
+
+
+def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
+    """Dtypes of a graph's training, in the order of `ir/strategy/fields.py`'s `DTYPE_FIELDS`.
+
+    Each is empty if parameters have several.
+    """
+    leaves = graph.leaves_of(LeafKind.PARAMETER)
+    used = {graph.tensor[leaf.name].dtype for leaf in leaves}
+    used = {dtype for dtype in used if "float" in dtype}
+    compute = used.pop() if len(used) == 1 else ""
+    if not master_weights(graph):
+        return compute, compute, compute, compute
+    return compute, COMPUTE if graph.numerics.reduce == "bf16" else MASTER, MASTER, MASTER

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 Shape = tuple[int, ...]
 OfMatrix = Callable[[int, int], int]  # of its rows and columns
@@ -44,6 +45,15 @@ class MatrixUpdate:
     options: Mapping[str, float] = field(default_factory=dict)
 
 
+class Implementation(Enum):
+    """The ways in which `torch.optim` runs an update, by the argument that asks for them."""
+
+    DEFAULT = ""  # FOREACH of plain tensors on a GPU, LOOP of others: on CPUs, and of DTensors
+    LOOP = "loop"  # one operator after the other, of each parameter (`foreach=False`)
+    FOREACH = "foreach"  # one operator after the other, each of all parameters
+    FUSED = "fused"  # all operators in one kernel, which has no temporaries
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
     """One optimizer, as planning and `verify` need it.
@@ -57,7 +67,10 @@ class OptimizerSpec:
     * `foreach_temporaries`: the same of the size of all parameters where they are updated at once
       (`foreach`, torch's default for plain tensors on a GPU). Neither counts weight decay that is
       added to gradients;
-    * `matrix`: the update of parameters of two dimensions, where it is another one.
+    * `matrix`: the update of parameters of two dimensions, where it is another one;
+    * `implementation`: how torch runs the update;
+    * `keeps_gradients`: whether gradients have buffers of their own that are never freed, of the
+      size in which a rank sums them, as in Megatron-LM.
     """
 
     name: str
@@ -69,6 +82,19 @@ class OptimizerSpec:
     foreach_temporaries: int = 0
     options: Mapping[str, float] = field(default_factory=lambda: {"lr": 1e-3})
     matrix: MatrixUpdate | None = None
+    implementation: Implementation = Implementation.DEFAULT
+    keeps_gradients: bool = False
+
+    @property
+    def fused_passes(self) -> int:
+        """Passes of a fused update over the elements of a parameter, each read or write one."""
+        return 3 + 2 * self.state_tensors
+
+    def runs(self, *, plain: bool, on_gpu: bool) -> Implementation:
+        """The implementation for parameters that are `plain` tensors, or DTensors if not."""
+        if self.implementation is not Implementation.DEFAULT:
+            return self.implementation
+        return Implementation.FOREACH if plain and on_gpu else Implementation.LOOP
 
     def matrix_of(self, shape: Shape) -> MatrixUpdate | None:
         """The update of a parameter of this shape, if it is one of whole matrices."""

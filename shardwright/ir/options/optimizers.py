@@ -7,9 +7,11 @@ entry, or a file of its own, or an `OptimizerSpec` of the user's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from shardwright.ir.options.muon import MUON
-from shardwright.ir.options.optimizer_spec import OptimizerSpec
+from shardwright.ir.options.optimizer_spec import Implementation, OptimizerSpec
 
 
 class OptimizerError(ValueError):
@@ -24,23 +26,34 @@ _SPECS = (
     OptimizerSpec("adam", "Adam", 2, 7, 19, 2, 1),
     OptimizerSpec("adamw", "AdamW", 2, 8, 21, 2, 1),
     OptimizerSpec("nadam", "NAdam", 2, 8, 23, 2, 1),
-    OptimizerSpec("radam", "RAdam", 2, 12, 29, 4, 2),
+    OptimizerSpec("radam", "RAdam", 2, 12, 29, 5, 1),
     OptimizerSpec("adamax", "Adamax", 2, 6, 17, 1, 1),
-    OptimizerSpec("adagrad", "Adagrad", 1, 4, 12, 1, 1, options={"lr": 1e-2}),
+    OptimizerSpec("adagrad", "Adagrad", 1, 4, 12, 1, 2, options={"lr": 1e-2}),
     OptimizerSpec("rmsprop", "RMSprop", 1, 5, 14, 1, 1),
     MUON,
 )
 OPTIMIZERS: Mapping[str, OptimizerSpec] = {spec.name: spec for spec in _SPECS}
+_FUSED = ("SGD", "Adam", "AdamW", "Adagrad")  # classes that have a kernel for the whole update
+_ASKED: Mapping[str, tuple[str, ...]] = {
+    spec.name: ("loop", "foreach", *(["fused"] if spec.torch_class in _FUSED else []))
+    if spec.matrix is None
+    else ()
+    for spec in _SPECS
+}
 _USERS: dict[str, OptimizerSpec] = {}  # hold for the process that states them
 
 
 def optimizer_spec(name: str) -> OptimizerSpec:
     """The optimizer of this name, in any case; raises `OptimizerError` for an unknown one.
 
+    A name with `_fused`, `_foreach` or `_loop` behind it asks torch for that implementation.
+
     >>> optimizer_spec("AdamW").state_tensors
     2
+    >>> optimizer_spec("adamw_fused").implementation
+    <Implementation.FUSED: 'fused'>
     """
-    found = OPTIMIZERS.get(name.lower()) or _USERS.get(name.lower())
+    found = _built_in(name.lower()) or _USERS.get(name.lower())
     if found is None:
         known = ", ".join(OPTIMIZERS)
         raise OptimizerError(
@@ -48,6 +61,28 @@ def optimizer_spec(name: str) -> OptimizerSpec:
             " state is most like it, or give an OptimizerSpec of your own"
         )
     return found
+
+
+def _built_in(name: str) -> OptimizerSpec | None:
+    plain, _, word = name.rpartition("_")
+    if word in _ASKED.get(plain, ()):
+        return replace(OPTIMIZERS[plain], name=name, implementation=Implementation(word))
+    return OPTIMIZERS.get(name)
+
+
+def fused(name: str) -> str | None:
+    """The name of the same optimizer with an update in one kernel; None if torch has none.
+
+    None, too, for the name of a fused optimizer.
+
+    >>> fused("adamw"), fused("adamw_loop"), fused("adamw_fused"), fused("nadam")
+    ('adamw_fused', 'adamw_fused', None, None)
+    """
+    spec = optimizer_spec(name)
+    if spec.implementation is Implementation.FUSED:
+        return None
+    plain = name.lower().removesuffix(f"_{spec.implementation.value}")
+    return f"{plain}_fused" if "fused" in _ASKED.get(plain, ()) else None
 
 
 def known_optimizer(given: object) -> str:
@@ -58,7 +93,7 @@ def known_optimizer(given: object) -> str:
     """
     if isinstance(given, OptimizerSpec):
         name = given.name.lower()
-        if name in OPTIMIZERS:
+        if _built_in(name) is not None:
             raise OptimizerError(f"optimizer {name!r} is known already; give yours another name")
         _USERS[name] = given
     elif isinstance(given, str):
@@ -69,9 +104,18 @@ def known_optimizer(given: object) -> str:
         name = type(given).__name__.lower()
         if name == "sgd" and defaults.get("momentum"):
             name = "sgd_momentum"
+        name += _asked(name, defaults)
     else:
         raise OptimizerError(
             f"optimizer is a {type(given).__name__}; give a name as in optimizer='adamw', a class"
             " of torch.optim, or an optimizer"
         )
     return optimizer_spec(name).name
+
+
+def _asked(name: str, defaults: Mapping[str, Any]) -> str:
+    """The suffix of the implementation that the arguments of an optimizer ask for, if any."""
+    foreach = defaults.get("foreach")
+    words = {"fused": defaults.get("fused"), "foreach": foreach, "loop": foreach is False}
+    known = _ASKED.get(name, ())
+    return next((f"_{word}" for word, asked in words.items() if asked and word in known), "")

@@ -174,6 +174,20 @@ OF_DEVICE = (
         "of a tile, that its start and end take as long as",
         brief=True,
     ),
+    Figure(
+        "host_memory",
+        "host_memory_bytes",
+        _MEMORY,
+        "of its host, its share",
+        brief=True,
+    ),
+    Figure(
+        "host_bandwidth",
+        "host_bytes_per_s",
+        _RATE,
+        "to its host or from it, while all copy",
+        brief=True,
+    ),
 )
 OF_LEVEL = (
     Figure("name", "name", _TEXT),

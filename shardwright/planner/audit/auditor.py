@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import final
 
 from shardwright.ir.frontier import UNLIMITED, InfeasibleError
@@ -12,18 +12,21 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
+from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.audit.beyond import plans_like
 from shardwright.planner.audit.changes import StrategyChange, single_changes
+from shardwright.planner.audit.loss_forms import PricedForms
 from shardwright.planner.audit.priced_as import priced_as
-from shardwright.planner.audit.utilisation import useful_seconds
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.refinement import Refinement
-from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies
+from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies_of
 
 _SAME = 1e-3  # relative differences of step time and memory below this are ignored
+_GAIN = 5e-3  # of a step's time: single changes that save less are not simulated
+_LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
+_SIMULATED = 6  # single changes, at most
 _ROUNDS = 8  # the most single changes that are applied one after the other
 _SETTLED = 3  # the fastest strategies by the tables whose time and memory are simulated
 
@@ -46,14 +49,16 @@ class PricedChange:
     Attributes:
         change: the change.
         gain: the fraction of the step time that it saves; negative if the step gets slower.
-        bytes: the additional peak memory of a rank by the tables; negative if it needs less.
+        bytes: the additional peak memory of a rank; negative if it needs less.
         fits: whether the changed strategy is within the memory limit.
+        is_simulated: whether time and memory are those of its step program, else of the tables.
     """
 
     change: StrategyChange
     gain: float
     bytes: int
     fits: bool
+    is_simulated: bool
 
 
 @final
@@ -75,82 +80,138 @@ class Auditor:
         self.machine = machine
         self.optimizer = optimizer
         self.limit = limit
-        self._tracer = tracer
-        self._expansion = Expansion(graph, machine, optimizer)
+        self._forms = PricedForms(graph, machine, optimizer, tracer)
         self._costs: dict[Strategy, Cost] = {}
+        self._plans: dict[Strategy, Plan] = {}  # by the tables
         self._priced: dict[Strategy, Priced] = {}
 
     @property
     def limits(self) -> ModelLimits:
         """Sizes of the model that limit degrees."""
-        return self._expansion.limits
+        return self._forms.given.expansion.limits
 
     @paused()
     def price(self, strategy: Strategy) -> Priced:
         """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
         if strategy not in self._priced:
-            plan = self._expansion.expanded(strategy).plan(0.0, ())
-            self._priced[strategy] = Priced(strategy, self._refinement.settled(plan))
+            plan = self._forms.of(strategy).refinement.settled(self.unsettled(strategy))
+            self._priced[strategy] = Priced(strategy, plan)
         return self._priced[strategy]
 
     def unsettled(self, strategy: Strategy) -> Plan:
         """The plan of a strategy by the tables; raises `StrategyError` as `price` does."""
-        return self._expansion.expanded(strategy).plan(0.0, ())
-
-    @cached_property
-    def useful_seconds(self) -> float:
-        """Seconds of a step's useful operations at the peak of one device."""
-        analysis = self._expansion.sources.analysis
-        return useful_seconds(self.graph, analysis, self.machine.device)
-
-    def utilisation(self, plan: Plan) -> float:
-        """Model FLOPs utilisation (MFU) of a plan on all of its devices."""
-        return self.useful_seconds / (plan.step_seconds * plan.devices)
+        if strategy not in self._plans:
+            candidate = self._forms.of(strategy).spaces.expanded(strategy)
+            self._plans[strategy] = replace(candidate.plan(0.0, ()), offload=strategy.offload)
+        return self._plans[strategy]
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether `peak_bytes` are within the memory limit."""
         return self.limit is None or peak_bytes <= self.limit
 
     @paused()
-    def changes(self, base: Priced) -> tuple[PricedChange, ...]:
+    def changes(self, base: Priced, *, every: bool = False) -> tuple[PricedChange, ...]:
         """Single changes of a priced strategy, in descending order of saved time.
 
-        Changes that have no price, do not fit the model, or change neither time nor memory are
-        omitted.
+        Changes that may save time within the memory, or memory where the strategy does not fit, are
+        simulated; with `every` also the others that may fit. Those that have no price, do not fit
+        the model, or change neither time nor memory are omitted.
         """
-        return tuple(sorted(self._changes(base), key=lambda one: (-one.gain, one.bytes)))
+        tight = every or not self.fits(base.plan.peak_bytes)
+        found = list(self._by_tables(base, tight=tight))
+        found.sort(key=lambda one: (-one.gain, one.bytes))
+        least = -math.inf if every else _GAIN
+        wanted = [
+            one
+            for one in found
+            if self.fits(int(_LEAST_SHARE * (base.plan.peak_bytes + one.bytes)))
+            and (one.gain > least or (tight and one.bytes < 0))
+        ]
+        simulated = {
+            id(one): self._simulated(base, one) for one in wanted[: None if every else _SIMULATED]
+        }
+        changes = [simulated.get(id(one), one) for one in found]
+        effective = [one for one in changes if _has_effect(one, base.plan.peak_bytes)]
+        return tuple(sorted(effective, key=lambda one: (-one.gain, one.bytes)))
 
-    def _changes(self, base: Priced) -> Iterator[PricedChange]:
-        host = self.machine.levels[0].size
+    def _by_tables(self, base: Priced, *, tight: bool) -> Iterator[PricedChange]:
+        """Changes with their differences by the tables, which leave out copies to the host.
+
+        Those that only save memory are left out unless memory is `tight`.
+        """
         seconds, peak = self._cost(base.strategy)
         seen: set[Cost] = set()  # lists changes of equal effect once, e.g. of `zero` and `dp_shard`
-        for change in single_changes(base.strategy, self.limits, host):
+        for change in self._changes_of(base.strategy):
+            if not tight and _only_saves_memory(change):
+                continue
             cost = self._cost_if_priced(change.strategy)
-            if cost is None or cost in seen:
+            if cost is None or (cost in seen and change.field != "offload"):
                 continue
             seen.add(cost)
             gain, more = 1 - cost[0] / seconds, cost[1] - peak
-            if abs(gain) > _SAME or abs(more) > _SAME * peak:
-                yield PricedChange(change, gain, more, self.fits(base.plan.peak_bytes + more))
+            fits = self.fits(base.plan.peak_bytes + more)
+            one = PricedChange(change, gain, more, fits, is_simulated=False)
+            if change.field == "offload":
+                one = self._simulated(base, one)
+            if _has_effect(one, peak):
+                yield one
 
-    def uniform(self, compiled: str, progress: Progress | None = None) -> Priced | None:
+    def _simulated(self, base: Priced, one: PricedChange) -> PricedChange:
+        """The change with the simulated time and memory of its step."""
+        strategy = one.change.strategy
+        plan = self._forms.of(strategy).refinement.compared(self.unsettled(strategy))
+        return PricedChange(
+            one.change,
+            1 - plan.step_seconds / base.plan.step_seconds,
+            plan.peak_bytes - base.plan.peak_bytes,
+            self.fits(plan.peak_bytes),
+            is_simulated=True,
+        )
+
+    def _changes_of(self, strategy: Strategy) -> Iterator[StrategyChange]:
+        host, chunks = self.machine.levels[0].size, self._forms.useful_chunks
+        return single_changes(strategy, self.limits, host, chunks)
+
+    def uniform(self, like: Strategy, progress: Progress | None = None) -> Priced | None:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.
 
-        `compiled` is the value of that field in all enumerated strategies.
+        All enumerated strategies have the compilation and the number of chunks of the loss of
+        `like`. The plan is compared and may have no breakdown of memory.
         """
-        frontier = strategies(
-            self.graph,
-            self.machine,
-            self.optimizer,
-            self._tracer,
+        form = self._forms.of(like)
+        frontier = strategies_of(
+            form.expansion,
+            form.tracer,
+            refinement=form.refinement,
             progress=progress,
-            compiled=compiled,
+            compiled=like.compile,
+            limits=(math.inf if self.limit is None else self.limit,),
+            shared=form.spaces,
         )
         try:
-            best = frontier.fastest(UNLIMITED if self.limit is None else self.limit)
+            best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         except InfeasibleError:
             return None
         return Priced(Strategy.parse(best.name), best)
+
+    def with_causes(self, one: Priced) -> Priced:
+        """The same with a breakdown of its memory, which plans that were only compared lack."""
+        refinement = self._forms.of(one.strategy).refinement
+        return replace(one, plan=refinement.settled(one.plan))
+
+    @paused()
+    def beyond(self, like: Strategy) -> Plan | None:
+        """The fastest plan that fits with the mesh, micro-batches and compilation of a strategy.
+
+        None if there is none, or these plans are not searched (`plans_like`). The plan is compared.
+        """
+        frontier = plans_like(self._forms.of(like), like)
+        if frontier is None:
+            return None
+        try:
+            return frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
+        except InfeasibleError:
+            return None
 
     @paused()
     def best_among(self, starts: Sequence[Strategy], allowed: Allowed) -> Priced | None:
@@ -164,17 +225,16 @@ class Auditor:
         Returns:
             The fastest strategy found that fits; None if none fits.
         """
-        host = self.machine.levels[0].size
         found = [one for start in starts if (one := allowed(start)) is not None]
         if not found:
-            near = (c.strategy for s in starts for c in single_changes(s, self.limits, host))
+            near = (c.strategy for s in starts for c in self._changes_of(s))
             found = [one for change in near if (one := allowed(change)) is not None]
         for _ in range(_ROUNDS):
             known = len(found)
             best = self._fastest(found)
             if best is None:
                 break
-            for change in single_changes(best, self.limits, host):
+            for change in self._changes_of(best):
                 one = allowed(change.strategy)
                 if one is not None and one not in found:
                     found.append(one)
@@ -202,7 +262,7 @@ class Auditor:
         return min(fitting, key=lambda one: costs[one], default=None)
 
     def _cost_if_priced(self, strategy: Strategy) -> Cost | None:
-        if priced_as(strategy, self.graph)[1]:
+        if priced_as(strategy, self.graph, self.machine)[1]:
             return None
         try:
             return self._cost(strategy)
@@ -212,14 +272,21 @@ class Auditor:
     def _cost(self, strategy: Strategy) -> Cost:
         """Seconds and bytes by the tables."""
         if strategy not in self._costs:
-            candidate = self._expansion.expanded(strategy)
+            candidate = self._forms.of(strategy).spaces.expanded(strategy)
             cost = candidate.cost
             if self.machine.settles:  # then the times of the tables do not just add up
                 cost = candidate.plan(0.0, ()).step_seconds, candidate.peak
             self._costs[strategy] = cost
         return self._costs[strategy]
 
-    @cached_property
-    def _refinement(self) -> Refinement:
-        analysis = self._expansion.sources.analysis
-        return Refinement(self.graph, self.machine, self.optimizer, self._tracer, analysis)
+
+def _has_effect(one: PricedChange, peak: int) -> bool:
+    return abs(one.gain) > _SAME or abs(one.bytes) > _SAME * peak
+
+
+def _only_saves_memory(change: StrategyChange) -> bool:
+    """Whether a change to copies to the host or to a loss in chunks, which save no time."""
+    chunked = chunks_of(change.strategy.loss) is not None
+    return (change.field == "loss" and chunked) or (
+        change.field == "offload" and bool(change.strategy.offload)
+    )

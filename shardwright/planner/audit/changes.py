@@ -30,7 +30,9 @@ class StrategyChange:
     strategy: Strategy
 
 
-def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterator[StrategyChange]:
+def single_changes(
+    strategy: Strategy, limits: ModelLimits, host: int, chunks: int | None = None
+) -> Iterator[StrategyChange]:
     """Changes of single fields that do not contradict the other fields.
 
     A higher degree takes devices from data parallelism and a lower one returns them; where the
@@ -41,6 +43,7 @@ def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterat
         strategy: the strategy.
         limits: the model's batch and layers.
         host: the number of devices of a host; HSDP shards within one.
+        chunks: a number of chunks of the loss to try; None: none.
     """
     made = (
         *_degrees(strategy, limits),
@@ -49,6 +52,7 @@ def single_changes(strategy: Strategy, limits: ModelLimits, host: int) -> Iterat
         *_recompute(strategy),
         *_storage(strategy),
         *_schedules(strategy, limits),
+        *_losses(strategy, chunks),
         *_others(strategy),
     )
     seen = {strategy}
@@ -169,12 +173,20 @@ def _schedules(strategy: Strategy, limits: ModelLimits) -> _Made:
         yield field, {**{name: getattr(one, name) for name in names}, "stage_cut": None}
 
 
+def _losses(strategy: Strategy, chunks: int | None) -> _Made:
+    if chunks_of(strategy.loss) is not None:
+        yield "loss", {"loss": LOSSES[0]}
+        return
+    if strategy.tp > 1:
+        yield from (("loss", {"loss": loss}) for loss in LOSSES if loss != "fused")
+    if chunks is not None:
+        yield "loss", {"loss": f"chunked({chunks})"}
+
+
 def _others(strategy: Strategy) -> _Made:
     """Changes of fields that leave all degrees as they are."""
     if strategy.tp > 1:
         yield "sequence_parallel", {"sequence_parallel": not strategy.sequence_parallel}
-        losses = [loss for loss in LOSSES if loss != "fused"]
-        yield from (("loss", {"loss": loss}) for loss in losses if chunks_of(strategy.loss) is None)
     if strategy.cp > 1:
         yield from (("cp_style", {"cp_style": style}) for style in CP_STYLES)
     yield from (("compile", {"compile": word}) for word in COMPILES)

@@ -6,9 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.options.mixed_precision import dtypes_of
+from shardwright.ir.strategy.fields import DTYPE_FIELDS, chunks_of
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.strategies.unpriced import dtypes_of, unpriced_fields
+from shardwright.machine.model import Machine
+from shardwright.planner.strategies.unpriced import unpriced_fields
+from shardwright.rules.operators.loss_chunks import most_logits
 
 _DEFAULTS = {one.name: one.default for one in fields(Strategy) if one.name != "recompute"}
 
@@ -28,15 +31,19 @@ class Replaced:
     priced: Any
 
 
-def priced_as(strategy: Strategy, graph: Graph) -> tuple[Strategy, tuple[Replaced, ...]]:
-    """The nearest strategy that has a price, and the fields in which it differs, if any.
+def priced_as(
+    strategy: Strategy, graph: Graph, machine: Machine
+) -> tuple[Strategy, tuple[Replaced, ...]]:
+    """The nearest strategy that has a price on `machine`, and the fields in which it differs.
 
     Dtypes become those of the captured `graph`. Raises `StrategyError` where the replaced fields
     contradict the others.
     """
-    now = strategy
+    now, host = strategy, machine.device.host_bytes_per_s
+    can_chunk = chunks_of(strategy.loss) is not None and most_logits(graph) != (0, 0)
     for _ in fields(Strategy):
-        if not (names := [name for name, _ in unpriced_fields(now, 1)]):
+        chunks = chunks_of(now.loss) if can_chunk else None
+        if not (names := [name for name, _ in unpriced_fields(now, chunks or 1, host)]):
             break
         now = now.but(**{name: _DEFAULTS[name] for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))

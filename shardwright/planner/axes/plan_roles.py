@@ -51,7 +51,7 @@ class AxisUse:
         context parallelism the heads in attention (Ulysses). An axis that splits experts has the
         role `ep` unless dense layers split their features along it.
         """
-        data = "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
+        data = "dp_shard" if self.is_sharded else "dp_replicate"
         if not self.data + self.sequence + self.experts + self.features:
             return IDLE
         if self.experts > _SOME and self.features <= _SOME:
@@ -68,12 +68,17 @@ class AxisUse:
         return MIXED
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether most bytes of parameters are sharded along the axis, as under FSDP."""
+        return self.sharded > 1 / 2
+
+    @property
     def main_role(self) -> str:
         """The role that most operators give the axis."""
         if self.role not in (MIXED, IDLE):
             return self.role
         if self.data >= max(self.features, self.sequence):
-            return "dp_shard" if self.sharded > 1 / 2 else "dp_replicate"
+            return "dp_shard" if self.is_sharded else "dp_replicate"
         return "tp" if self.features >= self.sequence else "cp"
 
 

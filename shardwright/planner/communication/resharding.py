@@ -116,7 +116,10 @@ class Passes(NamedTuple):
 
 @final
 class Reads:
-    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step."""
+    """Prices reads of the values of `graph` on `mesh`, summed over all micro-batches of a step.
+
+    `like` prices those of another form of the graph, and shares what it has priced.
+    """
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class Reads:
         mesh: Mesh,
         measure: Objective,
         passes: Passes,
+        like: Reads | None = None,
     ) -> None:
         self._graph = graph
         self._analysis = analysis
@@ -138,6 +142,9 @@ class Reads:
         self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
         self._unique: dict[bytes, tuple[Ints, Ints]] = {}
         self._known: dict[object, Read] = {}
+        if like is not None:
+            self._matrices, self._local = like._matrices, like._local
+            self._unique, self._known = like._unique, like._known
 
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient flows back over this edge."""

@@ -49,16 +49,15 @@ class NodeOwners:
         count, last = folded.num_nodes, len(graph.ops)
         state = np.zeros(count, bool)
         number = {op.name: i for i, op in enumerate(graph.ops)}
+        leaves = {}
         for leaf in graph.leaves_of(LeafKind.PARAMETER):
             readers = graph.consumers[leaf.name]
-            number[leaf.name] = number[readers[0].name] if readers else 0
-            state[list(writer.nodes(leaf.name)[0])] = True
+            leaves[leaf.name] = number[readers[0].name] if readers else 0
+        state[[node for node, _, _ in writer.least_of_nodes(leaves)]] = True
         owners, switches = [last] * count, [-1] * count
-        for name, owner in number.items():
-            nodes, switch = writer.nodes(name)
-            for node in nodes:
-                owners[node] = min(owners[node], owner)
-                switches[node] = switch
+        for node, switch, owner in writer.least_of_nodes({**number, **leaves}):
+            owners[node] = min(owners[node], owner)
+            switches[node] = switch
         cost, switch_of = np.array(owners, np.int64), np.array(switches, np.int64)
         _, tail, head = folded.edge_ends()
         unknown = cost == last  # readings and switches belong to the operator of a neighbour
@@ -76,7 +75,7 @@ class Offer:
 
     def __init__(self, writer: PlanBuilder, points: Sequence[Point]) -> None:
         self.writer = writer
-        self.prices = PriceList.of(writer.space.folded)
+        self.prices = writer.space.prices
         self.owners = NodeOwners.of(writer)
         every = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
         self.points: Ints = np.array([points[i].choice for i in np.unique(every)], np.int64)

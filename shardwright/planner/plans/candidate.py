@@ -48,6 +48,10 @@ class Candidate:
         fixed = fixed_bytes(self.writer.graph)
         return fixed + (lasting - fixed) // groups_of(self.staged.mesh)
 
+    def may_fit(self, limit: float) -> bool:
+        """Whether its plan may need at most `limit` bytes once it is simulated."""
+        return self.peak <= limit or self.least <= limit
+
     def seconds_within(self, memory: float) -> float:
         """Its seconds; infinite for less `memory` than it needs."""
         return self.point.time if self.peak <= memory else math.inf

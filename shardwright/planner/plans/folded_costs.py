@@ -18,10 +18,16 @@ from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.memory_refinement import RankPeak, ranks_that_differ
-from shardwright.planner.plans.repeated_layers import RepeatedLayers
+from shardwright.planner.plans.repeated_layers import Remaining, RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
-from shardwright.program.step.sections import FoldedGraph, NotPeriodicError, Sections, sections_of
+from shardwright.program.step.sections import (
+    FoldedGraph,
+    NotPeriodicError,
+    Sections,
+    SeveralTransfersError,
+    sections_of,
+)
 from shardwright.program.step.steady_passes import few_micro_batches
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
@@ -34,8 +40,11 @@ from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
-# Copies that count as one layer: 2 if layers of two kinds alternate; 0: no layer is left out.
-_WIDTHS = (1, 2, 0)
+# Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
+# each side of a gap: three where what is in flight from other layers ends two layers away.
+_WAYS = (Remaining(1, 2), Remaining(1, 3), Remaining(2, 2))
+_ALL = Remaining(0, 0)  # no layer is left out
+_MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 
 
 @final
@@ -59,8 +68,9 @@ class FoldedCosts:
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
-        # The last plan, and for each layer width its program with few layers.
-        self._last: tuple[Plan, dict[int, _FoldedPlan | None]] | None = None
+        self._ways = [*_WAYS, _ALL]  # what worked for the last plan comes first
+        # The last plan, and its programs with few layers.
+        self._last: tuple[Plan, dict[Remaining, _FoldedPlan | None]] | None = None
         # Programs of the latest plans, by what decides them.
         self._known: OrderedDict[Hashable, _FoldedPlan] = OrderedDict()
 
@@ -91,37 +101,44 @@ class FoldedCosts:
 
     def few_micro_batches(self, plan: Plan, decisions: Decisions) -> PlanLowering | None:
         """The lowering of few micro-batches of a pipeline with all layers; None if all are few."""
-        folded = self._known_of(plan, decisions, _WIDTHS[-1])
+        folded = self._known_of(plan, decisions, _ALL)
         return None if folded is None else folded.lowering
 
     def _first(
         self, plan: Plan, decisions: Decisions, cost: Callable[[_FoldedPlan], _Cost]
     ) -> _Cost | None:
-        """The cost for the first layer width with which the omitted layers run like the others."""
+        """The cost from the first few layers with which the omitted ones run like the others."""
         if plan.is_asynchronous:
             return None
-        for width in _WIDTHS:
-            folded = self._known_of(plan, decisions, width)
+        too_few: set[int] = set()  # widths whose buckets have layers of several iterations
+        for way in tuple(self._ways):
+            folded = None if way.width in too_few else self._known_of(plan, decisions, way)
             if folded is None:
                 continue
             try:
-                return cost(folded)
-            except (NotPeriodicError, SteadyStateError):
+                found = cost(folded)
+            except (NotPeriodicError, SteadyStateError) as e:
+                too_few |= {way.width} if isinstance(e, SeveralTransfersError) else set()
                 continue
+            self._ways.sort(key=lambda one: (one == _ALL, one != way, one))
+            return found
         return None
 
-    def _known_of(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
-        """The program of few layers for one layer width; those of the last plan are kept."""
+    def _known_of(self, plan: Plan, decisions: Decisions, way: Remaining) -> _FoldedPlan | None:
+        """The program of few layers; those of the last plan are kept."""
         if self._last is None or self._last[0] is not plan:
             self._last = plan, {}
         known = self._last[1]
-        if width not in known:
-            known[width] = self._folded(plan, decisions, width)
-        return known[width]
+        if way not in known:
+            known[way] = self._folded(plan, decisions, way)
+        return known[way]
 
-    def _folded(self, plan: Plan, decisions: Decisions, width: int) -> _FoldedPlan | None:
-        if width:
-            folded = self._layers.folded(plan, decisions, width)
+    def _folded(self, plan: Plan, decisions: Decisions, way: Remaining) -> _FoldedPlan | None:
+        if way != _ALL:
+            folded = self._layers.folded(plan, decisions, way)
+            many = _MOST_KEPT * len(self.graph.ops)
+            if folded is not None and plan.pipeline is None and len(folded.graph.ops) > many:
+                return None  # lowering them takes about as long as lowering all
         else:
             count, pipeline = decisions.micro_batches, decisions.pipeline
             some = pipeline is not None and few_micro_batches(pipeline, count) < count
@@ -130,7 +147,15 @@ class FoldedCosts:
             return None
         few = _of_graph(decisions, folded.graph)
         key = (
-            *(id(folded), few.mesh, few.micro_batches, few.pipeline, few.gradient_sync, few.ahead),
+            *(
+                id(folded),
+                few.mesh,
+                few.micro_batches,
+                few.pipeline,
+                few.gradient_sync,
+                few.ahead,
+                few.offload,
+            ),
             *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
             *(tuple(few.segments.values()), few.kept),
         )
@@ -180,7 +205,7 @@ class _FoldedPlan:
 
     def __init__(self, folded: FoldedGraph, lowering: PlanLowering) -> None:
         self.folded, self.lowering = folded, lowering
-        self._sections: dict[int, Sections | str] = {}  # or why there are none
+        self._sections: dict[int, Sections | NotPeriodicError] = {}  # or why there are none
         self._peak: tuple[Trainer, RankPeak] | None = None
 
     def peak(self, whole: Graph, trainer: Trainer, tracer: OpTracer) -> RankPeak:
@@ -200,8 +225,8 @@ class _FoldedPlan:
             try:
                 self._sections[rank] = sections_of(program, self.folded)
             except NotPeriodicError as e:
-                self._sections[rank] = str(e)
+                self._sections[rank] = e
         found = self._sections[rank]
-        if isinstance(found, str):
-            raise NotPeriodicError(found)
+        if isinstance(found, NotPeriodicError):
+            raise found
         return found

@@ -36,11 +36,11 @@ class MemoryRefinement:
         self.tracer = tracer
         self._device = machine.device
         backend = machine.backend_spec
-        together = backend.device != "cpu" and machine.devices == 1
+        spec, on_gpu = optimizer_spec(optimizer), backend.device != "cpu"
         self.trainer = Trainer(
-            optimizer_spec(optimizer),
+            spec,
             RankModel(backend, machine.device.channel_block, machine.expert_skew),
-            together,
+            spec.runs(plain=machine.devices == 1, on_gpu=on_gpu),
         )
 
     def settled(self, plan: Plan, lowering: PlanLowering, worst: RankPeak | None = None) -> Plan:

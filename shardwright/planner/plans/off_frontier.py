@@ -42,11 +42,12 @@ class _Group:
         If none of those faster than `enough` seconds is likely to fit, a second search offers the
         slowest of these once.
         """
-        may = [c for c in self.left if min(c.least, c.peak) <= limit]
-        likely = next((c for c in may if self.share * c.peak <= limit), None)
-        faster = [c for c in may if c.cost[0] < enough]
-        if self.again and faster and likely not in faster:
-            likely = faster[-1]
+        fits = (c for c in self.left if self.share * c.peak <= limit and c.may_fit(limit))
+        likely = next(fits, None)
+        if self.again:
+            faster = [c for c in self.left if c.cost[0] < enough and c.may_fit(limit)]
+            if faster and likely not in faster:
+                likely = faster[-1]
         self.again = False
         if likely is not None:
             self.left.remove(likely)
@@ -55,13 +56,19 @@ class _Group:
 
 @final
 class OffFrontierPlans:
-    """The candidates of all meshes, on the frontier or not."""
+    """The candidates of all meshes, on the frontier or not.
+
+    With `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
+    simulated are written.
+    """
 
     def __init__(
         self,
         candidates: Iterable[Candidate],
         write: Callable[[Candidate], Plan],
         compare: Callable[[Plan], Plan],
+        *,
+        adds_up: bool = False,
     ) -> None:
         by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
@@ -70,7 +77,7 @@ class OffFrontierPlans:
             (again, sorted(found, key=lambda one: one.cost))
             for (_, again), found in by_search.items()
         ]
-        self._write, self._compare = write, compare
+        self._write, self._compare, self._adds_up = write, compare, adds_up
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
         """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
@@ -86,17 +93,24 @@ class OffFrontierPlans:
         """
         best: Plan | None = None
         enough = Seconds(than / (1 + _GAIN))
-        queue: list[tuple[Seconds, int, Candidate, Plan]] = []
+        queue: list[tuple[Seconds, int, Candidate]] = []
         groups = [_Group(list(found), share, again) for again, found in self._by_search]
+
+        plans: dict[int, Plan] = {}
+
+        def written(candidate: Candidate) -> Plan:
+            if id(candidate) not in plans:
+                plans[id(candidate)] = self._write(candidate)
+            return plans[id(candidate)]
 
         def offer(number: int) -> None:
             candidate = groups[number].next(limit, enough)
             if candidate is None:
                 return
-            plan = self._write(candidate)
-            likely = Seconds(plan.step_seconds * groups[number].slower)
+            seconds = candidate.cost[0] if self._adds_up else written(candidate).step_seconds
+            likely = Seconds(seconds * groups[number].slower)
             if likely < enough:
-                heapq.heappush(queue, (likely, number, candidate, plan))
+                heapq.heappush(queue, (likely, number, candidate))
 
         for number in range(len(groups)):
             offer(number)
@@ -105,7 +119,8 @@ class OffFrontierPlans:
                 heapq.heappop(queue)
             if not queue:
                 break
-            _, number, candidate, plan = heapq.heappop(queue)
+            _, number, candidate = heapq.heappop(queue)
+            plan = written(candidate)
             compared = self._compare(plan)
             if compared.peak_bytes <= limit and compared.step_seconds < enough:
                 best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))

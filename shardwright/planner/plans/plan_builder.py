@@ -5,7 +5,7 @@ The search runs on a shortened graph; the plan names the operators of the whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import final
 
@@ -45,6 +45,7 @@ class PlanBuilder:
         self.transients = Peaks(space)
         self._steps = PlanEntries(space, graph, short)
         self._kept: dict[tuple[str, int, bool], PlannedParameter] = {}
+        self._whole_segments: dict[object, list[int]] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._short_ops = {op.name: op for op in space.model.graph.ops}
 
@@ -59,14 +60,34 @@ class PlanBuilder:
         Twin and switch are -1 if there are none; the value is None if it has no node.
         """
         op_nodes, first = self.space.op_nodes, self.space.first_parameter
-        own = {leaf.name: first + i for i, leaf in enumerate(self.space.parameters)}
-        found = {
-            op.name: self._decision_nodes(op.name, op_nodes[self._rep(op.name)].node)
-            for op in self.graph.ops
-        }
-        for leaf in self.graph.leaves_of(LeafKind.PARAMETER):
-            found[leaf.name] = self._decision_nodes(leaf.name, own[self._rep(leaf.name)])
+        node_of = {op.name: op_nodes[op.name].node for op in self.space.model.graph.ops}
+        node_of.update({leaf.name: first + i for i, leaf in enumerate(self.space.parameters)})
+        leaves = self.graph.leaves_of(LeafKind.PARAMETER)
+        # Operators of one cluster and layer are decided alike.
+        known: dict[object, tuple[int, int, int] | None] = {}
+        found = {}
+        for name in (*(op.name for op in self.graph.ops), *(leaf.name for leaf in leaves)):
+            key = node_of[self._rep(name)], self._place(name)
+            if key not in known:
+                known[key] = self._decision_nodes(name, key[0])
+            found[name] = known[key]
         return found
+
+    def least_of_nodes(self, number: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+        """The nodes of operators and parameters with a `number`, each with its least number.
+
+        Yields the node, its switch as in `nodes`, and the number.
+        """
+        least: dict[tuple[int, int, int, int], int] = {}
+        for name, its in number.items():
+            decision = self._node[name]
+            if decision is not None:
+                key = *decision, self._keep_node.get(name, -1)
+                least[key] = min(its, least.get(key, its))
+        for (node, twin, switch, keep), its in least.items():
+            for one in (node, twin, keep):
+                if one >= 0:
+                    yield one, switch, its
 
     def nodes(self, name: str) -> tuple[tuple[int, ...], int]:
         """The nodes of an operator or parameter in whole assignments, and its switch.
@@ -112,18 +133,30 @@ class PlanBuilder:
         The operators are those of one checkpoint segment. There are no nodes if nothing of it may
         be recomputed.
         """
-        both, segment_of = self.space.recompute_choice, self.space.segment_of
         for name in names:
             node = self.space.op_nodes[self._rep(name)].node
-            segment = None if node is None else segment_of.get(node)
+            segment = None if node is None else self.space.segment_of.get(node)
             if segment is not None:
-                mine = [one for one, its in segment_of.items() if its == segment]
-                kept = zip(self.space.kept_operators, both.keeps, strict=True)
-                keeps = [keep for one, keep in kept if segment_of[one.choice.node] == segment]
-                mine += [both.twins[one] for one in mine if one in both.twins]
-                mine += [both.switches[segment], *keeps]
-                return [self._whole(name, one) for one in mine]
+                key = segment, self._place(name)
+                if key not in self._whole_segments:
+                    nodes = self._segments[segment]
+                    self._whole_segments[key] = [self._whole(name, one) for one in nodes]
+                return self._whole_segments[key]
         return []
+
+    @cached_property
+    def _segments(self) -> Mapping[int, list[int]]:
+        """The nodes of the problem that decide whether and how a segment is recomputed."""
+        both, segment_of = self.space.recompute_choice, self.space.segment_of
+        found: dict[int, list[int]] = {}
+        for node, segment in segment_of.items():
+            found.setdefault(segment, []).append(node)
+        for segment, nodes in found.items():
+            nodes += [both.twins[node] for node in nodes if node in both.twins]
+            nodes.append(both.switches[segment])
+        for one, keep in zip(self.space.kept_operators, both.keeps, strict=True):
+            found[segment_of[one.choice.node]].append(keep)
+        return found
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
         """Bytes of the largest tile of an operator's result, or of a whole leaf.
@@ -182,19 +215,20 @@ class PlanBuilder:
     def _whole(self, name: str, node: int) -> int:
         """The node of `name` in whole assignments, given the `node` of its representative."""
         folded = self.space.folded
-        if not folded.runs:
+        number, copy = self._place(name) if folded.runs else (-1, 0)
+        if number < 0:
             return node
-        if name in self.short.copy_of:
-            number, copy = self.short.copy_of[name]
-            copy += 1  # the second copy of the graph is the first of the run
-        else:
-            number, copy = self._second.get(name, (-1, 0))
-            if number < 0:
-                return node
         run, (rows, column) = folded.runs[number], self._run_nodes[number]
         if node == run.entry and copy > 0:
             return rows[copy - 1][column[run.exit]]
         return rows[copy][column[node]] if node in column else node
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """The run to which an operator or parameter belongs and its copy there; -1 without one."""
+        if name in self.short.copy_of:
+            number, copy = self.short.copy_of[name]
+            return number, copy + 1  # the second copy of the graph is the first of the run
+        return self._second.get(name, (-1, 0))
 
     @cached_property
     def _run_nodes(self) -> list[tuple[list[list[int]], dict[int, int]]]:

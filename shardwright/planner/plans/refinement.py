@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
+from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
 from shardwright.planner.plans.folded_costs import KEPT, FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement, RankPeak
 from shardwright.planner.plans.time_refinement import TimeRefinement
@@ -21,6 +23,7 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import NotPeriodicError
 from shardwright.rules.analysis import Analysis, analyze
+from shardwright.simulate.costs.useful_flop import useful_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError
 
 MOST_AHEAD = 8  # buckets of parameters that are gathered before they are read
@@ -57,7 +60,9 @@ class Refinement:
         ] = {}  # those that were given, by what they became
         self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
+        self._remembered: dict[int, tuple[Plan, Plan]] = {}  # plans with their memory
         self._worst: dict[int, tuple[Plan, RankPeak]] = {}  # of plans that were compared
+        self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -92,18 +97,59 @@ class Refinement:
             self._originals.setdefault(id(found), (found, plan))
         return self._compared[id(plan)][1]
 
+    def peak(self, plan: Plan) -> Bytes:
+        """The peak memory that `compared` finds, without the step time where that takes longer."""
+        _, plan = self._originals.get(id(plan), (None, plan))
+        for known in (self._settled, self._compared):
+            if id(plan) in known:
+                return known[id(plan)][1].peak_bytes
+        if plan.memory is not None or plan.pipeline is not None:
+            return self.compared(plan).peak_bytes
+        return (self._peak_of_few_layers(plan) or self._with_memory(plan)).peak_bytes
+
+    def seconds(self, plan: Plan) -> Seconds:
+        """The step time that `compared` finds, without memory."""
+        _, plan = self._originals.get(id(plan), (None, plan))
+        for known in (self._settled, self._compared, self._timed):
+            if id(plan) in known:
+                return known[id(plan)][1].step_seconds
+        key = _choices(plan)
+        if key not in self._seconds:
+            found = self._folded.seconds(plan, self._decisions(plan))
+            if found is None:
+                simulated = self.timed if plan.pipeline is None else self.compared
+                found = simulated(plan).step_seconds
+            self._seconds[key] = found
+        return self._seconds[key]
+
+    def least_seconds(self, plan: Plan) -> Seconds:
+        """A lower bound of the step time, without a step program."""
+        return bandwidth_bound(plan, self.graph, self._machine)
+
     def _from_few_layers(self, plan: Plan) -> Plan | None:
         if plan.memory is not None:
             return None
-        decisions, memories = self._decisions(plan), self._memories
-        seconds = self._folded.seconds(plan, decisions)
-        if seconds is None:
-            return None
-        peak = self._folded.peak(plan, decisions, memories.trainer, memories.tracer)
+        seconds = self._folded.seconds(plan, self._decisions(plan))
+        found = None if seconds is None else self._peak_of_few_layers(plan)
+        return None if found is None or seconds is None else _with_seconds(found, seconds)
+
+    def _peak_of_few_layers(self, plan: Plan) -> Plan | None:
+        """`plan` with its peak from few layers; None if only the whole program determines it."""
+        memories = self._memories
+        given = self._decisions(plan), memories.trainer, memories.tracer
+        peak = self._folded.peak(plan, *given)
         if peak is None:
             return None
         self._worst[id(plan)] = plan, peak
-        return replace(_with_seconds(plan, seconds), peak_bytes=peak.bytes)
+        return replace(plan, peak_bytes=peak.bytes, useful_seconds=self._useful_seconds)
+
+    def _with_memory(self, plan: Plan) -> Plan:
+        """`plan`, which has no stages, with its simulated memory."""
+        if id(plan) not in self._remembered:
+            _, worst = self._worst.get(id(plan), (None, None))
+            found = self._memories.settled(plan, self._lowering(plan), worst)
+            self._remembered[id(plan)] = plan, found
+        return self._remembered[id(plan)][1]
 
     def timed(self, plan: Plan) -> Plan:
         """`plan`, which has no stages, with the time of its step."""
@@ -115,15 +161,20 @@ class Refinement:
         """`plan` with the time and the memory of its step, as it is shown to users."""
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
-            found = self._simulated(plan)
+            found = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
 
+    @cached_property
+    def _useful_seconds(self) -> Seconds:
+        return useful_seconds(self.graph, self._analysis, self._machine.device)
+
     def _simulated(self, plan: Plan) -> Plan:
         """Simulate a plan; of a pipeline few micro-batches, if others run as they do."""
-        _, worst = self._worst.get(id(plan), (None, None))
         if plan.pipeline is None:
-            return self._memories.settled(self.timed(plan), self._lowering(plan), worst)
+            timed, found = self.timed(plan), self._with_memory(plan)
+            return replace(timed, memory=found.memory, peak_bytes=found.peak_bytes)
+        _, worst = self._worst.get(id(plan), (None, None))
         if not plan.is_asynchronous:
             few = self._folded.few_micro_batches(plan, self._decisions(plan))
             if few is not None:
@@ -180,6 +231,16 @@ class Refinement:
             )
             self._last = plan, PlanLowering(*made)
         return self._last[1]
+
+
+def _choices(plan: Plan) -> Hashable:
+    """All that decides the time of a step; names of plans and axes do not."""
+    return (
+        *(plan.mesh.shape, plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
+        *(plan.schedule, plan.cuts, plan.offload),
+        tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
+        tuple((one.layout.placements, one.regathered) for one in plan.parameters),
+    )
 
 
 def _with_seconds(plan: Plan, seconds: Seconds) -> Plan:

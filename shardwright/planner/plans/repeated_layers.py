@@ -2,8 +2,7 @@
 
 The cost of the whole step follows from the step program of the remaining layers
 (`folded_costs.py`). Copies of a repeat (`planner/space/repeats.py`) are equal if all inputs of
-lowering and simulation are: tilings, storage, recomputation and seconds. `width` copies count as
-one layer, for plans and buckets that only repeat after so many copies.
+lowering and simulation are: tilings, storage, recomputation and seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,15 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.step.sections import FoldedGraph, Layer
 from shardwright.simulate.time.program_prices import seconds_of_transfers
 
-_LAYERS = 2  # layers that remain on each side of a gap
+
+class Remaining(NamedTuple):
+    """The layers that remain on each side of a gap; `width` copies count as one layer.
+
+    Some plans and buckets only repeat after so many copies.
+    """
+
+    width: int
+    layers: int
 
 
 class _Gap(NamedTuple):
@@ -62,11 +69,11 @@ class RepeatedLayers:
 
         return tuple(one for one in find_repeats(self.graph) if not updates(one))
 
-    def folded(self, plan: Plan, decisions: Decisions, width: int) -> FoldedGraph | None:
-        """The graph without the equal layers of `width` copies; None if no layer can be removed."""
+    def folded(self, plan: Plan, decisions: Decisions, way: Remaining) -> FoldedGraph | None:
+        """The graph without most of its equal layers; None if no layer can be removed."""
         if not self.repeats:
             return None
-        gaps = tuple(gap for marks in self._marks(plan, decisions) for gap in _gaps(marks, width))
+        gaps = tuple(gap for marks in self._marks(plan, decisions) for gap in _gaps(marks, way))
         if not gaps:
             return None
         if gaps not in self._known:
@@ -187,10 +194,10 @@ def _pattern(segments: Sequence[int]) -> tuple[int, ...]:
     return tuple([local.setdefault(segment, len(local)) for segment in segments])
 
 
-def _gaps(marks: _Marks, width: int) -> Iterator[_Gap]:
+def _gaps(marks: _Marks, way: Remaining) -> Iterator[_Gap]:
     """The copies to remove: the middle ones of each run of equal layers."""
-    numbers, begin = marks.numbers, 0
-    kept = _LAYERS * width
+    numbers, begin, width = marks.numbers, 0, way.width
+    kept = way.layers * width
     while begin < len(numbers):
         end = begin + width
         while end < len(numbers) and numbers[end] == numbers[end - width]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir.frontier import MOST_SETTLED, Frontier
+from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
@@ -27,7 +27,11 @@ class SearchedFrontier(Frontier):
 
     * `settle`: returns a plan with simulated time and memory; None if plans are settled already;
     * `compare`: computes only these two figures, which may be faster; None uses `settle`;
+    * `peak`: computes only the simulated peak memory; None uses `compare`;
+    * `seconds`: computes only the simulated step time; None uses `compare`;
+    * `least_seconds`: a lower bound of that time, without simulation; None if there is none;
     * `least`: a lower bound in bytes of the simulated memory of the plan at an index;
+    * `least_of_baseline`: the same of the baseline at an index;
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
       memory fits into `limit`, among those that are dominated in additive memory only, or None.
       `share` is the smallest ratio of simulated to additive memory seen so far;
@@ -41,7 +45,11 @@ class SearchedFrontier(Frontier):
 
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
     compare: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
+    peak: Callable[[Plan], Bytes] | None = field(default=None, compare=False, repr=False)
+    seconds: Callable[[Plan], Seconds] | None = field(default=None, compare=False, repr=False)
+    least_seconds: Callable[[Plan], Seconds] | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
+    least_of_baseline: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
     deepen: Deepen | None = field(default=None, compare=False, repr=False)
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
@@ -71,6 +79,10 @@ class SearchedFrontier(Frontier):
     def compared(self, plan: Plan) -> Plan:
         """The time and peak that `settled` finds, from few of the layers where that is exact."""
         return self.settled(plan) if self.compare is None else self.compare(plan)
+
+    def simulated_peak(self, plan: Plan) -> Bytes:
+        """The peak that `settled` finds, without its time."""
+        return super().simulated_peak(plan) if self.peak is None else self.peak(plan)
 
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
         """The frontier of simulated time and memory.
@@ -104,7 +116,11 @@ class SearchedFrontier(Frontier):
             baselines=known,
             settle=None,
             compare=None,
+            peak=None,
+            seconds=None,
+            least_seconds=None,
             least=None,
+            least_of_baseline=None,
             pipelines=(),
         )
 
@@ -137,21 +153,44 @@ class SearchedFrontier(Frontier):
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
     ) -> Plan | None:
-        """`found`, or a baseline that fits and is faster once both are simulated.
+        """`found`, or the fastest baseline that fits and is faster once both are simulated.
 
-        Simulation may reverse the order of plans whose additive times are nearly equal. `seconds`
-        is the additive time of `found`.
+        Simulation may reverse the order of plans whose additive times are nearly equal, and may
+        find that baselines fit where no other plan does. `seconds` is the additive time of `found`.
+        Memory is simulated of faster baselines only, and time of those that may be faster.
         """
-        if found is None or not self.chooses_baselines:
+        if not self.chooses_baselines:
             return found
-        for known in self.baselines:
-            if known.step_seconds > _NEAR_TIE * seconds or known.name in self.broken:
-                continue
-            known = self.compared(known)
-            fits = limit is None or known.peak_bytes <= limit
-            if fits and known.step_seconds < found.step_seconds:
-                found = known
+        most = math.inf if found is None else found.step_seconds
+        times = []
+        for index, known in enumerate(self._near(seconds, limit)):
+            if self.least_seconds is None or self.least_seconds(known) < most:
+                times.append((self._seconds(known), index, known))
+        for time, _, known in sorted(times, key=lambda one: one[:2]):
+            if time >= most:
+                break
+            compared = self.compared(known)
+            fits = limit is None or compared.peak_bytes <= limit
+            if fits and compared.step_seconds < most:
+                return compared
         return found
+
+    def _near(self, seconds: Seconds, limit: Bytes | None) -> Iterator[Plan]:
+        """Baselines of about `seconds` or less, without those that surely exceed `limit`.
+
+        Only these are built.
+        """
+        both = zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
+        for index, (name, (time, _)) in enumerate(both):
+            if time > _NEAR_TIE * seconds or name in self.broken:
+                continue
+            least = 0 if self.least_of_baseline is None else self.least_of_baseline(index)
+            if limit is None or least <= limit:
+                yield self.baselines[index]
+
+    def _seconds(self, plan: Plan) -> Seconds:
+        """The simulated step time of a plan."""
+        return self.compared(plan).step_seconds if self.seconds is None else self.seconds(plan)
 
     def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
         """`found`, or a pipeline that fits and is clearly faster once both are simulated.
@@ -171,26 +210,27 @@ class SearchedFrontier(Frontier):
         """The fastest plan that fits, and the least ratio of simulated to additive memory.
 
         First tries the plan of least memory among those about as fast as the fastest; then the
-        plans that would fit at the smallest ratio seen so far; the others only if none of those
-        fits.
+        plans that would fit at the smallest ratio seen so far, and the next faster one while that
+        fits, whose ratio may be smaller; the others only if none of those fits.
         """
         mosts = [most for _, most in self.costs]
-        left = [i for i, m in enumerate(mosts) if min(m, self._min_bytes(i)) <= limit]
+        left = [i for i, m in enumerate(mosts) if m <= limit or self._min_bytes(i) <= limit]
         found: int | None = None
         share = math.inf
         good = self.good
         first = max((i for i in left if i < good), default=-1)
         while left:
-            likely = (i for i in left if share * mosts[i] <= limit)
-            index = next(likely, left[0] if found is None else -1)
+            likely = next((i for i in left if share * mosts[i] <= limit), None)
+            # Those in `left` are faster than what was found, the last one by least.
+            index = likely if likely is not None else left[0] if found is None else left[-1]
             if share == math.inf and first >= 0 and mosts[index] > limit:
                 index = first
-            if index < 0:
-                break
-            plan = self.compared(self.plans[index])
-            share = min(share, plan.peak_bytes / mosts[index])
-            if plan.peak_bytes <= limit:
+            peak = self.simulated_peak(self.plans[index])
+            share = min(share, peak / mosts[index])
+            if peak <= limit:
                 found, left = index, left[: left.index(index)]
+            elif likely is None and found is not None:
+                break
             else:
                 left.remove(index)
         return found, share

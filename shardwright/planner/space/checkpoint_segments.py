@@ -1,7 +1,7 @@
 """Segments of a graph that may be recomputed in the backward pass (activation checkpointing).
 
 The inputs of a segment are kept; the tensors that autograd saves inside are recomputed in the
-backward pass. Every copy of a repeated layer is a segment. Operators between repeats are cut where
+backward pass. Every repeated layer is a segment. Operators between repeats are cut where
 the fewest activations cross, into segments that save about equally many bytes.
 
 Paper: Chen et al. 2016 (arXiv 1604.06174), segments between kept activations.
@@ -34,7 +34,7 @@ def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range,
     begin = 0
     for repeat in repeats:
         found += _even_segments(begin, repeat.start, saved, crossing)
-        found += [repeat.copy(i) for i in range(repeat.count)]
+        found += repeat.every_layer()
         begin = repeat.end
     found += _even_segments(begin, len(graph.ops), saved, crossing)
     if found and found[-1].stop == len(graph.ops):

@@ -8,7 +8,7 @@ that depend only on constants are computed whole on every device and are not res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -117,13 +117,21 @@ class Limits:
     """
 
     def __init__(
-        self, graph: Graph, analysis: Analysis, marks: Marks, routes: Routes | None = None
+        self,
+        graph: Graph,
+        analysis: Analysis,
+        marks: Marks,
+        routes: Routes | None = None,
+        other: Limits | None = None,
     ) -> None:
+        """`other` are the limits of another form of the graph, which shares cost tables."""
         self._graph = graph
         self._analysis = analysis
         self._marks = marks
         self._routes = routes
+        self._other = other
         self._meshless: dict[bool, MeshInvariants] = {}  # of the machine of the last call
+        self._models: dict[Hashable, CostModel] = {}  # the first of each kind, by what decides it
         self._hits: dict[tuple[str, int], frozenset[int]] = {}
         self._marked = [op for op in graph.ops if op.name in marks.of]
         for op in self._marked:
@@ -184,24 +192,22 @@ class Limits:
         """
         known = self._meshless.get(compiled)
         if known is None or not known.holds_on(machine):
-            known = MeshInvariants(self._graph, self._analysis, machine, compiled=compiled)
+            same = None if self._other is None else self._other._meshless.get(compiled)
+            if same is not None and not same.holds_on(machine):
+                same = None
+            one = self._graph, self._analysis, machine
+            known = MeshInvariants(*one, compiled=compiled, like=same)
             self._meshless[compiled] = known
-        model = CostModel(
-            self._graph,
-            self._analysis,
-            machine,
-            mesh,
-            Pricing(
-                optimizer,
-                Duration(machine, mesh, self._routes),
-                micro_batches,
-                buckets,
-                gradient_sync,
-                compiled,
-            ),
-            self.allowed(mesh),
-            known,
-        )
+        step = optimizer, micro_batches, buckets, gradient_sync, compiled
+        key = id(known.forms), id(machine), mesh.shape, step
+        like = self._models.get(key)  # alive, and so are its machine and `known`
+        if like is None and self._other is not None:
+            like = self._other._models.get(key)
+        measure = Duration(machine, mesh, self._routes) if like is None else like.measure
+        pricing = Pricing(optimizer, measure, micro_batches, buckets, gradient_sync, compiled)
+        given = self._graph, self._analysis, machine, mesh, pricing, self.allowed(mesh)
+        model = CostModel(*given, known, like)
+        self._models.setdefault(key, model)
         self._check_sizes(model)
         return model
 

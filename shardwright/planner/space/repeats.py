@@ -13,9 +13,11 @@ of copies, so that checkpoint segments do not depend on constraints.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +27,23 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref
 _GRAM = 6  # operators that must repeat for a distance to be tried as a period
 _PERIODS_TRIED = 6
 _LEAST_COPIES = 5  # three of them stay in the short graph
+_MOST_LAYERS = 6  # of a copy, whose layers read different values by turns
 # Random operators, whose last argument is the number of the operator among all random ones.
 _NUMBERED = ("shardwright.dropout.default", "shardwright.uniform.default")
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Operators `start` to `start + period * count`: `count` copies of one stretch of operators."""
+    """Operators `start` to `start + period * count`: `count` copies of one stretch of operators.
+
+    A copy has several `layers` of equal operators where these read different values by turns, such
+    as the masks of attention in a window and over the whole sequence.
+    """
 
     start: int
     period: int
     count: int
+    layers: int = 1
 
     @property
     def end(self) -> int:
@@ -44,6 +52,12 @@ class Repeat:
     def copy(self, number: int) -> range:
         """The operators of one copy."""
         return range(self.start + number * self.period, self.start + (number + 1) * self.period)
+
+    def every_layer(self) -> Iterator[range]:
+        """The operators of each layer of all copies."""
+        size = self.period // self.layers
+        for start in range(self.start, self.end, size):
+            yield range(start, start + size)
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
                     stands_for[name] = other
                     copy_of[name] = r, c - 2
         shift = sum(before.period * (before.count - 3) for before in repeats[:r])
-        kept.append(Repeat(repeat.start - shift, repeat.period, 3))
+        kept.append(replace(repeat, start=repeat.start - shift, count=3))
     if not repeats:
         return ShortGraph(graph, (), (), {}, {}, whole)
     short = _without(graph, dropped, stands_for)
@@ -95,12 +109,16 @@ def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGra
 
 
 def grouped(graph: Graph, together: int) -> dict[str, object]:
-    """Marks that make `together` copies of each repeat one copy; the remainder does not repeat."""
+    """Marks that make `together` layers of each repeat one copy; the remainder does not repeat.
+
+    Where copies have several layers, a copy then has the least multiple of both numbers.
+    """
     marks: dict[str, object] = {}
     for repeat in find_repeats(graph):
-        full = repeat.count - repeat.count % together
+        copies = math.lcm(together, repeat.layers) // repeat.layers
+        full = repeat.count - repeat.count % copies
         for c in range(repeat.count):
-            mark = c % together if c < full else ("left over", c)
+            mark = c % copies if c < full else ("left over", c)
             marks[graph.ops[repeat.copy(c).start].name] = mark
     return marks
 
@@ -183,7 +201,7 @@ def _equally_marked(
                 pending += [(begin, low), (low + covered, end)]
         for low, together, count in sorted(found):
             start = repeat.start + low * repeat.period
-            yield Repeat(start, together * repeat.period, count)
+            yield Repeat(start, together * repeat.period, count, together * repeat.layers)
 
 
 def _marks_of(graph: Graph, copy: range, marks: Mapping[str, object]) -> tuple[object, ...]:
@@ -234,13 +252,20 @@ def _longest(kinds: NDArray[np.int64], begin: int, end: int, numbers: _Numbers) 
             count = (high - low) // period + 1
             if count >= _LEAST_COPIES:
                 candidates.append((period * count, -period, begin + low, high - low + period))
-    for _, negative, low, length in sorted(candidates, reverse=True):
-        period = -negative
-        starts = range(low, low + min(period, length - period * _LEAST_COPIES + 1))
-        for start in sorted(starts, key=lambda s: (numbers.crossing(s, period), s))[:3]:
-            repeat = Repeat(start, period, (low + length - start) // period)
-            if numbers.agrees(repeat):
-                return repeat
+    order = [(-negative, low, length) for _, negative, low, length in sorted(candidates)[::-1]]
+    single = (_agreeing(numbers, *one, 1) for one in order)
+    several = (_agreeing(numbers, *one, n) for n in range(2, _MOST_LAYERS + 1) for one in order)
+    return next((found for found in chain(single, several) if found is not None), None)
+
+
+def _agreeing(numbers: _Numbers, layer: int, low: int, length: int, layers: int) -> Repeat | None:
+    """The repeat of copies of `layers` equal stretches of `layer` operators, from `low` on."""
+    period = layer * layers
+    starts = range(low, low + min(layer, length - period * _LEAST_COPIES + 1))
+    for start in sorted(starts, key=lambda s: (numbers.crossing(s, layer), s))[:3]:
+        repeat = Repeat(start, period, (low + length - start) // period, layers)
+        if numbers.agrees(repeat):
+            return repeat
     return None
 
 

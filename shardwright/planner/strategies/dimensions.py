@@ -17,6 +17,8 @@ from shardwright.ir.strategy.strategy import ModelLimits
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import FactorKind, Rule
 
+_PRODUCTS = ("linear", "mm", "addmm", "bmm", "matmul")
+
 
 @dataclass(frozen=True)
 class ModelDimensions:
@@ -28,6 +30,8 @@ class ModelDimensions:
         heads: atoms of attention heads, of queries and of keys.
         inner: atoms that tensor parallelism splits, one for each weight matrix.
         experts: atoms of the experts of mixture-of-experts layers.
+        logits: the operators that read logits: the cross entropies, and those between them and the
+            projections.
         sizes: the size of each atom.
     """
 
@@ -36,6 +40,7 @@ class ModelDimensions:
     heads: frozenset[int]
     inner: frozenset[int]
     experts: frozenset[int]
+    logits: frozenset[str]
     sizes: dict[int, int]
 
     @classmethod
@@ -57,6 +62,7 @@ class ModelDimensions:
             _heads(graph, analysis) - batch,
             inner_atoms(graph, analysis, batch | experts),
             experts,
+            _logits_readers(graph, analysis),
             sizes,
         )
 
@@ -88,6 +94,23 @@ def attention_ops(graph: Graph, analysis: Analysis) -> Sequence[Op]:
 def is_attention(op: Op, rule: Rule) -> bool:
     """Whether an operator computes attention of queries, keys and values."""
     return "attention" in op.kind or bool(rule.joint_splits)
+
+
+def _logits_readers(graph: Graph, analysis: Analysis) -> frozenset[str]:
+    """Cross entropies, and what is between them and the products that make logits."""
+    found = set[str]()
+    for loss in graph.ops:
+        if loss.kind != "cross_entropy_loss" or not analysis.dims[loss.operands[0]]:
+            continue
+        classes, left = set(analysis.dims[loss.operands[0]][-1]), [loss]
+        while left:
+            op = left.pop()
+            if op.name in found or op.kind in _PRODUCTS:
+                continue
+            found.add(op.name)
+            carry = (v for v in op.operands if classes & {a for d in analysis.dims[v] for a in d})
+            left += [graph.producer[value] for value in carry if value in graph.producer]
+    return frozenset(found)
 
 
 def _product(dims: ModelDimensions, atoms: frozenset[int]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import final
 
@@ -11,6 +12,7 @@ import numpy as np
 from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
+from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
@@ -48,6 +50,7 @@ class Expansion:
         self.sources = sources or SpaceFactory(graph, recompute=False)
         self.layers = layers_of(graph, self.sources.short.whole)
         self._factories: dict[int, SpaceFactory] = {}
+        self._waiting: dict[tuple[int, bool], Machine] = {}
         self.known_dimensions: dict[int, ModelDimensions] = {}  # by the number of operators
 
     @cached_property
@@ -68,7 +71,7 @@ class Expansion:
     def require(self, strategy: Strategy) -> None:
         """Raise `StrategyError` for a strategy that cannot be priced here."""
         strategy.require(self.machine.devices, self.limits)
-        require_priced(strategy, self.graph)
+        require_priced(strategy, self.graph, self.machine)
         role_axes(strategy)
         if strategy.ep > 1 and not self.dimensions.experts:
             raise StrategyError(
@@ -108,18 +111,29 @@ class Expansion:
         self.require(strategy)
         return SpaceOfStrategy(self, strategy, (StorageKind.of(strategy),)).candidate(strategy)
 
+    def plan(self, strategy: Strategy) -> Plan:
+        """The plan of a strategy by the tables, which leave out copies to the host.
+
+        Raises `StrategyError` as `expanded` does.
+        """
+        return replace(self.expanded(strategy).plan(0.0, ()), offload=strategy.offload)
+
     def factory(self, together: int) -> SpaceFactory:
         """The factory of spaces in which a repeat has `together` layers."""
         if together == 1:
             return self.sources
         if together not in self._factories:
-            self._factories[together] = SpaceFactory(self.graph, recompute=False, together=together)
+            self._factories[together] = SpaceFactory(
+                self.graph, recompute=False, together=together, other=self.sources
+            )
         return self._factories[together]
 
     def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
         """The machine with the straggler time of a group of `devices` in one micro-batch."""
-        meetings = devices * micro_batches
-        return skewed(self.machine, lambda: self._stretch, meetings, whole=staged)
+        key = devices * micro_batches, staged
+        if key not in self._waiting:  # one object, so that cost models on it share tables
+            self._waiting[key] = skewed(self.machine, lambda: self._stretch, key[0], whole=staged)
+        return self._waiting[key]
 
 
 @final

@@ -16,11 +16,11 @@ _NUMBERED = re.compile(r"(.*?\.)?(\d+)(\.|$)")
 def layers_of(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
     """The layers of `graph` as ranges of operator indices, in order; empty if it has none.
 
-    They are the copies of its `repeats`. A graph with too few layers for repeats has as layers its
+    They are the layers of its `repeats`. A graph with too few layers for repeats has as layers its
     outermost numbered modules, such as `model.layers.0`.
     """
     if repeats:
-        return tuple(repeat.copy(i) for repeat in repeats for i in range(repeat.count))
+        return tuple(layer for repeat in repeats for layer in repeat.every_layer())
     found: dict[str, range] = {}
     for i, op in enumerate(graph.ops):
         match = _NUMBERED.match(op.source.module)

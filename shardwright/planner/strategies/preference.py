@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier, costs_of, names_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -52,8 +52,12 @@ class Preferred:
 
 def is_strategy(plan: Plan) -> bool:
     """Whether the name of a plan is the text of a strategy."""
+    return _is_text(plan.name)
+
+
+def _is_text(name: str) -> bool:
     try:
-        Strategy.parse(plan.name)
+        Strategy.parse(name)
     except StrategyError:
         return False
     return True
@@ -87,8 +91,9 @@ def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
 def _fitting(frontier: Frontier, memory_limit: str | int | None) -> Iterator[Plan]:
     """Baselines that are uniform strategies and fit, compared, fastest first."""
     limit = frontier.limit(memory_limit)
-    known = [b for b in frontier.baselines if b.name not in frontier.broken and is_strategy(b)]
-    for plan in sorted(known, key=lambda one: one.step_seconds)[:_TRIES]:
-        compared = frontier.compared(plan)
+    names, costs = names_of(frontier.baselines), costs_of(frontier.baselines)
+    known = [i for i, name in enumerate(names) if name not in frontier.broken and _is_text(name)]
+    for index in sorted(known, key=lambda i: costs[i][0])[:_TRIES]:
+        compared = frontier.compared(frontier.baselines[index])
         if limit is None or compared.peak_bytes <= limit:
             yield compared

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
@@ -45,7 +47,20 @@ def price(
             raise StrategyError(f"loss={strategy.loss}: {e}") from e
     strategy = strategy.in_chunks(graph.numerics.loss_chunks)
     expansion = Expansion(graph, machine, optimizer)
-    plan = expansion.expanded(strategy).plan(0.0, ())
+    plan = expansion.plan(strategy)
     analysis = expansion.sources.analysis
     refinement = Refinement(graph, machine, optimizer, tracer, analysis)
-    return refinement.deepened(refinement.settled(plan), machine.device.usable_bytes)
+    found = refinement.deepened(refinement.settled(plan), machine.device.usable_bytes)
+    return _with_note_on_host(refinement.settled(found), machine)
+
+
+def _with_note_on_host(plan: Plan, machine: Machine) -> Plan:
+    """`plan`, with a note if its offloaded values exceed the memory of the host."""
+    has = machine.device.host_memory_bytes
+    if plan.memory is None or has is None or plan.memory.host <= has:
+        return plan
+    note = (
+        f"offloaded values take {plan.memory.host / 2**30:.1f} GiB of the memory of the host for"
+        f" each device, of which {machine} has {has / 2**30:.1f} GiB"
+    )
+    return replace(plan, notes=(*plan.notes, note))

@@ -44,6 +44,7 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields |= {"micro_batches": plan.micro_batches, "recompute": _recompute(plan)}
     fields["gradient_sync"] = plan.gradient_sync
     fields["compile"] = COMPILES[plan.compiled]
+    fields["offload"] = plan.offload
     if plan.numerics.loss_chunks > 1:
         fields["loss"] = f"chunked({plan.numerics.loss_chunks})"
     if plan.schedule != "none":
@@ -65,7 +66,7 @@ def _decisions(plan: Plan) -> object:
     stored = {p.name: (p.layout.placements, p.regathered) for p in plan.parameters}
     computed = {op.name: (op.tiling, op.runs_again) for op in plan.ops}
     pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
-    options = plan.gradient_sync, plan.compiled
+    options = plan.gradient_sync, plan.compiled, plan.offload
     return plan.mesh.shape, pipeline, options, stored, computed
 
 

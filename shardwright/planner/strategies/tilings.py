@@ -93,7 +93,13 @@ class Tilings:
     def wanted(self, op: Op, rule: Rule, dims: ModelDimensions) -> tuple[int, ...]:
         """The number of an operator's choice along each axis among `Rule.choices()`."""
         attention = is_attention(op, rule)
-        return tuple(self._choice(rule, axis, dims, attention=attention) for axis in self.axes)
+        whole = self.strategy.loss == "whole" and op.name in dims.logits
+        return tuple(
+            UNSPLIT
+            if whole and axis.role == "tp"
+            else self._choice(rule, axis, dims, attention=attention)
+            for axis in self.axes
+        )
 
     def storage_code(self, model: CostModel, name: str, kind: StorageKind) -> int:
         """The code of a parameter's layout."""

@@ -4,52 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.ir.graph import Graph
+from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.model import Machine
 
 
-def require_priced(strategy: Strategy, graph: Graph) -> None:
+def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
     """Raise `StrategyError` for the first field whose value has no price for this graph.
 
     A value without effect is accepted, e.g. a `loss` split over a single device.
     """
-    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks):
+    host = machine.device.host_bytes_per_s
+    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks, host):
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
     _require_dtypes(strategy, graph)
 
 
-def unpriced_fields(strategy: Strategy, chunks: int) -> Iterator[tuple[str, str]]:
+def unpriced_fields(
+    strategy: Strategy, chunks: int, host_bytes_per_s: float | None = None
+) -> Iterator[tuple[str, str]]:
     """Names of fields without a price, with what to give instead.
 
-    `chunks` are those in which the captured graph computes its loss.
+    `chunks` are those in which the captured graph computes its loss, `host_bytes_per_s` is as in
+    `Device`.
     """
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "ranks of a stage are neighbours here, so put pp first"
-    if strategy.offload:
-        yield "offload", "machines describe no link to the host, so leave it out"
+    if strategy.offload and (instead := _instead_of_offload(strategy, host_bytes_per_s)):
+        yield "offload", instead
     if strategy.fp8 is not None:
         yield "fp8", "the rates of its products are not known, so leave it out"
-    plain = [f"chunked({chunks})"]
-    if chunks == 1:
-        plain += ["vocabulary-parallel", *(["whole"] if strategy.tp == 1 else [])]
-    if strategy.loss not in plain:
-        yield "loss", f"use {' or '.join(plain[chunks == 1 :])}"
+    plain = ("vocabulary-parallel", "whole") if chunks == 1 else (f"chunked({chunks})",)
+    if strategy.loss not in (*plain, f"chunked({chunks})"):
+        yield "loss", f"use {' or '.join(plain)}"
 
 
-def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
-    """Dtypes of a graph's training, in the order of `DTYPE_FIELDS`."""
-    leaves = graph.leaves_of(LeafKind.PARAMETER)
-    used = {graph.tensor[leaf.name].dtype for leaf in leaves}
-    used = {dtype for dtype in used if "float" in dtype}
-    compute = used.pop() if len(used) == 1 else ""
-    if not master_weights(graph):
-        return compute, compute, compute, compute
-    return compute, COMPUTE if graph.numerics.reduce == "bf16" else MASTER, MASTER, MASTER
+def _instead_of_offload(strategy: Strategy, host_bytes_per_s: float | None) -> str:
+    """The text on what to give in place of an offload without a price; empty if it has one."""
+    if strategy.offload != ("activations",):
+        return "only activations are, so use offload=activations or leave it out"
+    if host_bytes_per_s is None:
+        return "the machine has no host_bandwidth, so give it or leave offload out"
+    if strategy.recompute.kind == "none":
+        return "only what recomputed layers keep goes to the host, so add ac=full"
+    return ""
 
 
 def mixed_precision(strategy: Strategy) -> dict[str, str]:

@@ -8,14 +8,14 @@ are codes (`layout_codes.py`), and a table is computed in one array operation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
 import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op, Tensor
-from shardwright.ir.layout import Atoms, Bytes, Layout, Mesh, Seconds
+from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Phase, PlannedTransfer
@@ -40,9 +40,9 @@ from shardwright.planner.tables.memory import (
     kept_bytes,
     workspace_bytes,
 )
-from shardwright.planner.tables.mesh_invariants import MeshInvariants
+from shardwright.planner.tables.mesh_invariants import MeshInvariants, SharedTables
 from shardwright.planner.tables.objective import Duration
-from shardwright.planner.tables.options import Allowed, Only, OptionCache, Options, Tilings
+from shardwright.planner.tables.options import Allowed, OptionCache, Options, Tilings
 from shardwright.planner.tables.pricing import OF_A_STEP, Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
@@ -63,6 +63,8 @@ class CostModel:
         pricing: the objective and the kind of step.
         allowed: the allowed choices of operators and parameters; by default all.
         meshless: mesh-independent values, which models on several meshes may share.
+        like: a model that differs in nothing but `allowed`, names of axes and the form of the loss,
+            to share its tables.
 
     Raises:
         ValueError: the machine cannot hold the mesh.
@@ -78,6 +80,7 @@ class CostModel:
         pricing: Pricing = OF_A_STEP,
         allowed: Allowed = EVERYTHING,
         meshless: MeshInvariants | None = None,
+        like: CostModel | None = None,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -89,19 +92,24 @@ class CostModel:
         self._optimizer = pricing.optimizer
         self._spec = optimizer_spec(pricing.optimizer)
         self.compiled = pricing.compiled
-        self.meshless = meshless or MeshInvariants(graph, analysis, machine, compiled=self.compiled)
-        self._retention = self.meshless.retention
         self.measure = pricing.measure or Duration(machine, mesh)
         self._intra_op = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
-        self._option_cache = OptionCache(mesh, self.meshless.forms)
         self._options: dict[str, Options] = {}
-        self._tables: dict[Hashable, Table] = {}
-        self._workspaces: dict[Hashable, Ints] = {}
-        self._exchanged: dict[Hashable, ExpertAllToAll] = {}
-        self._storable: dict[tuple[Atoms, Only | None], Ints] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
-        passes = Passes(self.micro_batches, self.buckets, self.gradient_sync)
-        self._reads = Reads(graph, analysis, mesh, self.measure, passes)
+        if like is None:
+            known = meshless or MeshInvariants(graph, analysis, machine, compiled=self.compiled)
+            passes = Passes(self.micro_batches, self.buckets, self.gradient_sync)
+            reads = Reads(graph, analysis, mesh, self.measure, passes)
+            self._shared = SharedTables(known, OptionCache(mesh, known.forms), reads)
+        elif like.graph is graph:
+            self._shared = like._shared
+        else:
+            assert meshless is not None, "another form of the graph has values of its own"
+            passes = Passes(self.micro_batches, self.buckets, self.gradient_sync)
+            given = graph, analysis, mesh, self.measure, passes, like._shared.reads
+            self._shared = like._shared.of(meshless, Reads(*given))
+        self.meshless, self._reads = self._shared.meshless, self._shared.reads
+        self._retention, self._tables = self.meshless.retention, self._shared.tables
 
     def options(self, op: Op) -> Options:
         """The options of `op`; equal operators share one object."""
@@ -109,16 +117,15 @@ class CostModel:
             only = self._allowed.operators.get(op.name)
             tilings = self._allowed.tilings.get(op.name)
             rule = self.analysis.rules[op.name]
-            self._options[op.name] = self._option_cache.options(rule, only, tilings)
+            self._options[op.name] = self._shared.options.options(rule, only, tilings)
         return self._options[op.name]
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same cost model with other allowed choices."""
         given = self._optimizer, self.measure, self.micro_batches, self.buckets
         pricing = Pricing(*given, self.gradient_sync, self.compiled)
-        return CostModel(
-            self.graph, self.analysis, self.machine, self.mesh, pricing, allowed, self.meshless
-        )
+        mine = self.graph, self.analysis, self.machine, self.mesh
+        return CostModel(*mine, pricing, allowed, self.meshless, like=self)
 
     def with_tilings(self, tilings: Mapping[str, Tilings]) -> CostModel:
         """The same cost model with only these `tilings` of the named operators."""
@@ -149,25 +156,32 @@ class CostModel:
     def backward_seconds(self, op: Op) -> Floats:
         """The part of the seconds of `op` that computes gradients: (K,)."""
         work, options = self.meshless.workload(op), self.options(op)
-        if not work.has_backward:
-            return np.zeros(len(options))
-        return backward_seconds(work, options.sizes, self.machine.device) * self.micro_batches
+        key = id(work), id(options)
+        known = self._shared.backward
+        if key not in known:
+            seconds = np.zeros(len(options))
+            if work.has_backward:
+                seconds = backward_seconds(work, options.sizes, self.machine.device)
+            known[key] = seconds * self.micro_batches
+        return known[key]
 
     def workspace(self, op: Op) -> Ints:
         """Bytes in use only while `op` runs: (K,). A plan needs their maximum, not their sum."""
         work, options = self.meshless.workload(op), self.options(op)
         key = (id(work), id(options))
-        if key not in self._workspaces:
-            self._workspaces[key] = workspace_bytes(work, options.sizes)
-        return self._workspaces[key]
+        known = self._shared.workspaces
+        if key not in known:
+            known[key] = workspace_bytes(work, options.sizes)
+        return known[key]
 
     def storable(self, leaf: Leaf) -> Ints:
         """Codes of the layouts in which a parameter may be stored; equal ones share an array."""
         key = self.analysis.atoms[leaf.name], self._allowed.parameters.get(leaf.name)
-        if key not in self._storable:
+        known = self._shared.storable
+        if key not in known:
             atoms, only = key
-            self._storable[key] = storable(atoms, self.mesh, only)
-        return self._storable[key]
+            known[key] = storable(atoms, self.mesh, only)
+        return known[key]
 
     def parameter(self, leaf: Leaf, layouts: Ints) -> Table:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
@@ -416,11 +430,10 @@ class CostModel:
         if not rule.routes or not self.mesh.axes:
             return None
         key = id(self.meshless.workload(op)), id(self.options(op))
-        if key not in self._exchanged:
-            self._exchanged[key] = exchanges(
-                rule, self.meshless.workload(op), self.options(op), self.measure
-            )
-        return self._exchanged[key]
+        known = self._shared.exchanged
+        if key not in known:
+            known[key] = exchanges(rule, self.meshless.workload(op), self.options(op), self.measure)
+        return known[key]
 
     def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:
         """Whether `value` is a deferrable scalar for all `readers`."""

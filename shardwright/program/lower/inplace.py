@@ -100,6 +100,8 @@ def _makes_its_own(instruction: Compute, graph: Graph) -> bool:
     op = instruction.op
     if len(op.outputs) != 1 or graph.tensor[op.outputs[0]].alias_of:
         return False
+    if op.kind == "lerp":  # running statistics, which the kernel of a batch norm may keep
+        return False
     if op.kind in ("linear", "matmul"):
         return len(instruction.shapes[0]) == 2
     return op.kind in _OWN_RESULT or is_pointwise(op.target)

@@ -22,7 +22,6 @@ from shardwright.program.instructions import (
     Shape,
     reads,
 )
-from shardwright.program.lower.rank_program import with_operands
 
 
 def with_casts(program: Program, graph: Graph) -> Program:
@@ -89,7 +88,7 @@ class _Writer:
             case _ if not any(name in self.wide for name in reads(one)):
                 return one
         # One whose operands are named in its call.
-        return replace(one, op=with_operands(one.op, [self.narrow(n) for n in one.op.operands]))
+        return replace(one, op=one.op.with_operands([self.narrow(n) for n in one.op.operands]))
 
     def _passed_on(self, one: Redistribute) -> None:
         if one.value in self.wide:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from shardwright.ir.graph import OPAQUE, Arg, Graph, LeafKind, Op, Ref, VerifyError, argument
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, VerifyError, argument
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
@@ -223,7 +222,7 @@ class _Writer:
             ],
             shapes,
         )
-        local = with_operands(local, operands)
+        local = local.with_operands(operands)
         for name in op.outputs:
             for value, read in zip(op.operands, operands, strict=True):
                 if read in self.copies and self.graph.tensor[name].alias_of == value:
@@ -349,25 +348,6 @@ class _Writer:
             ranges = [atom_range(n, (d, a), layout, self.coordinate) for a, n in enumerate(sizes)]
             found.append(tuple((r.start, len(r), n) for r, n in zip(ranges, sizes, strict=True)))
         return tuple(found)
-
-
-def with_operands(op: Op, names: list[str], **others: Any) -> Op:
-    """The call with its operands, in order of appearance, replaced by `names`.
-
-    `others` are other attributes to replace.
-    """
-    remaining = iter(names)
-
-    def rewrite(arg: Arg) -> Arg:
-        if isinstance(arg, Ref):
-            return Ref(next(remaining))
-        if isinstance(arg, tuple):
-            return tuple(rewrite(a) for a in arg)
-        return arg
-
-    args = tuple(rewrite(a) for a in op.args)
-    kwargs = tuple((k, rewrite(v)) for k, v in op.kwargs)
-    return replace(op, args=args, kwargs=kwargs, **others)
 
 
 def verify(program: Program) -> None:

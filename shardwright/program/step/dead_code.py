@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
@@ -38,7 +39,7 @@ def forward_only(program: StepProgram) -> StepProgram:
             if one.handle in left_out:
                 continue
         elif not there.issuperset(reads(one)):
-            if isinstance(one, Transfer):
+            if isinstance(one, Transfer | HostCopy):
                 left_out.add(one.handle)
             continue
         there.update(writes(one))
@@ -75,7 +76,7 @@ def without_dead(
             if wanted.isdisjoint(one.results) and one.handle not in messages:
                 continue
             waited.add(one.handle)
-        elif isinstance(one, Transfer):
+        elif isinstance(one, Transfer | HostCopy):
             if one.handle not in waited:
                 continue
         elif (isinstance(one, Relayout | Add) and one.result not in wanted) or (

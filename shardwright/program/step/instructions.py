@@ -22,6 +22,7 @@ from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Mesh, Shard
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Load, Move, Shape
+from shardwright.program.step.host_copies import Fetch, HostCopy, Offload
 from shardwright.program.step.region import Region
 
 TOTAL = "total/"
@@ -224,7 +225,7 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits for a transfer or a message; then its `results` are there."""
+    """Waits for a transfer, a message or a copy; then its `results` are there."""
 
     handle: str
     results: tuple[str, ...]
@@ -317,6 +318,8 @@ StepInstruction = (
     | Transfer
     | Send
     | Recv
+    | Offload
+    | Fetch
     | Wait
     | Relayout
     | Add
@@ -378,6 +381,10 @@ class StepProgram:
         """All messages, in the order in which they are started."""
         return (one for one in self.instructions if isinstance(one, Send | Recv))
 
+    def host_copies(self) -> Iterator[HostCopy]:
+        """All copies to and from the host, in the order in which they are started."""
+        return (one for one in self.instructions if isinstance(one, HostCopy))
+
     def __str__(self) -> str:
         lines = [f"rank {self.rank} of {self.mesh}"]
         lines += [f"region {number}{region}" for number, region in enumerate(self.regions)]
@@ -390,12 +397,12 @@ class StepProgram:
 
 def reads(one: StepInstruction) -> tuple[str, ...]:
     """Names of the values that an instruction takes."""
-    return _READS[type(one)](one)
+    return _READS.get(type(one), _none)(one)
 
 
 def writes(one: StepInstruction) -> tuple[str, ...]:
     """Names of the values that are there after an instruction."""
-    return _WRITES[type(one)](one)
+    return _WRITES.get(type(one), _none)(one)
 
 
 def _read_backward(one: Backward) -> tuple[str, ...]:
@@ -412,34 +419,28 @@ def _none(_: StepInstruction) -> tuple[str, ...]:
     return ()
 
 
-# By type, as passes ask for every instruction many times.
+# By type, as passes ask for every instruction many times. Types that are missing have none.
 _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Forward: lambda one: one.inputs,
     Backward: _read_backward,
     Transfer: lambda one: tuple([part.value for part in one.parts]),
     Send: lambda one: tuple([part.value for part in one.payload]),
-    Recv: _none,
-    Wait: _none,
+    Offload: lambda one: (one.value,),
+    Fetch: lambda one: (one.value,),
     Relayout: lambda one: (one.value,),
     Add: lambda one: one.terms,
     Accumulate: lambda one: (one.value,),
-    Free: _none,
     Seed: lambda one: one.results,
     Update: lambda one: tuple([gradient for _, gradient in one.parameters]),
 }
 _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Forward: lambda one: one.outputs,
     Backward: _written_backward,
-    Transfer: _none,
-    Send: _none,
-    Recv: _none,
     Wait: lambda one: one.results,
     Relayout: lambda one: (one.result,),
     Add: lambda one: (one.result,),
     Accumulate: lambda one: (one.total,),
-    Free: _none,
     Seed: lambda one: tuple([name for _, name in one.gradients]),
-    Update: _none,
 }
 
 

@@ -14,6 +14,7 @@ from shardwright.program.step.passes.delay_waits import delay_waits
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.passes.fuse import fuse
 from shardwright.program.step.passes.late_results import late_results
+from shardwright.program.step.passes.overlap_copies import overlap_copies
 from shardwright.program.step.passes.overlap_sums import overlap_sums
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.passes.receive_early import receive_early
@@ -23,7 +24,7 @@ Pass = Callable[[StepProgram], StepProgram]
 
 # All regions are what they will be after these.
 _REGIONS: tuple[Pass, ...] = (overlap_sums, bucket, fuse)
-_ORDER: tuple[Pass, ...] = (accumulate, prefetch, receive_early, delay_waits, free)
+_ORDER: tuple[Pass, ...] = (accumulate, prefetch, receive_early, delay_waits, overlap_copies, free)
 PASSES: tuple[Pass, ...] = (*_REGIONS, *_ORDER)
 # The same for a step whose results nobody reads before its end.
 STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Forward,
     Recv,
@@ -135,6 +136,8 @@ class _Rank:
                 sizes = "message", *((part.shape, part.dtype) for part in one.payload)
                 word = "send" if isinstance(one, Send) else "receive"
                 self.in_flight[one.handle] = self.start(one.channel, sizes, str(one), word)
+            case HostCopy():  # no other rank takes part
+                self.in_flight[one.handle] = _Started((), str(one), done=True)
             case Wait():
                 if one.handle not in self.in_flight:
                     raise VerifyError(f"rank {self.program.rank} waits for {one.handle} too early")

@@ -24,6 +24,7 @@ from shardwright.program.instructions import (
     RunModule,
     Uniform,
 )
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Backward,
     Forward,
@@ -38,13 +39,17 @@ from shardwright.program.step.instructions import (
     writes,
 )
 from shardwright.program.step.region import Region
-from shardwright.program.step.spanning import Span, homes_of, spans_of
+from shardwright.program.step.spanning import Span, homes_of, spans_of, split_by_size
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
 
 
 class NotPeriodicError(ValueError):
     """Layers on both sides of a gap are not run in the same way."""
+
+
+class SeveralTransfersError(NotPeriodicError):
+    """A transfer of few layers would be several with all of them."""
 
 
 class Layer(NamedTuple):
@@ -160,6 +165,8 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
         raise NotPeriodicError("no region begins at the same operator of every layer")
     at = [one for one in found for _ in range(one.start, one.stop)]
     spans = _spans(program, at, seams, folded.layer_of)
+    if (one := split_by_size(program, spans, folded.skipped)) is not None:
+        raise SeveralTransfersError(f"{one.handle} of all layers would be several transfers")
     sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections
@@ -279,7 +286,7 @@ def _names(one: StepInstruction) -> tuple[str, ...]:
     match one:
         case Forward() | Backward():
             return (*names, f"call {one.call}")
-        case Transfer() | Wait():
+        case Transfer() | HostCopy() | Wait():
             return (*names, f"transfer {one.handle}")
         case Free():
             return one.names
@@ -336,7 +343,7 @@ def _place_in_span(
 ) -> tuple[object, ...] | None:
     """The position of a name, relative to the layer of a section, where all layers are named."""
     for span in sections.spans.get(at, ()):
-        if span.gap == section.gap:
+        if span.gap == section.gap and span.begin <= slot < span.end:
             layer, index = span.find(slot)
             return span.gap, layer - section.layer, at, index
     return None
@@ -362,6 +369,8 @@ def _form(one: StepInstruction) -> tuple[object, ...]:
         case Transfer():
             parts = tuple((p.atoms, p.local, p.move, p.shape, p.dtype) for p in one.parts)
             return one.collective, one.channel, parts
+        case HostCopy():
+            return one.shape, one.dtype
         case Relayout():
             return one.atoms, one.local, one.shape, one.dtype
     return (len(reads(one)), len(writes(one)))

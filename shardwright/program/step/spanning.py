@@ -1,17 +1,26 @@
 """Instructions that name values of all layers, e.g. an all-reduce of all layer norms' gradients.
 
-In the program of a graph with only a few of many equal layers they name fewer values than in that
-of the whole graph, which has the names of one more layer for each omitted layer.
+Another example is the backward pass of a value that all layers read, such as a position bias: it is
+given the sum of the layers' gradients. In the program of a graph with only a few of many equal
+layers such instructions name fewer values than in that of the whole graph, which has the names of
+one more layer for each omitted layer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
+from shardwright.ir.buckets import gather_limit
+from shardwright.ir.redistribution import Collective
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
+    Add,
+    Backward,
     Free,
     StepInstruction,
     StepProgram,
@@ -20,6 +29,7 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
+from shardwright.program.step.lower.purposes import Purpose, parts_of_step, purposes
 
 Home = tuple[int, int]  # the gap and the layer that a value belongs to
 
@@ -28,13 +38,15 @@ class Span(NamedTuple):
     """Names of the layers beside `gap` in one instruction: `each` of one layer, layer after layer.
 
     `first` is the place of the first name of layer 0; layer -1 has its names behind those, or with
-    `ascending` layers before them.
+    `ascending` layers before them. The names from `begin` to `end` are of layers of this gap.
     """
 
     gap: int
     each: int
     first: int
     ascending: bool
+    begin: int
+    end: int
 
     @property
     def before(self) -> tuple[int, int]:
@@ -62,9 +74,15 @@ def homes_of(
     """
     found = dict(given)
     sent: dict[str, Transfer] = {}
+    copied: dict[str, HostCopy] = {}
     for one, home in zip(program.instructions, sections, strict=True):
         if isinstance(one, Transfer):
             sent[one.handle] = one
+        elif isinstance(one, HostCopy):
+            copied[one.handle] = one
+        elif isinstance(one, Wait) and one.handle in copied:
+            if (value := copied[one.handle].value) in found:
+                found.setdefault(copied[one.handle].result, found[value])
         elif isinstance(one, Wait) and one.handle in sent:
             for part in sent[one.handle].parts:
                 if part.value in found:
@@ -77,14 +95,23 @@ def homes_of(
 
 def spans_of(one: StepInstruction, homes: Mapping[str, Home]) -> tuple[Span, ...]:
     """The spans of an instruction; none if it names no values of both layers beside a gap."""
-    names = named_by(one)
+    groups = _groups(one)
+    starts = accumulate((len(names) for names in groups), initial=0)
+    return tuple(
+        span
+        for names, start in zip(groups, starts, strict=False)
+        for span in _spans_of(names, start, homes)
+    )
+
+
+def _spans_of(names: Sequence[str], start: int, homes: Mapping[str, Home]) -> Iterator[Span]:
+    """The spans of names that an instruction has from the place `start`."""
     if len(names) < 2:
-        return ()
+        return
     places: dict[Home, list[int]] = {}
-    for place, name in enumerate(names):
+    for place, name in enumerate(names, start):
         if name in homes:
             places.setdefault(homes[name], []).append(place)
-    found = []
     for gap in dict.fromkeys(gap for gap, _ in places):
         layers = {layer: at for (its, layer), at in places.items() if its == gap}
         if -1 not in layers or 0 not in layers:
@@ -93,20 +120,35 @@ def spans_of(one: StepInstruction, homes: Mapping[str, Home]) -> tuple[Span, ...
         count, ascending = len(behind), before[0] < behind[0]
         first = min(before[0], behind[0])
         together = sorted(before + behind) == list(range(first, first + 2 * count))
-        if together and len(before) == count:
-            found.append(Span(gap, count, behind[0], ascending))
-    return tuple(found)
+        if not together or len(before) != count:
+            continue
+        mine = {place for at in layers.values() for place in at}
+        begin, end = first, first + 2 * count
+        while begin - 1 in mine:
+            begin -= 1
+        while end in mine:
+            end += 1
+        yield Span(gap, count, behind[0], ascending, begin, end)
 
 
 def named_by(one: StepInstruction) -> tuple[str, ...]:
-    """The values of a transfer, a wait or a free, which may belong to all layers."""
+    """The names in an instruction that may be of values of all layers, the first that it reads."""
+    return tuple(name for names in _groups(one) for name in names)
+
+
+def _groups(one: StepInstruction) -> tuple[tuple[str, ...], ...]:
+    """The same, those together of which a layer more has more: the terms of a sum, for example."""
     match one:
         case Transfer():
-            return reads(one)
+            return (reads(one),)
         case Wait():
-            return one.results
+            return (one.results,)
         case Free():
-            return one.names
+            return (one.names,)
+        case Add():
+            return (one.terms,)
+        case Backward():
+            return one.given
     return ()
 
 
@@ -117,6 +159,43 @@ def renamed(one: StepInstruction, names: Mapping[str, str]) -> StepInstruction |
             return Accumulate(names[one.total], names[one.value])
         case Free():
             return Free(tuple(names[name] for name in one.names))
+    return None
+
+
+def split_by_size(
+    program: StepProgram, spans: Mapping[int, Sequence[Span]], times: Sequence[int]
+) -> Transfer | None:
+    """A transfer that would be several with the tensors of all layers: buckets have a size.
+
+    `spans` are those of instructions, by index; by gap, so many `times` were left out.
+    """
+    named = [at for at, one in enumerate(program.instructions) if isinstance(one, Transfer)]
+    if spans.keys().isdisjoint(named):
+        return None
+    known, largest = purposes(program), Counter[object]()
+    parts = list(parts_of_step(program.instructions))
+
+    def kind(at: int, one: Transfer) -> object:
+        return parts[at], known[one.handle], one.collective, one.channel, one.parts[0].dtype
+
+    for at in named:
+        one = program.instructions[at]
+        assert isinstance(one, Transfer)
+        key = kind(at, one)
+        largest[key] = max(largest[key], *(part.bytes for part in one.parts))
+    for at in named:
+        one = program.instructions[at]
+        assert isinstance(one, Transfer)
+        if not spans.get(at) or known[one.handle] is Purpose.RESULT:
+            continue
+        more = sum(
+            times[span.gap] * sum(part.bytes for part in one.parts[slice(*span.before)])
+            for span in spans[at]
+        )
+        sums = one.collective is Collective.ALL_REDUCE
+        limit = program.sum_bytes if sums else gather_limit(largest[kind(at, one)])
+        if one.bytes + more > limit:
+            return one
     return None
 
 
@@ -141,7 +220,23 @@ def extended(one: StepInstruction, spans: Sequence[Span], times: Sequence[int]) 
             one = replace(one, results=_longer(one.results, at, end, numbers))
         elif isinstance(one, Free):
             one = replace(one, names=_longer(one.names, at, end, numbers))
+        elif isinstance(one, Add):
+            one = replace(one, terms=_longer(one.terms, at, end, numbers))
+        elif isinstance(one, Backward):
+            one = replace(one, given=_longer_group(one.given, at, end, numbers))
     return one
+
+
+def _longer_group(
+    groups: tuple[tuple[str, ...], ...], at: int, end: int, numbers: range
+) -> tuple[tuple[str, ...], ...]:
+    """Groups of names; the one with the places from `at` to `end` has more names."""
+    found, start = [], 0
+    for names in groups:
+        inside = start <= at < start + len(names)
+        found.append(_longer(names, at - start, end - start, numbers) if inside else names)
+        start += len(names)
+    return tuple(found)
 
 
 def _longer(names: tuple[str, ...], at: int, end: int, numbers: range) -> tuple[str, ...]:

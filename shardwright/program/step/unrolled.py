@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Recv,
     Send,
@@ -65,7 +66,9 @@ Item = Played | Loop
 def in_order(program: StepProgram) -> list[Item]:
     """The instructions of a program, once."""
     return [
-        Played(one, one.handle if isinstance(one, Transfer | Send | Recv | Wait) else None)
+        Played(
+            one, one.handle if isinstance(one, Transfer | HostCopy | Send | Recv | Wait) else None
+        )
         for one in program.instructions
     ]
 
@@ -111,7 +114,7 @@ class _Writer:
         self._places = {
             one.handle: at
             for at, one in enumerate(sections.program.instructions)
-            if isinstance(one, Transfer)
+            if isinstance(one, Transfer | HostCopy)
         }
         # What sections at a seam wait for: places relative to the layer.
         self._steady = {
@@ -130,7 +133,7 @@ class _Writer:
 
         if any(self._is_of_message(one) for _, one in self._in(before)):
             raise NotPeriodicError("each layer sends or receives a message")
-        starts = [at for at, one in self._in(before) if isinstance(one, Transfer)]
+        starts = [at for at, one in self._in(before) if isinstance(one, Transfer | HostCopy)]
         waits = [one for _, one in self._in(before) if isinstance(one, Wait)]
         waited = [self._waited_for(before, one, layer(0)) for one in waits]
         own = {
@@ -160,7 +163,7 @@ class _Writer:
         for at, one in self._in(section):
             if at in self.sections.spans:
                 one = extended(one, self.sections.spans[at], self.sections.skipped)
-            if isinstance(one, Transfer):
+            if isinstance(one, Transfer | HostCopy):
                 name = self._name(section, at, layer)
                 self._started.add(name)
                 found.append(Played(one, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shardwright.ir.graph import VerifyError
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
     Backward,
@@ -59,7 +60,7 @@ def verify(program: StepProgram) -> None:
                     raise VerifyError(f"{one}: nothing was saved for it")
                 if one.part is Gradients.INPUTS:
                     halves[one.call] = one.region
-            case Transfer() | Send() | Recv():
+            case Transfer() | Send() | Recv() | HostCopy():
                 if one.handle in in_flight:
                     raise VerifyError(f"{one}: {one.handle} is in flight already")
                 in_flight[one.handle] = _arriving(one)
@@ -112,9 +113,11 @@ def _check_definitions(
             raise VerifyError(f"{one}: defines %{name} twice")
 
 
-def _arriving(one: Transfer | Send | Recv) -> tuple[str, ...]:
-    """The values that are there after the wait for a transfer or a message."""
+def _arriving(one: Transfer | Send | Recv | HostCopy) -> tuple[str, ...]:
+    """The values that are there after the wait for a transfer, a message or a copy."""
     match one:
+        case HostCopy():
+            return (one.result,)
         case Transfer():
             return tuple(part.result for part in one.parts)
         case Send():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,13 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Priced, PricedChange
 from shardwright.planner.audit.priced_as import Replaced
+from shardwright.report.accuracy import time_interval
 from shardwright.report.headline import headline
 from shardwright.report.plan_json import figures
 from shardwright.report.units import duration, size
 
 _GAIN = 5e-3  # of a step's time: single changes that buy less are not shown at first
+_LEAST = 1e-3  # of a step's time: a plan that is faster by less is not shown
 _SHOWN = 4  # single changes that fit, and then those that do not fit
 _UNFIT = 1
 _CAUSES = 4  # parts of the peak
@@ -60,10 +62,10 @@ class ConfigPrices:
         replaced: fields of the strategy that are priced with another value.
         base: the config; None where it does not fit the model.
         misfit: why it does not.
-        utilisation: the model FLOPs utilisation of a plan.
         changes: single changes of it, the best first.
         uniform: the best uniform strategy; None: none fits.
         beyond: the best plan of a search; None: not searched.
+        searched: what the search was to cover, "near", "all" or "none".
     """
 
     machine: Machine
@@ -72,10 +74,10 @@ class ConfigPrices:
     replaced: tuple[Replaced, ...]
     base: Priced | None
     misfit: str
-    utilisation: Callable[[Plan], float]
     changes: tuple[PricedChange, ...]
     uniform: Best | None
     beyond: Plan | None
+    searched: str = "none"
 
     @property
     def fits(self) -> bool:
@@ -91,10 +93,10 @@ def prices_text(prices: ConfigPrices, *, whole: bool) -> list[str]:
         lines += [f"{'no price':<{_LABEL}}{prices.misfit}"]
     else:
         plan = prices.base.plan
-        lines += [
-            f"{'step':<{_LABEL}}{_speed(prices, plan)} on {prices.machine}",
-            f"{'memory':<{_LABEL}}{_memory(prices, plan)}",
-        ]
+        lines.append(f"{'step':<{_LABEL}}{_speed(prices, plan)} on {prices.machine}")
+        if interval := time_interval(plan.step_seconds, str(prices.machine)):
+            lines.append(f"{'':<{_LABEL}}{interval}")
+        lines.append(f"{'memory':<{_LABEL}}{_memory(prices, plan)}")
         lines += _changes(prices, whole=whole)
     lines += ["", *_best(prices)]
     return lines
@@ -108,7 +110,9 @@ def improved_text(improved: Improved, file: str, prices: ConfigPrices) -> list[s
     if best is not None and best.strategy != written.strategy:
         more = plan.step_seconds / best.plan.step_seconds - 1
         why = "results stay and its format can say" if best.results else "its format can say"
-        lines.append(f"  the best that {why}; it costs {more:.1%} more than the best uniform")
+        side = "more" if more >= 0 else "less"
+        than = f"it takes {abs(more):.1%} {side} than the best uniform"
+        lines.append(f"  the best that {why}; {than}")
     return lines
 
 
@@ -132,6 +136,7 @@ def prices_json(prices: ConfigPrices) -> dict[str, Any]:
                 "step_change": -one.gain,
                 "peak_bytes_change": one.bytes,
                 "fits": one.fits,
+                "simulated": one.is_simulated,
             }
             for one in prices.changes
         ],
@@ -166,8 +171,9 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "strategy": plan.name,
         **figures(plan),
         "tokens_per_second": prices.tokens / plan.step_seconds,
-        "utilisation": prices.utilisation(plan),
+        "utilisation": plan.utilisation,
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
+        "interval": time_interval(plan.step_seconds, str(prices.machine)) or None,
         "memory": memory_content(plan.memory),
         "compiled": plan.compiled,
     }
@@ -191,10 +197,9 @@ def _word(value: object) -> Any:
 
 def _speed(prices: ConfigPrices, plan: Plan) -> str:
     rate = prices.tokens / plan.step_seconds
-    return (
-        f"{duration(plan.step_seconds)}, {rate:,.0f} tokens/s ({rate / plan.devices:,.0f} per"
-        f" device), MFU {prices.utilisation(plan):.1%}"
-    )
+    known = "" if plan.utilisation is None else f", MFU {plan.utilisation:.1%}"
+    each = f"{rate / plan.devices:,.0f} per device"
+    return f"{duration(plan.step_seconds)}, {rate:,.0f} tokens/s ({each}){known}"
 
 
 def _memory(prices: ConfigPrices, plan: Plan) -> str:
@@ -264,11 +269,25 @@ def _best(prices: ConfigPrices) -> Iterator[str]:
         yield f"{'':<{_LABEL}}{_against(prices, best.plan)}"
         for sentence in best.results:
             yield f"{'':<{_LABEL}}changes results: {sentence}"
-    if prices.beyond is not None:
-        yield f"{'best plan':<{_LABEL}}{headline(prices.beyond)}"
-        yield f"{'':<{_LABEL}}{_against(prices, prices.beyond)}"
-        if prices.base is not None and prices.base.plan.compiled and not prices.beyond.compiled:
-            yield f"{'':<{_LABEL}}of eager steps: a search does not price compiled layers yet"
+    yield from _beyond(prices)
+
+
+def _beyond(prices: ConfigPrices) -> Iterator[str]:
+    """Lines on the best plan of the search."""
+    found, best = prices.beyond, prices.uniform
+    if prices.searched == "none" or (found is None and best is None):
+        return
+    if found is None:
+        yield f"{'best plan':<{_LABEL}}not searched beside a pipeline; --search all tries all plans"
+        return
+    if best is not None and found.step_seconds > (1 - _LEAST) * best.plan.step_seconds:
+        also = "; --search all tries other axes" * (prices.searched == "near")
+        yield f"{'best plan':<{_LABEL}}none found that is faster{also}"
+        return
+    yield f"{'best plan':<{_LABEL}}{headline(found)}"
+    yield f"{'':<{_LABEL}}{_against(prices, found)}"
+    if prices.base is not None and prices.base.plan.compiled and not found.compiled:
+        yield f"{'':<{_LABEL}}of eager steps: pipelines were searched without compiled layers"
 
 
 def _against(prices: ConfigPrices, plan: Plan) -> str:

@@ -200,6 +200,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("stages", str(first.stages), str(second.stages)),
         ("schedule", first.schedule, second.schedule),
         ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
+        ("offload", ", ".join(first.offload), ", ".join(second.offload)),
         ("buckets gathered ahead", str(first.ahead), str(second.ahead)),
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.numerics.rng, second.numerics.rng),

@@ -80,6 +80,10 @@ def _columns(texts: Iterable[str]) -> str:
     return "".join(f"{text:>{_NUMBER}}" for text in texts)
 
 
+def _utilisation(plan: Plan) -> str:
+    return "" if plan.utilisation is None else f", MFU {plan.utilisation:.1%}"
+
+
 def head(plan: Plan) -> list[str]:
     """Totals of the plan and general remarks, one item per line."""
     compute = sum(op.seconds for op in plan.ops)
@@ -88,7 +92,7 @@ def head(plan: Plan) -> list[str]:
     lines = [
         f"{plan.name}: mesh {plan.mesh} on {plan.machine}, optimizer {plan.optimizer}",
         _item("parallelism", headline(plan)),
-        _item("step time", f"{_ms(plan.step_seconds)} ms"),
+        _item("step time", f"{_ms(plan.step_seconds)} ms{_utilisation(plan)}"),
         _item("", f"= compute {_ms(compute)} + communication {_ms(moved)} + update {_ms(update)}"),
         _item("optimum", gap(plan)),
         _item("inputs", ", ".join(f"{i.key} {i.dtype}{list(i.shape)}" for i in plan.inputs)),
@@ -149,6 +153,8 @@ def _memory(memory: Memory) -> Iterator[str]:
         yield _item("", f"and beside it {_size(memory.libraries)} of workspaces of libraries")
     if memory.context:
         yield _item("", f"and beside it {_size(memory.context)} of the driver and its libraries")
+    if memory.host:
+        yield _item("", f"offloaded values take {_size(memory.host)} of the memory of the host")
     if memory.reserved:
         yield _item("", f"torch's allocator reserves {_size(memory.reserved)}, with fragments")
 

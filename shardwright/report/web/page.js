@@ -1,28 +1,12 @@
 "use strict";
 /* The report page: a chart and a list of plans, one of which is shown below them.
    Texts of the user reach the page as text nodes; plotly's labels are escaped, since it reads tags. */
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const UNITS = [["GiB", 30], ["MiB", 20], ["KiB", 10]];
+const drawn = (async () => {
+  const data = JSON.parse(await unpacked("data"));
   const KEYS = { state: 0, saved: 1, other: 2, compute: 3, comm: 4 }; // of a module's costs: bytes first
   let chosen = data.chosen;
   const hidden = new Set(); // numbers of devices that are filtered out
 
-  function element(tag, text = "", attributes = {}) {
-    const made = document.createElement(tag);
-    if (text !== "") made.textContent = text;
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  }
-  const digits = (value) => (Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2);
-  const ms = (seconds) => `${(seconds * 1e3).toFixed(digits(seconds * 1e3))} ms`;
-  function size(bytes) {
-    const [unit, power] = unitOf([bytes]);
-    return `${(bytes / 2 ** power).toFixed(digits(bytes / 2 ** power))} ${unit}`;
-  }
-  /* The unit of an axis on which all of these lie. */
-  const unitOf = (bytes) => UNITS.find(([, power]) => Math.max(...bytes) >= 2 ** power) || UNITS.at(-1);
   const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const deviceCounts = [...new Set([...data.plans.map((p) => p.devices), ...data.rivals.map((r) => r[1])])]
@@ -382,13 +366,119 @@
     }, { responsive: true, displaylogo: false, displayModeBar: tools() });
   }
 
+  /* ---- memory over the step: causes stacked on each other ---- */
+  function drawCurve() {
+    if (!at("over")) return;
+    const { curve } = data.plans[chosen];
+    at("over").hidden = !curve;
+    if (!curve) return;
+    const levels = curve.causes.map(([, sizes]) => (Array.isArray(sizes) ? sizes : curve.what.map(() => sizes)));
+    const totals = curve.what.map((_, i) => levels.reduce((sum, sizes) => sum + sizes[i], 0)), most = Math.max(...totals);
+    const [unit, power] = unitOf(totals), place = totals.indexOf(most);
+    at("over-peak").textContent = `${size(most)}, in ${curve.at || curve.what[place]}`;
+    const found = curve.causes.map(([name], i) => ({
+      name, type: "scatter", mode: "lines", stackgroup: "causes", line: { width: 0.5, shape: "hv", color: color(`--cause-${i}`) }, fillcolor: color(`--cause-${i}`),
+      x: curve.what.map((_, step) => step), y: levels[i].map((bytes) => bytes / 2 ** power),
+      text: levels[i].map((bytes) => size(bytes)), hovertemplate: "%{text}",
+    })).filter((_, i) => Math.max(...levels[i]) > 0.002 * most);
+    found.push({
+      name: "in all", type: "scatter", mode: "lines", line: { width: 0 }, showlegend: false, x: found[0].x, y: totals.map((bytes) => bytes / 2 ** power),
+      text: totals.map((bytes, i) => `${size(bytes)} in all: ${escaped(curve.what[i])}`), hovertemplate: "%{text}<extra></extra>",
+    });
+    const axis = { gridcolor: color("--line"), zeroline: false, automargin: true }, shapes = [];
+    if (data.memory_limit && data.memory_limit < 1.5 * most) {
+      const y = data.memory_limit / 2 ** power;
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: color("--limit"), dash: "dash", width: 2 } });
+    }
+    const top = Math.max(most, shapes.length ? data.memory_limit : 0) / 2 ** power;
+    Plotly.react("curve", found, {
+      ...theme(), margin: { t: 30, r: 10, b: 45, l: 60 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "x unified", shapes,
+      xaxis: { ...axis, title: { text: "instructions of the step" }, showticklabels: false }, yaxis: { ...axis, title: { text: unit }, range: [0, 1.05 * top] },
+    }, { responsive: true, displaylogo: false, displayModeBar: tools() });
+  }
+
+  /* ---- another plan beside it ---- */
+  function drawCompared() {
+    const texts = data.differences[chosen];
+    at("compare").hidden = !texts;
+    if (!texts) return;
+    const others = data.plans.map((_, i) => i).filter((i) => i !== chosen);
+    const kept = Number(at("other").value);
+    at("other").replaceChildren(...others.map((i) => element("option", data.plans[i].label, { value: i })));
+    at("other").value = others.includes(kept) && at("other").dataset.set ? kept : others[0];
+    drawDifference();
+  }
+  function drawDifference() {
+    at("difference").replaceChildren();
+    layouts(at("difference"), data.differences[chosen][Number(at("other").value)], data.plans[chosen].axes);
+  }
+
+  /* ---- one layer: tensors as rectangles ---- */
+  const MOST = 16; // parts of a rectangle that are drawn, each way
+  function position(rank, axes) { // of a rank along each axis, the last one innermost
+    const found = [];
+    for (const [, size] of [...axes].reverse()) { found.unshift(rank % size); rank = Math.floor(rank / size); }
+    return found;
+  }
+  function tensor({ name, placements }, axes, place) {
+    const cuts = { rows: { count: 1, at: 0 }, columns: { count: 1, at: 0 } };
+    const words = [];
+    let copies = 1, partial = false;
+    placements.forEach((placement, axis) => {
+      const [label, size] = axes[axis];
+      if (size === 1) return;
+      if (placement === "R") { copies *= size; return; }
+      words.push(`${label}:${placement}`);
+      if (placement === "P") { partial = true; return; }
+      const way = cuts[placement.startsWith("S(0") ? "rows" : "columns"];
+      way.count *= size;
+      way.at = way.at * size + place[axis];
+    });
+    const parts = cuts.rows.count * cuts.columns.count;
+    const held = `device holds 1 of ${parts} part${parts > 1 ? "s" : ""}`.replace("1 of 1 part", "all of it");
+    const also = `${copies > 1 ? `, as ${copies - 1} other${copies > 2 ? "s" : ""} do${copies > 2 ? "" : "es"}` : ""}${partial ? "; to be summed" : ""}`;
+    const figure = element("figure", "", { class: "tensor", title: `${name}: ${held}${also}` });
+    const box = element("div", "", { class: "tiles", role: "img", "aria-label": `${name}: ${held}${also}` });
+    const [rows, columns] = [cuts.rows, cuts.columns].map(({ count, at: mine }) => (count > MOST ? { count: MOST, at: Math.floor(mine * MOST / count) } : { count, at: mine }));
+    box.style.gridTemplateColumns = `repeat(${columns.count}, 1fr)`;
+    for (let row = 0; row < rows.count; row++) for (let column = 0; column < columns.count; column++) {
+      const mine = row === rows.at && column === columns.at;
+      box.append(element("span", "", mine ? { class: partial ? "mine partial" : "mine" } : {}));
+    }
+    const caption = element("figcaption", `${name} `);
+    layouts(caption, words.join(" ") || (copies > 1 ? "a copy each" : ""), axes.map(([axis]) => axis));
+    figure.append(box, caption);
+    return figure;
+  }
+  function drawLayer() {
+    const { layer, axes: names } = data.plans[chosen];
+    at("layer").hidden = !layer;
+    if (!layer) return;
+    const devices = layer.axes.reduce((product, [, size]) => product * size, 1);
+    const slider = at("rank");
+    slider.max = devices - 1;
+    if (Number(slider.value) >= devices || !slider.dataset.moved) slider.value = 0;
+    const rank = Number(slider.value), place = position(rank, layer.axes);
+    at("rank-text").textContent = `${rank} of ${devices}: ${layer.axes.map(([name], i) => `${name} ${place[i]}`).join(", ")}`;
+    at("layer-title").textContent = layer.count > 1 ? `One layer: ${layer.name}, ${layer.count} equal ones` : `One layer: ${layer.name}`;
+    const cell = (parts) => { const made = element("td"); made.append(...parts); return made; };
+    const lines = (texts) => cell(texts.map((text) => layouts(element("div"), text, names)));
+    at("steps").tBodies[0].replaceChildren(...layer.steps.map((step) => {
+      const row = element("tr");
+      const title = element("th", step.module ? `${step.module}: ${step.kind}` : step.kind, { scope: "row" });
+      const drawn = (tensors) => cell(tensors.map((one) => tensor(one, layer.axes, place)));
+      row.append(title, layouts(element("td"), step.splits, names), drawn(step.parameters), drawn([step.result]), lines(step.before), lines(step.backward));
+      return row;
+    }));
+  }
+
   function drawCharts() {
     if (!window.Plotly) return; // tables come first, the library after them
     drawFrontier();
     for (const [id, draw] of later) if (seen.has(id)) draw();
   }
   /* Charts further down are drawn when they come into view: the page opens sooner. */
-  const seen = new Set(), later = [["map", drawMap], ["timeline", drawTimeline]];
+  const seen = new Set(), later = [["map", drawMap], ["timeline", drawTimeline], ["curve", drawCurve]];
   function drawOnSight() {
     const watch = new IntersectionObserver((found) => {
       for (const { target } of found.filter((entry) => entry.isIntersecting && !seen.has(entry.target.id))) {
@@ -400,12 +490,14 @@
   }
   function choose(index) {
     chosen = index;
-    drawPlan(); plant(data.plans[chosen]); drawMoves(); drawCharts();
+    drawPlan(); plant(data.plans[chosen]); drawCompared(); drawLayer(); drawMoves(); drawCharts();
   }
   const machines = [...new Set(data.plans.map((p) => p.machine))];
   at("subtitle").textContent = `${data.plans.length} plan${data.plans.length > 1 ? "s" : ""} for ${machines.join(", ")}`;
   drawDevices(); drawOutliers(); drawPlans(); drawMeasured(); choose(chosen);
   at("measure").addEventListener("change", drawMap);
+  at("other").addEventListener("change", () => { at("other").dataset.set = "true"; drawDifference(); });
+  at("rank").addEventListener("input", () => { at("rank").dataset.moved = "true"; drawLayer(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
   for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
     document.documentElement.classList.toggle("print", on);
@@ -419,3 +511,4 @@
   };
   document.documentElement.dataset.tables = performance.now();
 })();
+drawn.catch(() => {}); // the page says it once the library is there, too

@@ -13,7 +13,6 @@ from typing import Any, Self, final
 import numpy
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.runtime.deferred.random_states import RandomStates
 from shardwright.runtime.deferred.replay import Replay
@@ -28,6 +27,7 @@ from shardwright.runtime.deferred.steps import (
     written,
 )
 from shardwright.runtime.parameters.storage_view import StorageView
+from shardwright.tracing.torch_private import TorchDispatchMode
 
 _SMALL = 2**16  # bytes
 _CPU, _META = torch.device("cpu"), torch.device("meta")

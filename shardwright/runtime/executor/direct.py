@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch.distributed.tensor import DTensor
 
+from shardwright.ir.graph import Graph
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
@@ -26,6 +27,8 @@ from shardwright.program.step.instructions import (
 from shardwright.runtime.executor.executor import Regions
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 
+# Operators of running statistics, whose results share no memory with what they read.
+_NEVER_LATER = frozenset(("lerp", "add"))
 _WITHOUT_COMMUNICATION = (Forward, Free, Seed, Backward, Add, Accumulate, Update)
 
 
@@ -36,6 +39,16 @@ def is_direct(program: StepProgram) -> bool:
     ) and not any(
         region.communicates or len(region.variants) > 1 or any(region.dropped)
         for region in program.regions
+    )
+
+
+def read_later(graph: Graph) -> frozenset[str]:
+    """Updated buffers that the backward pass of such a program, or a caller, may read later."""
+    return frozenset(
+        buffer
+        for buffer, _ in graph.updates
+        if buffer in graph.outputs
+        or any(op.kind not in _NEVER_LATER or buffer in op.saves for op in graph.consumers[buffer])
     )
 
 

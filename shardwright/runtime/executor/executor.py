@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.optim import Optimizer
 
+from shardwright.program.step.host_copies import Fetch, HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
@@ -35,12 +36,13 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.region import Region
 from shardwright.runtime.comm.local_moves import moved_locally
-from shardwright.runtime.device import without_autocast
+from shardwright.runtime.device import autocast_dtype, without_autocast
 from shardwright.runtime.executor.failures import Failure, refuse_after
+from shardwright.runtime.executor.host_memory import HostCopyInFlight, HostMemory
 from shardwright.runtime.executor.messages import Messages
 from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.split_calls import SplitCall
-from shardwright.runtime.executor.transfers import Collectives, InFlight
+from shardwright.runtime.executor.transfers import Collectives, InFlight, alone_in_memory
 from shardwright.runtime.graph_modules.compiled import CompiledRegions
 from shardwright.runtime.graph_modules.fx import Special, region_module
 from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
@@ -130,6 +132,7 @@ class StepExecutor:
             for name in reads(one)
             if read[name] == 1 and name not in program.returned
         )
+        self.host_memory = HostMemory(regions.device) if any(program.host_copies()) else None
         self.steps = tuple(map(self._step, program.instructions))
         # The position of the update, after which nothing is computed.
         self.end = next(
@@ -152,6 +155,8 @@ class StepExecutor:
                 return ProgramRun.backward_part, one
             case Transfer():
                 return ProgramRun.transfer, one
+            case HostCopy():
+                return ProgramRun.copy, one
             case Send():
                 return ProgramRun.send, one
             case Recv():
@@ -214,7 +219,7 @@ class ProgramRun:
         self.missing: set[str] = set()  # results of transfers of nothing
         self.position = 0  # of the next instruction
         self.optimizer: Optimizer | None = None  # that updates the parameters
-        if executor.collectives or executor.messages:
+        if executor.collectives or executor.messages or executor.host_memory:
             # If the results are dropped, wait for transfers in flight: their buffers are in use.
             finalize(self, _drain, self.in_flight).atexit = False
 
@@ -222,7 +227,7 @@ class ProgramRun:
     def play(self, end: int) -> None:
         """Run instructions up to the place `end`."""
         device = self.executor.regions.variant.device
-        if torch.is_autocast_enabled(device.type):  # of a caller of `backward`
+        if autocast_dtype(device) is not None:  # of a caller of `backward`
             with without_autocast(device):
                 self.play(end)
             return
@@ -239,13 +244,19 @@ class ProgramRun:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Free kept values; do not wait for transfers, which other ranks may never start."""
+        """Free kept values; do not wait for transfers, which other ranks may never start.
+
+        Copies to and from the host are this rank's own, and their memory is in use until they end.
+        """
         executor = self.executor
         if executor.collectives or executor.messages:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             executor.regions.failure = Failure(
                 executor.program, self.position, dict(self.in_flight), text
             )
+        for one in self.in_flight.values():
+            if isinstance(one, HostCopyInFlight):
+                one.results()
         self.in_flight.clear()
         self.calls.clear()
         self.split_calls.clear()
@@ -293,7 +304,7 @@ class ProgramRun:
         taken = self.executor.taken
         if not added and taken.isdisjoint(one.made):
             return
-        alone = _alone([*given, *found, *added.values()])
+        alone = alone_in_memory([*given, *found, *added.values()])
         for name, gradient in zip(one.made, found, strict=True):
             if name in taken and id(gradient) in alone:
                 self.owned.add(name)
@@ -347,8 +358,15 @@ class ProgramRun:
         """Start to receive a message."""
         self.in_flight[one.handle] = self.executor.messages[one.handle].receive(self.device)
 
+    def copy(self, one: HostCopy) -> None:
+        """Start a copy between the device and its host."""
+        memory = self.executor.host_memory
+        assert memory is not None, "the program has copies"
+        start = memory.fetch if isinstance(one, Fetch) else memory.offload
+        self.in_flight[one.handle] = start(self.tensor(one.value), one.shape)
+
     def wait(self, given: tuple[Wait, tuple[str, ...]]) -> None:
-        """Wait for a transfer or a message; some of its results own their memory."""
+        """Wait for a transfer, a message or a copy; some of its results own their memory."""
         one, owned = given
         results = self.in_flight.pop(one.handle).results()
         self.values.update(zip(one.results, results, strict=True))
@@ -428,19 +446,3 @@ class ProgramRun:
 def _drain(in_flight: dict[str, InFlight]) -> None:
     while in_flight:
         in_flight.popitem()[1].results()
-
-
-def _alone(tensors: Sequence[torch.Tensor | None]) -> set[int]:
-    """The ids of the tensors that alone use the whole of a storage, contiguously."""
-    first: dict[int, int] = {}  # memory -> the only tensor in it, 0 where there are several
-    for x in tensors:
-        if x is not None:
-            storage = x.untyped_storage()
-            memory = storage.data_ptr()
-            if memory in first:
-                first[memory] = 0
-            elif storage.nbytes() == x.nbytes and x.is_contiguous():
-                first[memory] = id(x)
-            else:
-                first[memory] = 0
-    return set(first.values())

@@ -58,3 +58,19 @@ class _InFlight:
             if x.shape != part.shape or x.dtype is not dtype:
                 found[i] = x.reshape(part.shape).to(dtype)
         return found
+
+
+def alone_in_memory(tensors: Sequence[torch.Tensor | None]) -> set[int]:
+    """The ids of the tensors that alone use the whole of a storage, contiguously."""
+    first: dict[int, int] = {}  # memory -> the only tensor in it, 0 where there are several
+    for x in tensors:
+        if x is not None:
+            storage = x.untyped_storage()
+            memory = storage.data_ptr()
+            if memory in first:
+                first[memory] = 0
+            elif storage.nbytes() == x.nbytes and x.is_contiguous():
+                first[memory] = id(x)
+            else:
+                first[memory] = 0
+    return set(first.values())

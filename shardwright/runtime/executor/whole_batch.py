@@ -1,9 +1,8 @@
 """The module that runs a step program without micro-batches.
 
-A call runs the forward part, and autograd runs the backward part
-(`executor/gradient_nodes.py`). A second backward pass through one call repeats the forward part on
-the same arguments. If the backward pass is to be differentiated, or a compiler traces the whole
-module, the forward program runs directly, without buckets and prefetch.
+A call runs the forward part, and autograd the backward part (`executor/gradient_nodes.py`). A
+second backward pass through one call repeats the forward part on the same arguments. If the
+backward pass is differentiated or traced by a compiler, the forward program runs directly.
 """
 
 from __future__ import annotations
@@ -36,11 +35,12 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
-from shardwright.runtime.executor.direct import DirectStep, is_direct
+from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
 from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
+from shardwright.tracing.torch_private import version_of
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -81,6 +81,11 @@ class WholeBatch(nn.Module):
             for name, tensor in zip(self.returned, tensors, strict=True)
         }
         self.parameters_named = tuple(self.names[i] for i in self.parameters_at)
+        # Updated buffers, and those of them that autograd may read after their update.
+        updated = {buffer for buffer, _ in graph.updates}
+        later = read_later(graph)
+        self.updated_at = tuple(i for i, name in enumerate(self.names) if name in updated)
+        self.read_later_at = tuple(i for i in self.updated_at if self.names[i] in later)
         trained = {name for name, _ in naive.gradients}
         self.trained = tuple(i for i, name in enumerate(self.names) if name in trained)
         masters = master_weights(graph)
@@ -94,13 +99,16 @@ class WholeBatch(nn.Module):
         """Outputs and buffers' new contents, of leaves and the random state."""
         *leaves, state = given
         if torch.compiler.is_compiling():
+            _copy_at(self.updated_at, leaves)
             found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
             return found
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
             step = self._step
             playing = self.playing("call" if step.calls is None else "step", leaves)
             if playing.direct is not None:
+                _copy_at(self.read_later_at, leaves)
                 return playing.direct.run(leaves, state)
+            _copy_at(self.updated_at, leaves)
             call = ModuleCall(self, leaves, state, playing)
             if step.calls is not None:
                 call.is_step = True
@@ -108,6 +116,7 @@ class WholeBatch(nn.Module):
             groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
             kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
             return with_nodes(call, groups, [state, *kept])
+        _copy_at(self.updated_at, leaves)
         with torch.no_grad():
             run = self.playing("evaluation", leaves).executor.begin(self.values(leaves), state)
             run.play(len(run.executor.program.instructions))
@@ -116,6 +125,10 @@ class WholeBatch(nn.Module):
     def whole_steps(self) -> AbstractContextManager[None]:
         """A context; results of a call inside of it are available when it ends, not before."""
         return self._step
+
+    def returns_late(self) -> bool:
+        """Whether a result of this step's calls so far is only available when it ends."""
+        return any(call.is_late for call in self._step.calls or ())
 
     def update(self, optimizer: Optimizer) -> None:
         """The last whole step's update of the parameters."""
@@ -278,6 +291,11 @@ class ModuleCall:
             return found
         return found.detach()  # an object of its own: autograd makes it the result of a node
 
+    @property
+    def is_late(self) -> bool:
+        """Whether results are still to come."""
+        return bool(self._late)
+
     def results(self) -> tuple[torch.Tensor, ...]:
         """Outputs and updates; once."""
         found, self._results = tuple(self._results), []
@@ -391,16 +409,22 @@ class _Unchanged:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [x for x in tensors if not x.is_inference()]
-        self._versions = [x._version for x in self._tensors]
+        self._versions = [version_of(x) for x in self._tensors]
 
     def check(self) -> None:
         """Raise `RuntimeError` if one was written to."""
-        if [x._version for x in self._tensors] != self._versions:
+        if [version_of(x) for x in self._tensors] != self._versions:
             raise RuntimeError(
                 "a parameter, an input or a result of the module was modified by an in-place"
                 " operation between its forward and its backward pass, which reads it again; run"
                 " backward first, or change a copy"
             )
+
+
+def _copy_at(places: Sequence[int], leaves: list[torch.Tensor]) -> None:
+    """Replace leaves by copies, because what they are made of is updated in place."""
+    for i in places:
+        leaves[i] = leaves[i].clone()
 
 
 def _in_dtypes(program: StepProgram, planned: Dtypes, given: Dtypes) -> StepProgram:

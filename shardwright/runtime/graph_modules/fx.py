@@ -28,6 +28,13 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
+from shardwright.runtime.graph_modules.fused_norms import (
+    FusedNorm,
+    arguments,
+    batch_norm,
+    fused_norms,
+    results_of,
+)
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
@@ -102,8 +109,13 @@ class _Writer:
         self.sources: dict[str, str] = {}  # copy of a parameter -> what it is made of again
 
     def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
+        norms = fused_norms(instructions, results)
+        replaced = {number for norm in norms.values() for number in norm.replaced}
         for number, instruction in enumerate(instructions):
-            self.write(instruction, number)
+            if number in norms:
+                self.norm(norms[number], number)
+            elif number not in replaced:
+                self.write(instruction, number)
         self.graph.output(tuple(self.nodes[name] for name in results))
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, class_name="Program")
@@ -136,6 +148,13 @@ class _Writer:
         if isinstance(instruction, Draws):
             self.note(node, instruction, number)
         self.name(node, instruction)
+
+    def norm(self, norm: FusedNorm, number: int) -> None:
+        """Write a batch norm as one operator of torch."""
+        args = tuple(to_torch(a, self.nodes, self.device) for a in arguments(norm))
+        node = self.graph.call_function(batch_norm, args)
+        self.note(node, norm.normalizes, number)
+        self.split(node, results_of(norm))
 
     def random_state(self) -> fx.Node:
         """The random state for the next operator, with its number if numbers are given."""
@@ -174,5 +193,9 @@ class _Writer:
         if not together:
             self.nodes[names[0]] = node
             return
+        self.split(node, names)
+
+    def split(self, node: fx.Node, names: Sequence[str]) -> None:
+        """Name the results of a node that returns several."""
         for i, name in enumerate(names):
             self.nodes[name] = self.graph.call_function(operator.getitem, (node, i))

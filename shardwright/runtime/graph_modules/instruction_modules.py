@@ -34,7 +34,12 @@ from shardwright.runtime.parameters.reshard_after_forward import (
     ReshardAfterForward,
     as_it_is,
 )
-from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.random.dropout import (
+    GlobalAttention,
+    GlobalDropout,
+    GlobalUniform,
+    StepKeys,
+)
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.experts import local_experts
 from shardwright.runtime.sharded_ops.linear_cross_entropy import ChunkedLoss
@@ -59,6 +64,7 @@ def module_maker(
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
     made: dict[str, CopySource] = {}
     fast = captured.graph.numerics.rng == "fast"
+    keys = StepKeys()
 
     def make(instruction: Special) -> nn.Module:
         match instruction:
@@ -73,9 +79,17 @@ def module_maker(
                 again = [made[name] for name in instruction.regathers]
                 return ReshardAfterForward(operator, again, keep)
             case Dropout():
-                return (FastDropout if fast else GlobalDropout)(instruction, device)
+                return (
+                    FastDropout(instruction, device)
+                    if fast
+                    else GlobalDropout(instruction, device, keys)
+                )
             case Attention():
-                return (FastAttention if fast else GlobalAttention)(instruction, device)
+                return (
+                    FastAttention(instruction, device)
+                    if fast
+                    else GlobalAttention(instruction, device, keys)
+                )
             case Joint():
                 return joint(instruction, reduced_over([axes[name] for name in instruction.axes]))
             case SharedAttention():
@@ -84,7 +98,7 @@ def module_maker(
                 key = str(instruction.op.args[1])
                 return OpaqueModule(instruction, captured.opaque[key], device, training)
             case Uniform():
-                return GlobalUniform(instruction, device)
+                return GlobalUniform(instruction, device, keys)
 
     return make
 

@@ -13,6 +13,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 @final
@@ -22,19 +23,32 @@ class Clipping:
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         first = _first_homes(parameters)
         self.parameters = list(parameters.values())
+        first_tile = _tile(self.parameters[0]) if self.parameters else torch.empty(0)
+        self.device = first_tile.device
         self.counted = [name in first and _is_first_holder(p) for name, p in parameters.items()]
 
     @torch.no_grad()
     def norm(self) -> torch.Tensor:
         """The Euclidean norm of all gradients together, float64 [], on every rank."""
-        squares = [
-            torch.linalg.vector_norm(_tile(p.grad), dtype=_wide(p.grad)).double().square()
+        tiles = [
+            _tile(p.grad)
             for p, counted in zip(self.parameters, self.counted, strict=True)
             if counted and p.grad is not None
         ]
-        device = _tile(self.parameters[0]).device if self.parameters else torch.device("cpu")
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        total = torch.stack([total, *squares]).sum()
+        # Many tensors of a dtype take a few kernels; a norm in half precision is too coarse.
+        norms = [
+            get_total_norm([tile for tile in tiles if tile.dtype == dtype]).double()
+            for dtype in dict.fromkeys(tile.dtype for tile in tiles)
+            if dtype == _wide(dtype)
+        ]
+        norms += [
+            torch.linalg.vector_norm(tile, dtype=_wide(tile.dtype)).double()
+            for tile in tiles
+            if tile.dtype != _wide(tile.dtype)
+        ]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if norms:
+            total = torch.stack(norms).square().sum()
         if dist.is_initialized():
             dist.all_reduce(total)
         return total.sqrt()
@@ -46,25 +60,35 @@ class Clipping:
         The factor is that of `torch.nn.utils.clip_grad_norm_`.
         """
         norm = self.norm()
-        scale(self.parameters, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        trained = [p for p in self.parameters if p.grad is not None]
+        for dtype in dict.fromkeys(p.dtype for p in trained):
+            tiles = [_with_gradient(p) for p in trained if p.dtype == dtype]
+            clip_grads_with_norm_(tiles, max_norm, norm.to(_wide(dtype)))
         return norm
 
 
 @torch.no_grad()
-def scale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) -> None:
+def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiply the gradients of `parameters`, in place."""
     for parameter in parameters:
         if parameter.grad is not None:
-            tile = _tile(parameter.grad)
-            tile.mul_(factor.to(tile.dtype) if isinstance(factor, torch.Tensor) else factor)
+            _tile(parameter.grad).mul_(factor)
+
+
+def _with_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's tile of a parameter, with the tile of its gradient."""
+    assert parameter.grad is not None, "others are left out"
+    tile = _tile(parameter).detach()
+    tile.grad = _tile(parameter.grad)
+    return tile
 
 
 def _tile(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _wide(gradient: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(gradient.dtype, torch.float32)
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _is_first_holder(parameter: torch.Tensor) -> bool:

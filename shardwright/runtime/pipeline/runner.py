@@ -29,7 +29,7 @@ from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradi
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
-from shardwright.runtime.train_module import TrainModule, arguments
+from shardwright.runtime.train_module import OnLoss, TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
 from shardwright.tracing.graph_builder import Captured
 
@@ -110,17 +110,21 @@ class PipelineModule(TrainModule):
         self._sw_random = running.get_buffer("_sw_random")
         return running._sw_captured.outputs((loss,), self._sw_device)
 
-    def forward_backward(self, batch: Any) -> torch.Tensor:
+    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
         """Run all passes of the schedule.
 
         Args:
             batch: the global batch on every rank, as a mapping or a sequence.
+            on_loss: called with the loss, after all passes were issued to the device.
 
         Returns:
             The loss of the global batch, on every rank; gradients are added to `grad`.
         """
         args, kwargs = arguments(batch)
-        return self.call_backward(*args, **kwargs)
+        loss = self.call_backward(*args, **kwargs)
+        if on_loss is not None:
+            on_loss(loss)
+        return loss
 
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The same, of a call with any arguments."""

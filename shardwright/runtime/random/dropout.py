@@ -1,21 +1,23 @@
 """Random numbers as a function of seed, step, operator and global element index.
 
 One device, every plan and every resumed run draw the same numbers, on whichever rank an element is
-computed: a number is a hash of the element's global index and does not depend on earlier draws. The
-hash is the 32-bit finaliser "lowbias32" (Wellons, 2018, found by search for low bias), applied to
-the keys of row and column and once more to their combination.
+computed: a number is a hash of the element's global index and does not depend on earlier draws.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import final
 
 import torch
 from torch import nn
 
 from shardwright.ir.graph import Ref, argument
 from shardwright.program.instructions import Attention, Dropout, Uniform
+from shardwright.runtime.random.fused_dropout import fused_dropout, is_fused
+from shardwright.runtime.random.index_hash import bits_of, key_of, mix, to_int32
 from shardwright.tracing.export.attention import attention
 from shardwright.tracing.export.operators import to_torch
 
@@ -28,8 +30,36 @@ def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([seed, step], dtype=torch.int64, device=device)
 
 
+@final
+class StepKeys:
+    """The keys of the random operators of a step, which are computed for all of them at once.
+
+    A key takes thirty kernels of one element. Those of the last state are kept: a step does not
+    write to its state, and the next one has another tensor.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # of operators' numbers among the keys
+        self._numbers = torch.empty(0)
+        self._state: weakref.ref[torch.Tensor] | None = None
+        self._keys = torch.empty(0)
+
+    def add(self, number: int) -> None:
+        """Compute the key of operator `number`, too."""
+        self._places.setdefault(number, len(self._places))
+
+    def key(self, state: torch.Tensor, number: int, device: torch.device) -> torch.Tensor:
+        """The key of operator `number` in a step with this state, int32 []."""
+        if self._state is None or self._state() is not state:
+            if len(self._numbers) < len(self._places) or self._numbers.device != device:
+                self._numbers = torch.tensor([*self._places], device=device)
+            self._keys = key_of(state.to(device), self._numbers)
+            self._state = weakref.ref(state)
+        return self._keys[self._places[number]]
+
+
 class _Draws(nn.Module):
-    """32 random bits per element of a tile."""
+    """32 random bits per element of a tile; operators of one program share their `keys`."""
 
     rows: torch.Tensor
     columns: torch.Tensor
@@ -39,9 +69,12 @@ class _Draws(nn.Module):
         number: int,
         positions: tuple[tuple[tuple[int, int, int], ...], ...],
         device: torch.device,
+        keys: StepKeys | None = None,
     ) -> None:
         super().__init__()
         self.number = number
+        self.keys = StepKeys() if keys is None else keys
+        self.keys.add(number)
         self.alternative: torch.Tensor | None = None
         rows, columns = _keys(positions, device)
         self.register_buffer("rows", rows, persistent=False)
@@ -61,30 +94,31 @@ class _Draws(nn.Module):
 
     def bits(self, state: torch.Tensor) -> torch.Tensor:
         """int32, one per element, the last dimension's positions along the last dimension."""
-        state = state.to(self.rows.device)
-        number = self.number + 1 if state.numel() == 2 else state[2] + self.number + 1
-        key = _mix(_to_int32(state[0] + 0x9E3779B9 * number))
-        key = _mix(key ^ _to_int32(state[1]))
-        rows, columns = self.rows, self.columns
-        if self.alternative is not None:
-            rows, columns = (
-                keys.index_select(0, self.alternative).squeeze(0) for keys in (rows, columns)
-            )
-        bits = _mix(rows ^ key).unsqueeze(-1) ^ columns
-        bits.mul_(0x7FEB352D)
-        bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF))
-        bits.mul_(_signed(0x846CA68B))
-        bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
-        return bits
+        return bits_of(*self.tile(state))
+
+    def tile(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """int32 keys: of the rows and of the columns of this step's tile, and of the operator."""
+        device = self.rows.device
+        if state.numel() > 2 or torch.compiler.is_compiling():
+            key = key_of(state.to(device), self.number)
+        else:
+            key = self.keys.key(state, self.number, device)
+        if self.alternative is None:
+            return self.rows, self.columns, key
+        both = (self.rows, self.columns)
+        rows, columns = (keys.index_select(0, self.alternative).squeeze(0) for keys in both)
+        return rows, columns, key
 
 
 class GlobalDropout(_Draws):
     """One `Dropout` instruction. In eval mode it does nothing."""
 
-    def __init__(self, instruction: Dropout, device: torch.device) -> None:
+    def __init__(
+        self, instruction: Dropout, device: torch.device, keys: StepKeys | None = None
+    ) -> None:
         probability, number = instruction.op.args[1:3]
         assert isinstance(probability, float) and isinstance(number, int)
-        super().__init__(number, instruction.positions, device)
+        super().__init__(number, instruction.positions, device, keys)
         self.probability = probability
 
     def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -93,8 +127,10 @@ class GlobalDropout(_Draws):
             return x
         if self.probability >= 1.0:
             return x * 0.0
-        keep = self.bits(state) >= _threshold(self.probability)
-        return torch.where(keep.view(x.shape), x * (1.0 / (1.0 - self.probability)), 0.0)
+        threshold, scale = threshold_of(self.probability), 1.0 / (1.0 - self.probability)
+        if is_fused(x):
+            return fused_dropout(x, *self.tile(state), threshold, scale)
+        return torch.where((self.bits(state) >= threshold).view(x.shape), x * scale, 0.0)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, number={self.number}"
@@ -106,14 +142,16 @@ class GlobalAttention(nn.Module):
     `verify` runs it in the place of the fused kernel, whose numbers differ from plan to plan.
     """
 
-    def __init__(self, instruction: Attention, device: torch.device) -> None:
+    def __init__(
+        self, instruction: Attention, device: torch.device, keys: StepKeys | None = None
+    ) -> None:
         super().__init__()
         self.op, self.device = instruction.op, device
         probability = argument(instruction.op, 4, "dropout_p")
         assert isinstance(probability, float)
         given = (Ref(self.op.operands[0]), probability, instruction.number)
         dropped = replace(instruction.op, args=given, kwargs=())
-        self.dropout = GlobalDropout(Dropout(dropped, instruction.positions), device)
+        self.dropout = GlobalDropout(Dropout(dropped, instruction.positions), device, keys)
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         """Query, key, value, a mask if there is one, and the random state."""
@@ -136,10 +174,12 @@ class GlobalAttention(nn.Module):
 class GlobalUniform(_Draws):
     """One `Uniform` instruction: multiples of 2^-24 in [0, 1), whatever the precision."""
 
-    def __init__(self, instruction: Uniform, device: torch.device) -> None:
+    def __init__(
+        self, instruction: Uniform, device: torch.device, keys: StepKeys | None = None
+    ) -> None:
         size, number = instruction.op.args
         assert isinstance(size, tuple) and isinstance(number, int)
-        super().__init__(number, instruction.positions, device)
+        super().__init__(number, instruction.positions, device, keys)
         self.size = tuple(to_torch(size, {}, device))
         self.dtype: torch.dtype = to_torch(dict(instruction.op.kwargs)["dtype"], {}, device)
 
@@ -162,29 +202,12 @@ def _keys(
     for index, size in zip(indices[:-1], sizes[:-1], strict=True):
         rows = rows.unsqueeze(-1) * size + index
     columns = indices[-1] if indices else torch.zeros(1, dtype=torch.int64, device=device)
-    return _to_int32(rows), _mix(_to_int32(columns))
+    return to_int32(rows), mix(to_int32(columns))
 
 
-def _threshold(probability: float) -> int:
+def threshold_of(probability: float) -> int:
     """The smallest int32 that is kept: a share `probability` of all int32 lie below."""
     return min(2**31 - 1, -(2**31) + round(probability * 2**32))
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def _signed(value: int) -> int:
-    """The int32 with the bits of an unsigned 32-bit value."""
-    return value - 2**32 if value >= 2**31 else value
-
-
-def _to_int32(x: torch.Tensor) -> torch.Tensor:
-    """The low 32 bits, as int32."""
-    low = x & 0xFFFFFFFF
-    return torch.where(low >= 2**31, low - 2**32, low).to(torch.int32)
 
 
 def _indices(atoms: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:

@@ -110,9 +110,10 @@ class LocalExperts(nn.Module):
         if tiles == 1:
             return order, expert
         tile_of_row = self._split[expert]
-        loads = torch.bincount(tile_of_row, minlength=tiles).tolist()
+        loads = _counts(tile_of_row, tiles).tolist()  # the only wait for the device
         self.skew.add(loads)
-        mine = (tile_of_row == self._tile).nonzero().squeeze(1)
+        others = (tile_of_row != self._tile).to(torch.uint8)
+        mine = others.sort(stable=True).indices[: loads[self._tile]]
         return order[mine], expert[mine]
 
     def _hop(
@@ -124,17 +125,20 @@ class LocalExperts(nn.Module):
         back. `rows` are sorted by expert, which is also the order of the devices that hold the
         experts. `mine` are the experts with this device's coordinate along the axis.
         """
-        counts = torch.bincount(expert, minlength=len(owner))
+        counts = _counts(expert, len(owner))
         table = peers.gather(counts)  # (peers, experts)
         to, loads = (
             counts.new_zeros(peers.count).index_add(0, owner, some)
             for some in (counts, table.sum(0))
         )
         come = table[:, mine]
+        # The only wait for the device.
         sent, received, all_loads = torch.stack([to, come.sum(1), loads]).tolist()
         self.skew.add(all_loads)
         arrived = peers.send(rows, sent, received)
-        whose = torch.repeat_interleave(mine.repeat(peers.count), come.reshape(-1))
+        whose = torch.repeat_interleave(
+            mine.repeat(peers.count), come.reshape(-1), output_size=sum(received)
+        )
         whose, order = whose.sort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
@@ -147,6 +151,14 @@ class LocalExperts(nn.Module):
     def extra_repr(self) -> str:
         routing, last = self.routing, self.routing.start + self.routing.length - 1
         return f"experts={routing.start} to {last} of {len(routing.split)}, {routing}"
+
+
+def _counts(index: Tensor, length: int) -> Tensor:
+    """Count how often each number below `length` is in `index`, int64 (length).
+
+    `bincount` would read the largest one on the host.
+    """
+    return index.new_zeros(length).index_add(0, index, torch.ones_like(index))
 
 
 @final

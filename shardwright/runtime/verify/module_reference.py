@@ -19,8 +19,6 @@ from typing import Any, final
 import torch
 from torch import fx, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from shardwright.runtime.graph_modules.opaque_module import OpaqueModule
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
@@ -28,6 +26,7 @@ from shardwright.runtime.random.fused_rng import seed_of, seeded
 from shardwright.tracing.call import select_outputs
 from shardwright.tracing.decompose.tables import random_ops
 from shardwright.tracing.patched_forward import replaced_forward
+from shardwright.tracing.torch_private import TorchDispatchMode, tree_map
 
 aten: Any = torch.ops.aten
 _FLOAT64 = {

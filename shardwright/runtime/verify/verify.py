@@ -1,6 +1,7 @@
 """`verify`: compares a plan on real ranks with the module itself, in double precision.
 
-The ranks are local processes that torchrun starts. Three sides are compared, dropout included:
+The ranks are local processes that torchrun starts; a single one is this process, because starting
+others takes longer than what they do. Three sides are compared, dropout included:
 the module run eagerly, its captured graph on one device, and the plan on its ranks. All compute
 in float64, so that a difference is a defect and not rounding. A module that computes something
 else in float64 is compared with its graph in its own precision.
@@ -11,26 +12,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from shardwright.ir.graph import Arg, Graph, Leaf, LeafKind, Op, Source, Symbol
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.graph import Arg, Graph, Leaf, Op, Source, Symbol
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.plan_io.graph_text import graph_to_json
 from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.plan_decoder import read_plan
-from shardwright.rules.analysis import Analysis, analyze
-from shardwright.runtime.module_options import ModuleOptions
-from shardwright.runtime.parallel import build as module_of
-from shardwright.runtime.parallel_module import ParallelModule
-from shardwright.runtime.parameters.matrix_optimizer import ByShape
-from shardwright.runtime.pipeline.runner import PipelineModule
+from shardwright.rules.analysis import analyze
 from shardwright.runtime.ranks import run_ranks
 from shardwright.runtime.verify.module_comparison import (
     TOLERANCE,
@@ -38,17 +32,16 @@ from shardwright.runtime.verify.module_comparison import (
     ComparedModule,
     Measured,
     ModuleComparison,
-    Optimizer,
     errors_between,
     measure,
 )
-from shardwright.runtime.verify.module_pickling import pack
+from shardwright.runtime.verify.module_pickling import pack, unpack
 from shardwright.runtime.verify.module_reference import widened
 from shardwright.runtime.verify.verify_reference import comparable, in_parts, notes
+from shardwright.runtime.verify.worker import measured_on_ranks, one_device, optimizer_of
 from shardwright.tracing.arguments import require_module
 from shardwright.tracing.call import as_planned, flatten
 from shardwright.tracing.discovery.discover import capture_with_rules
-from shardwright.tracing.graph_builder import Captured
 
 _WORKER = "shardwright.runtime.verify.worker"
 _FLOAT64 = {
@@ -130,9 +123,9 @@ def verify(
 ) -> Report:
     """Compare `plan` with `model`: outputs, every gradient and buffer, and one optimizer step.
 
-    Starts one process per device of the plan on this host. The module is run eagerly, as it is, on
-    copies of its parameters and buffers; both sides are compared in float64 where the module allows
-    it.
+    Starts one process per device of the plan on this host, none for a single one. The module is run
+    eagerly, as it is, on copies of its parameters and buffers; both sides are compared in float64
+    where the module allows it.
 
     Args:
         model: the module that the plan was made for, with values.
@@ -179,54 +172,23 @@ def verify(
     if (alone := in_parts(graph, analysis, decisions)) is not graph:
         parts = one_device(alone, {**payload, "opaque": captured.opaque})
         expected = measure(parts, optimizer, payload["batch"])
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(payload, Path(folder) / "payload.pt")
-        Path(folder, "modules.pkl").write_bytes(shipped)
-        run_ranks(_WORKER, [folder], plan.devices)
-        parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
+    if plan.devices == 1 and not dist.is_initialized():
+        parallel = _in_this_process({**payload, "opaque": unpack(shipped)})
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(payload, Path(folder) / "payload.pt")
+            Path(folder, "modules.pkl").write_bytes(shipped)
+            run_ranks(_WORKER, [folder], plan.devices)
+            parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, expected, parallel, compared)
 
 
-def build(
-    graph: Graph,
-    analysis: Analysis,
-    payload: Mapping[str, Any],
-    decisions: Decisions,
-    device_mesh: Any,
-) -> ParallelModule | PipelineModule:
-    """The module of this rank, or of one device without a device mesh, on the CPU."""
-    by_every_name = dict(payload["weights"])
-    for leaf in graph.leaves_of(LeafKind.PARAMETER):
-        by_every_name.update((key, payload["weights"][leaf.keys[0]]) for key in leaf.keys)
-    return module_of(
-        Captured(
-            graph,
-            dict(payload["constants"]),
-            tuple(payload["output_keys"]),
-            payload.get("opaque", {}),
-        ),
-        analysis,
-        decisions,
-        ModuleOptions(by_every_name, payload["buffers"], seed=1),
-        device_mesh,
-    )
-
-
-def one_device(graph: Graph, payload: Mapping[str, Any]) -> ParallelModule:
-    """The serial program: every operator whole, nothing communicated."""
-    module = build(graph, analyze(graph), payload, everything_whole(graph), None)
-    assert isinstance(module, ParallelModule)
-    return module
-
-
-def optimizer_of(name: str) -> Optimizer:
-    """The optimizer of that name, to take one step over parameters."""
-    spec = optimizer_spec(name)
-    others = partial(getattr(torch.optim, spec.torch_class), **spec.options)
-    if spec.matrix is None or not spec.matrix.torch_class:
-        return others
-    matrices = partial(getattr(torch.optim, spec.matrix.torch_class), **spec.matrix.options)
-    return partial(ByShape, matrices, others)
+def _in_this_process(payload: Mapping[str, Any]) -> Measured:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        return measured_on_ranks(payload)
+    finally:
+        dist.destroy_process_group()
 
 
 def _compare(

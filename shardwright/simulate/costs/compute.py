@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
+from shardwright.simulate.costs.expert_rows import row_kernels
 from shardwright.simulate.costs.kernels import (
     KernelWork,
     ProductShape,
@@ -38,6 +39,8 @@ _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 2, 5
 _MOVING = (
     OperatorClass.MEMORY, OperatorClass.FUNCTION, OperatorClass.POOLING, OperatorClass.PART,
 )  # fmt: skip
+# Queries and keys of a tile of fused attention (Dao, "FlashAttention-2", 2023: 64 or 128 each).
+_SCORE_TILE = 128
 _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
 # Bytes of traffic for each score in ring attention, in float32: it is written, read for the
 # exponential, and read for the product. Backward it is twice as much.
@@ -82,12 +85,16 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     if work.lookup:
         read = np.minimum(read, written * len(work.operands))
     if work.kind is OperatorClass.ATTENTION:
-        flop = _ATTENTION_FORWARD * contraction_flop(work, sizes)
+        once = contraction_flop(work, sizes)
         moved = read + written + _scores(work, sizes)
-        return (KernelWork(work.kind, work.dtype, flop, moved),)
+        return (_attention(work, sizes, once, moved, _ATTENTION_FORWARD),)
     shape = _product_shape(work, sizes)
     flop = contraction_flop(work, sizes)
-    return (KernelWork(work.kind, work.dtype, flop, read + written, shape, launches=work.launches),)
+    moved = read + written
+    if work.kind is OperatorClass.EXPERTS:
+        products = KernelWork(work.kind, work.dtype, flop, moved)
+        return (products, *row_kernels(work, sizes))
+    return (KernelWork(work.kind, work.dtype, flop, moved, shape, launches=work.launches),)
 
 
 def _forward(work: Workload, sizes: Ints, device: Device) -> Floats:
@@ -146,11 +153,12 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        return (KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved),)
+        products = KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved)
+        return (products, *row_kernels(work, sizes, backward=True))
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)
-        return (KernelWork(work.kind, work.dtype, _ATTENTION_BACKWARD * flop, moved),)
+        return (_attention(work, sizes, flop, moved, _ATTENTION_BACKWARD),)
     found = []
     for i in needed:
         own = work.operands[i].local_bytes(sizes)
@@ -224,6 +232,21 @@ def contraction_flop(work: Workload, sizes: Ints) -> Ints:
     if work.passed >= 0:  # a ring computes with all keys
         flop = (flop * (work.sizes[work.passed] / sizes[work.passed])).astype(np.int64)
     return flop
+
+
+def _attention(work: Workload, sizes: Ints, once: Ints, moved: Ints, times: int) -> KernelWork:
+    """The kernel of fused attention: `times` contractions of `once` operations each, (K,)."""
+    if not work.scores:
+        return KernelWork(work.kind, work.dtype, times * once, moved)
+    queries, keys = (product_of(sizes, factors) for factors in work.scores)
+    rows, columns = (-(-count // _SCORE_TILE) for count in (queries, keys))
+    seen = once / np.maximum(1, 2 * product_of(sizes, work.work))  # part of all pairs
+    # On the diagonal of a causal mask, tiles are computed in full.
+    tiles = rows * columns * seen + (rows / 2 if work.causal else 0)
+    pairs = np.maximum(1, queries * keys * seen)
+    whole = np.minimum(tiles, rows * columns) * _SCORE_TILE**2 / pairs
+    tiled = (times * once * whole).astype(np.int64)
+    return KernelWork(work.kind, work.dtype, times * once, moved, tiled_flop=tiled)
 
 
 def _scores(work: Workload, sizes: Ints) -> Ints:

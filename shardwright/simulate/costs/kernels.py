@@ -4,7 +4,8 @@ A kernel takes `max(flop / (peak · efficiency), bytes / (bandwidth · efficienc
 (Williams, Waterman and Patterson, "Roofline", 2009), and at least the time that the host needs to
 issue it. On a device with `units`, a matrix product is cut into tiles that the units compute in
 waves. The last wave is half full on average, and the start and end of a tile take as long as
-`Device.product_depth` steps along its depth.
+`Device.product_depth` steps along its depth. Fused attention computes tiles of scores, also where
+the sequence or the causal mask ends within one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class KernelWork:
         moved: bytes that it reads and writes, (K,).
         shape: the sizes of a matrix product; None for other kernels.
         launches: whether it is launched; False if it is fused into a preceding kernel.
+        tiled_flop: of fused attention, the operations with all scores of its tiles, (K,).
     """
 
     kind: OperatorClass
@@ -52,6 +54,7 @@ class KernelWork:
     moved: Ints
     shape: ProductShape | None = None
     launches: bool = True
+    tiled_flop: Ints | None = None
 
 
 def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
@@ -63,7 +66,8 @@ def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
         OperatorClass.CONVOLUTION: efficiency.convolution,
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(kernel.kind, 1.0)
-    busy = kernel.flop / (device.peak_flop_per_s(kernel.dtype) * reached_at(reached, kernel.flop))
+    flop = kernel.tiled_flop if kernel.tiled_flop is not None and device.units else kernel.flop
+    busy = flop / (device.peak_flop_per_s(kernel.dtype) * reached_at(reached, kernel.flop))
     if kernel.shape is not None and device.units:
         busy = busy / filled(kernel.shape, device)
     moving = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Tensor
-from shardwright.ir.options.optimizer_spec import MatrixUpdate, OptimizerSpec
+from shardwright.ir.options.optimizer_spec import Implementation, MatrixUpdate, OptimizerSpec
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.kernels import KernelWork, kernel_seconds, reached_at
@@ -33,9 +33,11 @@ def update_seconds(
 ) -> Floats:
     """Seconds to update a parameter with tiles of `local_bytes` bytes: (K,) -> (K,).
 
-    If the dispatch of an operator on a DTensor was not measured (`Device.dispatch_seconds`), the
-    update is priced as one kernel that reads weight, gradient and state once, and writes weight and
-    state.
+    The optimizer's implementation decides. A fused update, and any on CPUs without a measured
+    dispatch (`Device.dispatch_seconds`), is one kernel that reads weight, gradient and state once,
+    and writes weight and state. A foreach update on a GPU passes over them with every operator, all
+    parameters in few launches; a loop launches each operator of each parameter, for which it waits
+    for the host (`Device.issue_seconds`).
 
     Args:
         local_bytes: bytes of a rank's tile, (K,).
@@ -76,23 +78,32 @@ def _whole_seconds(matrix: MatrixUpdate, whole: Tensor, device: Device) -> Float
 
 def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks: int) -> Floats:
     """Seconds of the operators on tiles: (K,)."""
+    on_gpu = device.units > 0 or device.issue_seconds > 0
+    implementation = spec.runs(plain=ranks == 1, on_gpu=on_gpu)
+    unknown = device.dispatch_seconds is None and not on_gpu
+    calls, passes = spec.calls, spec.passes
+    if implementation is Implementation.FUSED or unknown:
+        calls, passes = 1, spec.fused_passes
+    moved = passes * local_bytes
     if device.dispatch_seconds is None:
-        moved = (3 + 2 * spec.state_tensors) * local_bytes
-        return device.launch_seconds + moved / (device.bytes_per_s * device.efficiency.streaming)
-    moved = spec.passes * local_bytes
-    reached = reached_at(device.efficiency.in_place, moved // spec.calls)
-    each = device.dispatch_seconds if ranks > 1 else device.launch_seconds
+        seconds = moved / (device.bytes_per_s * device.efficiency.streaming)
+        if implementation is not Implementation.LOOP or unknown:
+            return np.asarray(device.launch_seconds + seconds)
+        each = np.maximum(device.launch_seconds + seconds / calls, device.issue_seconds)
+        return np.asarray(calls * each)
+    reached = reached_at(device.efficiency.in_place, moved // calls)
+    dispatched = device.dispatch_seconds if ranks > 1 else device.launch_seconds
     once = device.parameter_seconds if ranks > 1 else 0.0
-    found: Floats = once + spec.calls * each + moved / (device.bytes_per_s * reached)
+    found: Floats = once + calls * dispatched + moved / (device.bytes_per_s * reached)
     return np.asarray(found)
 
 
 def update_bytes(
-    spec: OptimizerSpec, tiles: Sequence[UpdatedTile], *, together: bool = False
+    spec: OptimizerSpec,
+    tiles: Sequence[UpdatedTile],
+    implementation: Implementation = Implementation.LOOP,
 ) -> int:
     """The most bytes of temporaries during the update of `tiles`.
-
-    `together`: whether the optimizer updates all tiles at once (foreach).
 
     >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
     >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)
@@ -106,6 +117,8 @@ def update_bytes(
             continue
         item = ITEM_BYTES[matrix.dtype] if matrix.dtype else tile.item_bytes
         most = max(most, tile.bytes + matrix.temporaries(*tile.shape) * item)
-    if together:
+    if implementation is Implementation.FUSED:
+        return most
+    if implementation is Implementation.FOREACH:
         return max(most, spec.foreach_temporaries * sum(alone))
     return max(most, spec.temporaries * max(alone, default=0))

@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
+from shardwright.ir.options.mixed_precision import dtypes_of
+from shardwright.machine.model import Device
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import contraction_flop
 from shardwright.simulate.costs.workload import OperatorClass, Workload, workload
@@ -20,6 +23,12 @@ def useful_flop(graph: Graph, analysis: Analysis) -> int:
     """Floating point operations of a step of `graph` on the global batch."""
     work = (workload(op, analysis.rules[op.name], graph) for op in graph.ops)
     return sum(_flop_of(one) for one in work)
+
+
+def useful_seconds(graph: Graph, analysis: Analysis, device: Device) -> Seconds:
+    """Seconds of these operations at the peak of one device, in the dtype of its products."""
+    dtype = dtypes_of(graph)[0] or "float32"
+    return Seconds(useful_flop(graph, analysis) / device.peak_flop_per_s(dtype))
 
 
 def _flop_of(work: Workload) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -91,9 +92,11 @@ class Workload:
     halves: int = -1  # the factor whose split shares early and late queries evenly (zigzag)
     passed: int = -1  # the factor of keys; if it is split, they are passed around a ring
     width: tuple[int, ...] = ()  # factors of the elements of a key
+    scores: tuple[tuple[int, ...], ...] = ()  # of fused attention: factors of queries and of keys
     repeats: int = 1  # contractions of `work`
     experts: tuple[int, ...] = ()  # factors of experts, among which the contraction is divided
     rows: tuple[int, ...] = ()  # factors of the second operand of experts
+    steps: tuple[int, ...] = ()  # of experts: tensors that each step between the products moves
     skew: float = 1.0  # of experts: rows of the busiest device over the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: UnsizedCall | None = None  # the call, if the device has timings of it
@@ -184,23 +187,28 @@ def workload(
         halves=index.get("z", -1) if rule.joint_splits else -1,
         passed=index["s"] if rule.joint_splits else -1,
         width=tuple(index[name] for name in rule.operands[0][-1]) if rule.joint_splits else (),
+        scores=_scores(op, rule, index),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
         rows=operands[1].factors if op.kind == "experts" else (),
+        steps=_steps(op) if op.kind == "experts" else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known and fusion is None else None,
-        added=tuple(_added(name, graph) for name in op.outputs)
-        if fusion is None
-        else tuple(
-            n * graph.tensor[name].requires_grad
-            for n, name in zip(fusion.added, op.outputs, strict=True)
-        ),
+        added=_all_added(op, graph, fusion),
         again=_FUNCTIONS.get(op.kind, False),
         internal_reductions=_internal_reductions(rule, index),
         fusion=fusion,
         chunks=whole_number(op.args[CHUNKS]) if op.target == LINEAR_CROSS_ENTROPY else 1,
     )
+
+
+def _all_added(op: Op, graph: Graph, fusion: Fusion | None) -> tuple[int, ...]:
+    """Of each result, how many gradients are added up to its own."""
+    if fusion is None:
+        return tuple(_added(name, graph) for name in op.outputs)
+    counts = zip(fusion.added, op.outputs, strict=True)
+    return tuple(count * graph.tensor[name].requires_grad for count, name in counts)
 
 
 def product_of(sizes: Ints, factors: Sequence[int]) -> Ints:
@@ -267,6 +275,22 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
     flag = op.args[5] if len(op.args) > 5 else dict(op.kwargs).get("is_causal", False)
     query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
     return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
+
+
+def _steps(op: Op) -> tuple[int, ...]:
+    """For each step of experts (`tracing/decompose/mixtures.py`), tensors read and written."""
+    steps = json.loads(str(op.args[-1]))
+    counts = (
+        sum(isinstance(arg, dict) for arg in args) for target, args, _ in steps if target != "part"
+    )
+    return tuple(count + 1 for count in counts)
+
+
+def _scores(op: Op, rule: Rule, index: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    """Factors of the queries and of the keys of fused attention, else ()."""
+    if op.kind != "scaled_dot_product_attention":
+        return ()
+    return tuple(tuple(index[name] for name in dims[-2]) for dims in rule.operands[:2])
 
 
 def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: Graph) -> Port:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, final
 
 from shardwright.simulate.memory.caching_allocator import Request
@@ -84,6 +86,28 @@ class Allocator:
         for module, use, size in self._changes[: self._at_peak]:
             found[module, use] += size
         return +found
+
+    @property
+    def changes(self) -> int:
+        """The number of changes so far, which is a moment of `highest_between`."""
+        return len(self._changes)
+
+    def highest_between(self, moments: Sequence[int]) -> list[Counter[Use]]:
+        """Bytes by use at the highest moment between each two neighbouring moments."""
+        now = Counter[Use]()
+        for _, use, size in self._changes[: moments[0]]:
+            now[use] += size
+        found = []
+        for begin, end in pairwise(moments):
+            total = most = sum(now.values())
+            best = now.copy()
+            for _, use, size in self._changes[begin:end]:
+                now[use] += size
+                total += size
+                if total > most:
+                    most, best = total, now.copy()
+            found.append(best)
+        return found
 
     @property
     def level(self) -> AllocatedBytes:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from shardwright.ir.graph import Op
-from shardwright.ir.op_memory import CallMemory, Seen
+from shardwright.ir.op_memory import BackwardMemory, CallMemory, ForwardMemory, Seen
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -85,8 +85,10 @@ class MemorySimulator(Tape):
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
-        self.allocator.briefly(seen.peak + kernel.forward)
+        if op.name not in self.fusions:
+            self.allocator.briefly(seen.peak + kernel.forward)
         stays = {result[0] for result in seen.results if result is not None} | {*seen.saved}
+        stays -= self.inside_of_kernel(op, seen)
         for number, size in enumerate(seen.made, len(names)):  # the others are gone, see the peak
             blocks.append(self.allocator.new(size if number in stays else 0))
         for name, result in zip(op.outputs, seen.results, strict=True):
@@ -101,6 +103,9 @@ class MemorySimulator(Tape):
             for number in seen.saved:
                 if id(blocks[number]) not in self.given_again:
                     saved[number] = self.allocator.save(blocks[number])
+            for number in self.read_again(op, names):
+                if number not in saved and id(blocks[number]) not in self.given_again:
+                    saved[number] = self.allocator.save(blocks[number])
         for block in blocks[len(names) :]:
             self.allocator.drop(block)
         if not any(self.views[n].grad for n in op.outputs if n in self.views):
@@ -108,6 +113,37 @@ class MemorySimulator(Tape):
                 self.allocator.unsave(block)
             return
         self.backward_of(op, call, given, blocks, saved, kernel.backward)
+
+    def inside_of_kernel(self, op: Op, seen: ForwardMemory) -> set[int]:
+        """The results of a call that stay in the registers of a fused kernel, by their number."""
+        results = zip(op.outputs, seen.results, strict=True)
+        return {one[0] for name, one in results if one is not None and name in self.unwritten}
+
+    def written(self, names: Sequence[str], behind: BackwardMemory) -> set[int]:
+        """The numbers of gradients that a fused kernel writes: those of what it has read."""
+        found = zip(names, behind.gradients, strict=True)
+        return {one[0] for name, one in found if one is not None and name not in self.unwritten}
+
+    def read_again(self, op: Op, names: Sequence[str]) -> list[int]:
+        """The operands from which a fused kernel computes again what it did not write.
+
+        The compiler keeps them for the backward pass, instead of results inside of the kernel.
+        """
+        if self.unwritten.isdisjoint(op.outputs):
+            return []
+        return [number for number, name in enumerate(names) if name not in self.unwritten]
+
+    def _part_of(
+        self, op: Op, names: Sequence[str], given: tuple[Seen, ...], weights: bool
+    ) -> CallMemory:
+        """The call of an operator that computes gradients of weights alone, or of inputs alone."""
+        wanted = tuple(
+            seen._replace(
+                requires_grad=seen.requires_grad and (name in self.from_weights) is weights
+            )
+            for seen, name in zip(given, names, strict=True)
+        )
+        return self.book.call(op, names, wanted)
 
     def backward_of(
         self,
@@ -123,11 +159,10 @@ class MemorySimulator(Tape):
         `inside` is the workspace of its kernel, in bytes.
         """
         names = tuple(dict.fromkeys(op.operands))
-        aside = tuple(name in self.from_weights for name in names)
         arrived: list[View | None] = []
 
         def back() -> None:
-            first = self.part is Gradients.INPUTS and any(aside)
+            first = self.part is Gradients.INPUTS and not self.from_weights.isdisjoint(names)
             second = self.part is Gradients.WEIGHTS and bool(arrived)
             came = list(arrived) if second else [self.taken(name) for name in op.outputs]
             if first:
@@ -142,13 +177,7 @@ class MemorySimulator(Tape):
                 for block in left.values():
                     self.unsave(block)
                 return
-            call = whole
-            if first or second:
-                wanted = tuple(
-                    seen._replace(requires_grad=seen.requires_grad and out is second)
-                    for seen, out in zip(given, aside, strict=True)
-                )
-                call = self.book.call(op, names, wanted)
+            call = self._part_of(op, names, given, second) if first or second else whole
             assert call.forward is not None, "the operator has run"
             base = len(names) + len(call.forward.made)
             behind = call.backward(tuple(None if g is None else g.strides for g in came))
@@ -156,9 +185,11 @@ class MemorySimulator(Tape):
             alive: dict[int, Block] = {}
             self.allocator.briefly(inside)
             births = iter(known)
+            written = None if op.name not in self.fusions else self.written(names, behind)
             for number, size in behind.events:
                 if size >= 0:
                     given_back = next(births, None)
+                    size = size if written is None or number in written else 0
                     alive[number] = self.allocator.new(size) if given_back is None else given_back
                 elif number in alive:
                     self.allocator.drop(alive.pop(number))

@@ -24,6 +24,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.step.instructions import Gradients
+from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.redistribution import moved
 from shardwright.simulate.memory.values import RankModel, View
@@ -66,6 +67,8 @@ class Tape(ABC):
         self.nodes: list[GradientNode] = []
         self.serial = graph.op
         self.saving = True
+        self.fusions: Mapping[str, Fusion] = {}  # of operators in kernels of the compiler
+        self.unwritten: frozenset[str] = frozenset()  # values inside of such kernels
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
         # Of a backward pass in two parts: the one that runs, values that gradients lead from to
         # inputs, or to weights alone, and blocks that are saved until the second part has run.
@@ -161,7 +164,8 @@ class Tape(ABC):
         elif old.block.owners == 1 and old.dense and old.block.use is not Use.LASTING:
             self.allocator.drop(gradient.block)
         else:
-            new = self.allocator.new(old.bytes, module_of=old.block)
+            size = 0 if name in self.unwritten else old.bytes
+            new = self.allocator.new(size, module_of=old.block)
             self.allocator.drop(old.block)
             self.allocator.drop(gradient.block)
             strides = contiguous_strides(old.shape)

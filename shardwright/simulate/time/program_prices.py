@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import prod
+from math import inf, prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
@@ -23,6 +23,7 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
 from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Part, Recv, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, step_price
@@ -46,7 +47,15 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
         update={parameter.name: parameter.seconds for parameter in plan.parameters},
+        host_copy=partial(host_copy_seconds, machine=machine),
+        host_streams=machine.backend_spec.device != "cpu",
     )
+
+
+def host_copy_seconds(one: HostCopy, machine: Machine) -> float:
+    """Seconds of a copy between a device and its host; infinite if the machine states no rate."""
+    rate = machine.device.host_bytes_per_s
+    return inf if rate is None else machine.device.launch_seconds + one.bytes / rate
 
 
 def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
@@ -74,6 +83,8 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
         update={parameter.name: parameter.seconds for parameter in plan.parameters},
+        host_copy=partial(host_copy_seconds, machine=machine),
+        host_streams=machine.backend_spec.device != "cpu",
     )
 
 
@@ -117,9 +128,18 @@ def seconds_of_transfers(
             if t.phase is not Phase.RECOMPUTE:  # a repeated run repeats it
                 axis = t.collectives[0].split(" ")[1]
                 inner[key].append((axis, t.seconds / t.times))
-        elif all(one.split(" ")[0] in _LOCAL for one in t.collectives):
+        elif _is_local(t):
             local[key] += t.seconds / t.times
     return inner, local
+
+
+def runs_by_itself(t: PlannedTransfer, graph: Graph) -> bool:
+    """Whether it communicates before its operator, and is no part of the operator's seconds."""
+    return not _is_inner(t, graph) and not _is_local(t)
+
+
+def _is_local(t: PlannedTransfer) -> bool:
+    return all(one.split(" ")[0] in _LOCAL for one in t.collectives)
 
 
 def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Forward, Recv, Send, Transfer, Wait
 from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
@@ -77,6 +78,8 @@ def _form(one: Played) -> tuple[object, ...]:
     match one.instruction:
         case Transfer() as sent:
             return sent.collective, sent.channel, sent.bytes
+        case HostCopy() as copy:
+            return copy.channel, copy.shape, copy.dtype
         case Send() | Recv() as sent:
             return sent.channel, tuple((part.shape, part.dtype) for part in sent.payload)
     raise AssertionError("only these are in flight")

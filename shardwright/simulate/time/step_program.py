@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Stream, Task, Timeline, Track
+from shardwright.program.step.host_copies import HOST_CHANNELS, HostCopy
 from shardwright.program.step.instructions import (
     Backward,
     Forward,
@@ -41,7 +42,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 # would have the remaining skew.
 Late = Callable[[float, float], tuple[float, float]]
 
-_TIMED = Forward, Backward, Transfer, Send, Recv, Wait, Update  # the others take no time
+_TIMED = Forward, Backward, Transfer, HostCopy, Send, Recv, Wait, Update  # the others take no time
 END = Played(Free(()))  # follows the last instruction
 
 _NAMES = {
@@ -88,7 +89,9 @@ class StepPrices:
     * `contention`: the fraction of a transfer's time by which it delays transfers of another link;
     * `message`: seconds of a message between pipeline groups, after both have started it;
     * `late`: the straggler time at a wait (`stragglers.at_a_wait`); None: 0;
-    * `update`: seconds of the optimizer, by parameter.
+    * `update`: seconds of the optimizer, by parameter;
+    * `host_copy`: seconds of a copy to the host or from it, which runs beside operators with
+      `host_streams` and is otherwise one of them, as on CPUs.
     """
 
     ops: Mapping[str, OpSeconds]
@@ -99,6 +102,8 @@ class StepPrices:
     message: Callable[[Recv], float] = lambda _one: 0.0
     late: Late | None = None
     update: Mapping[str, float] = field(default_factory=dict)
+    host_copy: Callable[[HostCopy], float] = lambda _one: 0.0
+    host_streams: bool = True
 
 
 class Run(NamedTuple):
@@ -116,7 +121,10 @@ class Run(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A collective in flight: its number, its task, and the seconds to empty its buffer."""
+    """A collective in flight: its number, its task, and the seconds to empty its buffer.
+
+    A copy to the host or from it has the number -1: ranks do not wait for each other in it.
+    """
 
     number: int
     task: int
@@ -178,6 +186,7 @@ class Player:
         self._here = Track(ranks, Stream.COMPUTE)
         names = dict.fromkeys(prices.links.values())
         self._tracks = {name: Track(ranks, Stream.COMMUNICATION, name) for name in names}
+        self._copies = {name: Track(ranks, Stream.COMMUNICATION, name) for name in HOST_CHANNELS}
         self._runs: dict[str, Run] = {}  # by call
         self._priced_runs: dict[tuple[str, ...], Run] = {}  # by operators
         self._contention: dict[tuple[str, str], float] = {}
@@ -264,6 +273,8 @@ class Player:
                 self._start(
                     one, now.transfer, awaited=waited and following.transfer == now.transfer
                 )
+            case HostCopy() as one:
+                self._sent[now.transfer] = self._copy(one)
             case Wait():
                 sent = self._sent.pop(now.transfer)
                 self._wait_for(sent)
@@ -307,6 +318,16 @@ class Player:
         if not awaited:
             self._compute(f"slowed down: {sent.name}", sent.seconds * exposed, idle=True)
 
+    def _copy(self, one: HostCopy) -> Sent:
+        """Schedule a copy to the host or from it."""
+        seconds, name = self.prices.host_copy(one), f"copy {one.channel}: {one.value}"
+        if self.prices.host_streams:
+            task = self._add(name, self._copies[one.channel], seconds, self._behind)
+        else:
+            self._compute(name, seconds)
+            task = self._last
+        return Sent(-1, task, name, 0.0, seconds)
+
     def _price_of(self, one: Transfer) -> tuple[str, TransferSeconds, float]:
         """The name and the seconds of a transfer, and the fraction that delays operators."""
         purpose = self._kinds[one.handle]
@@ -337,7 +358,8 @@ class Player:
 
     def _wait_for(self, sent: Sent) -> None:
         self._waits.append(sent.task)
-        self._awaited.append(sent.number)
+        if sent.number >= 0:
+            self._awaited.append(sent.number)
 
     def _order(self) -> None:
         """Record that the next computation waits for the latest of the awaited collectives."""

@@ -122,7 +122,7 @@ class LoopPlayer(Player):
         lost: Mapping[int, float],
     ) -> None:
         super().__init__(kinds, prices, ranks, made, lost)
-        self._own = [self._here, *self._tracks.values()]
+        self._own = [self._here, *self._tracks.values(), *self._copies.values()]
         self.disturbed = 0  # tasks on these tracks that others have added
 
     def _repeat(self, loop: Loop, following: Item) -> None:
@@ -261,4 +261,5 @@ class LoopPlayer(Player):
                 if sent is not None and (lag is None or n + lag > last):
                     steps = n - number
                     task = self.made.later(sent.task, steps * shift)
-                    self._sent[name] = sent._replace(task=task, number=sent.number + steps * per)
+                    number_then = -1 if sent.number < 0 else sent.number + steps * per
+                    self._sent[name] = sent._replace(task=task, number=number_then)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -84,7 +84,12 @@ def minimise(
     def pinned_rows(leaf: InputTable) -> Rows:
         return _pinned_rows(leaf, objectives, chosen)
 
-    tables = forward(schedule, objectives, leaf_rows=pinned_rows if chosen else None)
+    if chosen:
+        texts = {node: pin.tobytes() for node, pin in chosen.items()}
+        like = _equal_tables(schedule, lambda pin: texts[pin])
+        tables = forward(schedule, objectives, leaf_rows=pinned_rows, like=like)
+    else:
+        tables = forward(schedule, objectives)
     values = tables[schedule.factors[schedule.root].table]
     choice = np.zeros((len(values), num_nodes), np.int64)
     choice[:, list(schedule.pinned)] = pins
@@ -97,8 +102,31 @@ def relaxed_minimum(schedule: EliminationSchedule, objectives: Objectives) -> Ro
 
     Every cost over a pinned node takes that node's best choice independently.
     """
-    tables = forward(schedule, objectives, leaf_rows=lambda leaf: relaxed_rows(leaf, objectives))
+    like = _equal_tables(schedule, lambda _: "relaxed") if schedule.pinned else None
+    rows = partial(relaxed_rows, objectives=objectives)
+    tables = forward(schedule, objectives, leaf_rows=rows, like=like)
     return tables[schedule.factors[schedule.root].table]
+
+
+def _equal_tables(schedule: EliminationSchedule, pinned: Callable[[int], object]) -> list[int]:
+    """For every table the first one of equal content, given what distinguishes pinned nodes.
+
+    Pinned nodes keep tables of equal layers apart in the schedule, though they mostly choose alike.
+    """
+    known: dict[object, int] = {}
+    found: list[int] = []
+    for number, table in enumerate(schedule.tables):
+        key: object
+        if isinstance(table, InputTable):
+            pins = tuple([None if pin is None else pinned(pin) for pin in table.pinned])
+            key = id(table.time), id(table.memory), pins
+        elif isinstance(table, ExternalTable):
+            key = table
+        else:
+            inputs = tuple([(found[source], axes) for source, axes in table.inputs])
+            key = table._replace(inputs=inputs)
+        found.append(known.setdefault(key, number))
+    return found
 
 
 def _pinned_rows(leaf: InputTable, objectives: Objectives, chosen: dict[int, Ints]) -> Rows:
@@ -123,15 +151,19 @@ def forward(
     given: Sequence[Rows] = (),
     done: Sequence[Rows] = (),
     leaf_rows: Callable[[InputTable], Rows] | None = None,
+    like: Sequence[int] | None = None,
 ) -> list[Rows]:
     """Compute all tables of a schedule, the first of which are `done`: (L, axes of the table...).
 
-    `leaf_rows` replaces the default weighting of cost tables by the objectives.
+    `leaf_rows` replaces the default weighting of cost tables by the objectives; `like` has for
+    every table then the first one that is equal, whose rows it shares.
     """
     tables = list(done)
     weigh = leaf_rows or _objective_rows(schedule, objectives, len(done))
-    for table in schedule.tables[len(done) :]:
-        if isinstance(table, InputTable):
+    for number, table in enumerate(schedule.tables[len(done) :], len(done)):
+        if like is not None and like[number] < number:
+            tables.append(tables[like[number]])
+        elif isinstance(table, InputTable):
             tables.append(weigh(table))
         elif isinstance(table, ExternalTable):
             tables.append(given[table.number])

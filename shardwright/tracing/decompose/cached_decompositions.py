@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 
-from shardwright.tracing.export.operators import FACTORIES, OVERLOAD
+from shardwright.tracing.export.operators import MAKING, OVERLOAD
 
 Table = Mapping[Any, Callable[..., Any]]
 aten: Any = torch.ops.aten
@@ -30,6 +30,11 @@ _RETURNING = {
     aten.index_copy_.default: aten.index_copy.default,
     aten.scatter_.src: aten.scatter.src,
     aten.scatter_add_.default: aten.scatter_add.default,
+}
+_ARITHMETIC = {  # the same of operands of one dtype
+    getattr(getattr(aten, f"{name}_"), kind): getattr(getattr(aten, name), kind)
+    for name in ("add", "sub", "mul", "div")
+    for kind in ("Tensor", "Scalar")
 }
 
 
@@ -132,34 +137,55 @@ def decomposed_at_once(program: ExportedProgram, table: Table) -> Functional:
 
 
 def _return_writes(program: ExportedProgram) -> None:
-    """Replace writes to new tensors that nothing has read by operators that return the result.
+    """Replace writes to tensors that share memory with no other by operators that return a result.
 
-    A permutation is inverted so: `torch.empty_like(order).index_put_((order,), positions)`.
+    A permutation is inverted so: `torch.empty_like(order).index_put_((order,), positions)`, and
+    weights of experts are normalised so: `weights.div_(weights.sum(-1, keepdim=True))`.
     """
     graph = program.graph
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        returning = _RETURNING.get(node.target) if node.op == "call_function" else None
+        returning = _returning(node)
         if returning is None:
             continue
         written = node.args[0]
-        if not _is_new(written) or any(order[user] < order[node] for user in written.users):
+        before = (user for user in written.users if order[user] < order[node])
+        if not _is_new(written) or not all(map(_makes, before)):
             continue
         with graph.inserting_before(node):
             made = graph.call_function(returning, node.args, node.kwargs)
         made.meta, order[made] = dict(node.meta), order[node]
-        written.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+        later = {user for user in written.users if order.get(user, 0) >= order[node]} - {made}
+        written.replace_all_uses_with(made, delete_user_cb=later.__contains__)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
     program.graph_module.recompile()
 
 
+def _returning(node: fx.Node) -> Any:
+    """The operator that returns what `node` writes, in the same dtype; None if there is none."""
+    if node.op != "call_function":
+        return None
+    if node.target in _ARITHMETIC:
+        tensors = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)]
+        same = all(isinstance(one, torch.Tensor) for one in tensors)
+        return _ARITHMETIC[node.target] if same and len({t.dtype for t in tensors}) == 1 else None
+    return _RETURNING.get(node.target)
+
+
 def _is_new(node: fx.Node) -> bool:
-    """Whether a tensor was made without values, or is the result of a replaced write."""
+    """Whether a tensor shares memory with no other."""
+    if node.op == "call_function" and node.target is operator.getitem:
+        (node,) = node.all_input_nodes
+    return _makes(node)
+
+
+def _makes(node: fx.Node) -> bool:
+    """Whether the results of a node share memory with no other tensor."""
     if node.op != "call_function" or not isinstance(node.target, OVERLOAD):
         return False
     name = node.target.__name__.split(".")[0]
-    return name in FACTORIES or node.target in _RETURNING.values()
+    return name in MAKING or node.target in _RETURNING.values()
 
 
 def _is_cacheable(node: fx.Node) -> bool:

@@ -77,23 +77,25 @@ def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
 
 def _run(steps: list[Any], x: Tensor) -> Tensor:
     values: list[Tensor] = [x]
-
-    def value(arg: Any) -> Any:
-        if isinstance(arg, dict):
-            ((kind, name),) = arg.items()
-            return values[name] if kind == "value" else getattr(torch, name)
-        return [value(a) for a in arg] if isinstance(arg, list) else arg
-
     for target, args, kwargs in steps:
         if target == "part":  # one of equal chunks of the last dimension
-            source, number, parts = value(args[0]), args[1], args[2]
+            source, number, parts = _value(args[0], values), args[1], args[2]
             values.append(source.chunk(parts, -1)[number])
             continue
         found = _operator(target)(
-            *(value(a) for a in args), **{key: value(a) for key, a in kwargs.items()}
+            *(_value(a, values) for a in args),
+            **{key: _value(a, values) for key, a in kwargs.items()},
         )
         values.append(found)
     return values[-1]
+
+
+def _value(arg: Any, values: Sequence[Tensor]) -> Any:
+    """An argument of a step; not a closure, which would keep `values` until garbage collection."""
+    if isinstance(arg, dict):
+        ((kind, name),) = arg.items()
+        return values[name] if kind == "value" else getattr(torch, name)
+    return [_value(a, values) for a in arg] if isinstance(arg, list) else arg
 
 
 def _operator(target: str) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shardwright.tracing.export.operators import FACTORIES, OVERLOAD
+from shardwright.tracing.export.operators import MAKING, OVERLOAD
 
 _PLAIN = (
     int, bool, str, NoneType, EllipsisType, torch.Size,
@@ -26,11 +26,12 @@ _PLAIN = (
 _NAMED = (type, FunctionType, BuiltinFunctionType, OVERLOAD)
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 _WRITING = frozenset(("__setitem__", "__set__", "__delete__", "batch_norm", "instance_norm"))
-# Writes of values that are steps as others if they go to a tensor that the call made.
+# Writes that are steps as others if they go to a tensor that the call made.
 _WRITES_OF_VALUES = frozenset(
     (
         *("__setitem__", "index_put_", "index_add_", "index_copy_", "index_fill_", "scatter_"),
         *("scatter_add_", "masked_fill_", "masked_scatter_", "fill_", "copy_", "zero_"),
+        *("add_", "sub_", "mul_", "div_"),
     )
 )
 _REGIONS = ("_set_grad_enabled", "_enter_autocast")  # export turns these regions into sub-graphs
@@ -71,7 +72,7 @@ class FunctionRecorder(TorchFunctionMode):
         self._twins: dict[int, Tensor] = {}  # meta tensors, by identity of their operands
         self._twinned: dict[int, Tensor] = {}  # the operands, by identity of their twins
         self._rehearsal = rehearsal
-        self._new: set[int] = set()  # identities of tensors that the call made without values
+        self._new: set[int] = set()  # identities of tensors that the call made in own memory
         self._codes: dict[int, CodeType] = {}  # kept, so that no other gets the same identity
 
     def __torch_function__(
@@ -101,8 +102,9 @@ class FunctionRecorder(TorchFunctionMode):
         if self._rehearsal:
             args, kwargs = self._swapped(args), self._swapped(dict(kwargs))
         result = func(*args, **kwargs)
-        if name in FACTORIES:
-            self._new.add(id(result))
+        if name in MAKING:
+            made = result if isinstance(result, tuple) else (result,)
+            self._new.update(id(tensor) for tensor in made)
         modes = (torch.is_grad_enabled(), *map(torch.is_autocast_enabled, _AUTOCAST))
         try:
             self.steps.append(

@@ -38,10 +38,8 @@ def moments(x: Tensor, scale: float) -> Tensor:
     count = x.numel() // max(1, x.shape[1])
     if not count:
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
-    mean = x.sum(_others(x), dtype=statistics_dtype(x)) / count
-    squares = (x - _channels(mean, x)).square_().sum(_others(x)).double()
-    mean = mean.double()
-    return torch.stack([mean * count, squares + mean.square() * count]) * scale
+    mean, variance = (one.double() for one in _local_statistics(x, count))
+    return torch.stack([mean, variance + mean.square()]) * (count * scale)
 
 
 @moments.register_fake
@@ -197,6 +195,16 @@ def _channels(per_channel: Tensor, x: Tensor) -> Tensor:
 def _others(x: Tensor) -> list[int]:
     """All dimensions of `x` except the channels."""
     return [d for d in range(x.dim()) if d != 1]
+
+
+def _local_statistics(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the `count` values of each channel, (C) each."""
+    if x.is_cuda:  # one kernel, without a temporary of the size of x
+        tiny = torch.finfo(statistics_dtype(x)).tiny  # so that no variance is divided by
+        mean, inverse = torch.batch_norm_stats(x, tiny)
+        return mean, inverse.double().square().reciprocal() - tiny
+    mean = x.sum(_others(x), dtype=statistics_dtype(x)) / count
+    return mean, (x - _channels(mean, x)).square_().sum(_others(x)) / count
 
 
 def _mean_and_variance(moments: Tensor) -> tuple[Tensor, Tensor]:

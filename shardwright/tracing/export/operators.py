@@ -22,6 +22,10 @@ FACTORIES = frozenset(  # functions that return a tensor of its own memory, with
     for name in ("empty", "zeros", "ones", "full")
     for prefix, suffix in (("", ""), ("new_", ""), ("", "_like"))
 )
+MAKING = FACTORIES.union(  # functions whose results share memory with no other tensor
+    ("add", "sub", "mul", "div", "pow", "exp", "sqrt", "rsqrt", "sigmoid", "softmax"),
+    ("log_softmax", "sum", "mean", "cumsum", "topk", "gather", "linear", "matmul", "mm", "bmm"),
+)
 
 
 _PYTHON: dict[str, Callable[..., Any]] = {}  # operators that are run by Python functions

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.tracing.torch_private import TorchDispatchMode, version_of
 from shardwright.tracing.trees import join_tensors, split_tensors
 
 _MOST_ELEMENTS = 2**26  # of tensors that are filled with random numbers
@@ -95,13 +95,13 @@ def _run(
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         leaves = [make(k).requires_grad_(k.requires_grad) for k in kinds]
         given = [leaf.clone() for leaf in leaves]
-        versions = [t._version for t in given]
+        versions = [version_of(t) for t in given]
         values = [t.detach().clone() for t in given]
         with _ScopeGuard(given) as sight:
             structure, found = split_tensors(
                 call.function.apply(*join_tensors(call.arguments, given))
             )
-        changed = any(t._version != v for t, v in zip(given, versions, strict=True)) or any(
+        changed = any(version_of(t) != v for t, v in zip(given, versions, strict=True)) or any(
             not t.is_meta and not torch.equal(t.detach().nan_to_num(), v.nan_to_num())
             for t, v in zip(given, values, strict=True)
         )
@@ -182,7 +182,7 @@ class _ScopeGuard(TorchDispatchMode):
         for tensor in split_tensors((args, kwargs))[1]:
             if id(tensor.untyped_storage()) in self._known:
                 continue
-            unknown.append((tensor, tensor._version))
+            unknown.append((tensor, version_of(tensor)))
             if tensor.requires_grad or type(tensor) is not Tensor:
                 raise UnfitError(
                     f"reads a tensor of shape {tuple(tensor.shape)} that is not among the arguments"
@@ -190,7 +190,7 @@ class _ScopeGuard(TorchDispatchMode):
                 )
         found = func(*args, **kwargs)
         for tensor, version in unknown:
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 raise UnfitError(
                     f"changes a tensor of shape {tuple(tensor.shape)} that it did not make; return"
                     " it instead"

@@ -13,12 +13,11 @@ from typing import Any, final
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shardwright.ir.graph import Op
 from shardwright.ir.op_memory import BackwardMemory, ForwardMemory, Seen, Strides
 from shardwright.tracing.export.operators import operator_of, to_torch
+from shardwright.tracing.torch_private import TorchDispatchMode, tree_leaves
 
 
 class _Source(torch.autograd.Function):

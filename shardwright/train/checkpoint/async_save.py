@@ -1,8 +1,8 @@
 """Writes one checkpoint at a time while training continues.
 
-The tensors are copied to the host first. `torch.distributed.checkpoint.async_save` writes the copy
-in a thread and with a gloo group of its own, so that its collectives do not mix with those of the
-steps.
+The tensors are copied to the host first, from a GPU into pinned memory, which is kept for the next
+checkpoint. `torch.distributed.checkpoint.async_save` writes the copy in a thread and with a gloo
+group of its own, so that its collectives do not mix with those of the steps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import cast, final
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from shardwright.train.checkpoint.digests import DigestWriter
@@ -26,6 +27,7 @@ class AsyncSaver:
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._pinned: DefaultStager | None = None  # copies from a GPU
 
     def write(
         self, tensors: Mapping[str, torch.Tensor], staging: Path, finish: Callable[[], None]
@@ -34,10 +36,12 @@ class AsyncSaver:
 
         The future has the first error of writing, by any rank, or of this rank's `finish`.
         """
+        stager = self._stager(tensors)
         written = cast(
             "Future[object]",
             async_save(
-                {name: _copied(tensor) for name, tensor in tensors.items()},
+                {name: tensor.detach() for name, tensor in tensors.items()},
+                async_stager=stager,
                 storage_writer=DigestWriter(staging, single_file_per_rank=True),
                 planner=DefaultSavePlanner(flatten_state_dict=False),
                 process_group=self._group,
@@ -58,8 +62,19 @@ class AsyncSaver:
         written.add_done_callback(done)
         return outcome
 
+    def _stager(self, tensors: Mapping[str, torch.Tensor]) -> DefaultStager:
+        """The copier of `tensors` to the host, which returns once they are copied."""
+        if not any(tensor.device.type == "cuda" for tensor in tensors.values()):
+            return DefaultStager(_options(pinned=False))  # the copy is freed once it is written
+        if self._pinned is None:
+            self._pinned = DefaultStager(_options(pinned=True))
+        return self._pinned
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host; torch's own staging does not copy tensors that are on the host."""
-    whole = tensor.detach()
-    return whole.clone() if whole.device.type == "cpu" else whole.to("cpu")
+
+def _options(*, pinned: bool) -> StagingOptions:
+    return StagingOptions(
+        use_pinned_memory=pinned,
+        use_shared_memory=False,
+        use_async_staging=False,
+        use_non_blocking_copy=pinned,
+    )

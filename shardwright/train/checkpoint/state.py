@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.runtime.plan_transfer import Shapes
+from shardwright.runtime.train_module import OnLoss
 from shardwright.train.checkpoint import optimizer_state
 from shardwright.train.checkpoint.reading import CheckpointError, DamageError
 from shardwright.train.data.batches import Batches
@@ -47,9 +48,11 @@ class Trainable(Protocol):
 class Steppable(Trainable, Protocol):
     """A `Trainable` with synchronous steps: each is finished before the next one begins."""
 
-    def forward_backward(self, batch: Any) -> torch.Tensor: ...
+    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor: ...
 
-    def origin_of_nonfinite(self, batch: Any, state: tuple[int, int]) -> str: ...
+    def random_tensor(self) -> torch.Tensor: ...
+
+    def origin_of_nonfinite(self, batch: Any, state: torch.Tensor) -> str: ...
 
 
 @dataclass

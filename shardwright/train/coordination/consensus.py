@@ -24,23 +24,24 @@ _SAMPLED = 2**16  # about the most elements of a tensor in a digest, at equal di
 
 @final
 class Consensus:
-    """Small collectives before each step, so that all ranks stop at the same step.
+    """A small collective in each step, so that all ranks stop at the same step.
 
-    SIGTERM on any rank stops all ranks. Batches that differ between ranks raise `JobError`, without
-    `ahead` before the step.
+    SIGTERM on any rank stops all ranks after the next step. Batches that differ between ranks raise
+    `JobError` at the end of the step. The exchange runs during the step and nobody waits for it.
 
-    With `ahead` > 0 ranks exchange once in `ahead` steps, asynchronously, and read the result
-    `ahead` steps later, so that they rarely wait for each other. They stop, or raise the error, up
-    to twice as many steps late.
+    With `ahead` > 0 ranks exchange once in `ahead` steps and read the result `ahead` steps later.
+    They stop, or raise the error, up to twice as many steps late.
     """
 
     def __init__(self, ahead: int = 0) -> None:
         self.asked = False
         self.ahead = ahead
         self._calls, self._seen = 0, 0
-        self._exchange: tuple[dist.Work, torch.Tensor, int] | None = None
+        self._exchange: tuple[dist.Work, torch.Tensor, int, str] | None = None
+        self._stops: bool | None = None  # what the last exchange said, if nobody has asked for it
+        self._alone = not dist.is_initialized() or dist.get_world_size() == 1
         self._group = None  # the default one; on GPUs one of gloo, which waits for no kernel
-        if dist.is_initialized() and (ahead or dist.get_backend() != "gloo"):
+        if not self._alone and (ahead or dist.get_backend() != "gloo"):
             self._group = dist.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._ask)
@@ -50,41 +51,57 @@ class Consensus:
 
         With `ahead` it also raises `JobError` if the batches of earlier steps differed.
         """
-        if not self.ahead or not dist.is_initialized():
-            return not self._largest(int(self.asked))[0]
+        if self._alone:
+            return not self.asked
+        if not self.ahead:
+            if self._stops is None:
+                self._begin("no step", 0)
+                self.settle()
+            stops, self._stops = self._stops, None
+            return not stops
         self._calls += 1
         if (self._calls - 1) % self.ahead:
             return True
-        goes_on = self._last_exchange()
-        exchanged = torch.tensor([int(self.asked), self._seen, -self._seen])
-        work = dist.all_reduce(exchanged, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._exchange = work, exchanged, self._seen
-        return goes_on
+        self._finish()
+        self._begin("one of the last steps", self._seen)
+        stops, self._stops = self._stops, None
+        return not stops
 
-    def _last_exchange(self) -> bool:
-        """Whether no rank had received a signal to stop at the last exchange."""
+    def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
+        """Compare the batches of `step` with those of other ranks; `settle` has the outcome.
+
+        With `ahead` only a checksum is updated, which a later `may_go_on` compares.
+        """
+        if self._alone:
+            return
+        seen = digest(batches)
+        if self.ahead:
+            self._seen = zlib.crc32(str((self._seen, seen)).encode())
+        else:
+            self._begin(f"step {step}", seen)
+
+    def settle(self) -> None:
+        """End the exchange of this step; raises `JobError`, naming a rank, for other batches."""
+        if not self.ahead:
+            self._finish()
+
+    def _begin(self, when: str, seen: int) -> None:
+        """Begin to exchange who was asked to stop, and the checksum of batches."""
+        exchanged = torch.tensor([int(self.asked), seen, -seen])
+        work = dist.all_reduce(exchanged, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._exchange = work, exchanged, seen, when
+
+    def _finish(self) -> None:
+        """Wait for the exchange in flight, if there is one."""
         if self._exchange is None:
-            return True
-        work, exchanged, seen = self._exchange
+            return
+        work, exchanged, seen, when = self._exchange
         self._exchange = None
         wait_for(work, "what the other ranks were asked")
         asked, largest, smallest = exchanged.tolist()
         if largest != -smallest:
-            self._raise_difference("one of the last steps", seen)
-        return not asked
-
-    def check_batches(self, step: int, batches: Sequence[Batch]) -> None:
-        """Raise `JobError`, naming a rank, if ranks have different batches for `step`.
-
-        With `ahead` only a checksum is updated, which a later `may_go_on` compares.
-        """
-        seen = digest(batches)
-        if self.ahead:
-            self._seen = zlib.crc32(str((self._seen, seen)).encode())
-            return
-        largest, smallest = self._largest(seen, -seen)
-        if largest != -smallest:
-            self._raise_difference(f"step {step}", seen)
+            self._raise_difference(when, seen)
+        self._stops = bool(asked)
 
     def _raise_difference(self, when: str, seen: int) -> None:
         """Raise `JobError`, naming a rank whose batches differ from those of rank 0."""
@@ -96,15 +113,6 @@ class Consensus:
             " Job.data give the same on every rank: the same files, the same order, the same"
             " seeds"
         )
-
-    def _largest(self, *mine: int) -> list[int]:
-        """The largest of each number over all ranks."""
-        if not dist.is_initialized():
-            return list(mine)
-        exchanged = torch.tensor(mine)
-        dist.all_reduce(exchanged, dist.ReduceOp.MAX, group=self._group)
-        found: list[int] = exchanged.tolist()
-        return found
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame

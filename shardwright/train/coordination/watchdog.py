@@ -2,13 +2,12 @@
 
 A collective that one rank does not enter blocks the others until its timeout, and the error names
 no rank. Here a thread on every rank detects that no step has finished for too long, or that the
-start does not proceed. It writes the position of its rank to a store. The lowest rank that answers
+start does not proceed. It writes the position of its rank to a store. The first rank that answers
 reports all positions. Then the ranks end, so that torchrun can restart them.
 """
 
 from __future__ import annotations
 
-import json
 import linecache
 import os
 import queue
@@ -16,19 +15,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.comm.redistribute import Redistribution
+from shardwright.train.coordination.stalled_ranks import (
+    Position,
+    StalledRanks,
+    Store,
+    longest_wait,
+)
 
 STALLED = 75  # exit status: "try again" in sysexits.h
 _STARTING = -1  # stands for the number of steps before training starts
-_ANSWERS = 20.0  # the longest wait for the other ranks' answers, seconds
 _CONNECTING = 10.0  # the longest wait for the store, seconds
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
 _WAITS = (
@@ -37,16 +42,6 @@ _WAITS = (
     "gather", "gather_object", "init_process_group", "monitored_barrier", "new_group", "recv",
     "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "wait", "wait_tensor",
 )  # fmt: skip
-
-
-class Store(Protocol):
-    """The interface of torch's stores in use here: a key-value table shared by all ranks."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class _Beat(NamedTuple):
@@ -122,44 +117,35 @@ class Watchdog:
     def _report_stall(self, beat: _Beat) -> None:
         """Report the positions of all ranks, or of this one if the store cannot be reached."""
         mine = {"step": beat.step, **location_of(sys._current_frames().get(self._watched))}
-        asked: queue.Queue[dict[int, dict[str, Any]] | str] = queue.Queue()
+        asked: queue.Queue[tuple[StalledRanks, dict[int, Position] | None] | str] = queue.Queue()
 
         def ask() -> None:
             try:
-                store = self.store()
-                store.set(_key(self.rank), json.dumps(mine))
-                asked.put(self._answers(store, beat.seconds))
-            except (
-                RuntimeError
-            ) as e:  # of torch's stores: the process that owns the store has ended
+                ranks = StalledRanks(self.store(), self.rank, self.world, beat.seconds)
+                asked.put((ranks, ranks.collect(mine)))
+            except RuntimeError as e:  # of torch's stores: the process with the store has ended
                 asked.put(str(e).splitlines()[0])
 
         # In another thread, because torch waits for the first answer of a store without a timeout.
         threading.Thread(target=ask, name="watchdog's question", daemon=True).start()
         try:
-            found = asked.get(timeout=2 * min(_ANSWERS, beat.seconds) + _CONNECTING)
+            answer = asked.get(timeout=longest_wait(beat.seconds) + _CONNECTING)
         except queue.Empty:
-            found = "no answer in time"
-        if isinstance(found, str):
+            answer = "no answer in time"
+        if isinstance(answer, str):
             self.say(
                 f"rank {self.rank} {mine['text']} for {beat.seconds:.0f} s, and the store that all"
-                f" ranks share does not answer ({found})"
+                f" ranks share does not answer ({answer})"
             )
-        elif self.rank == min(found):
+            return
+        ranks, found = answer
+        if found is not None:
             self.say(report(found, self.world, beat.seconds))
-
-    def _answers(self, store: Store, seconds: float) -> dict[int, dict[str, Any]]:
-        """The positions of the ranks that answer in time."""
-        until = time.monotonic() + min(_ANSWERS, seconds)
-        missing = set(range(self.world))
-        while missing and time.monotonic() < until:
-            missing = {rank for rank in missing if not store.check([_key(rank)])}
-            time.sleep(min(0.1, seconds / 10))
-        there = sorted(set(range(self.world)) - missing)
-        return {rank: json.loads(store.get(_key(rank))) for rank in there}
+            with suppress(RuntimeError):
+                ranks.reported()
 
 
-def report(found: dict[int, dict[str, Any]], world: int, seconds: float) -> str:
+def report(found: dict[int, Position], world: int, seconds: float) -> str:
     """The report as one line: the ranks that do not proceed, and where the others wait.
 
     Args:
@@ -253,14 +239,10 @@ def _is_users(frame: FrameType) -> bool:
     return not installed
 
 
-def _key(rank: int) -> str:
-    return f"shardwright/stalled/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
-
-
 def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
 def timeout_of(seconds: float) -> timedelta:
     """A timeout of collectives that exceeds the detection after `seconds` and the report."""
-    return timedelta(seconds=seconds + 2 * _ANSWERS + _CONNECTING + 60)
+    return timedelta(seconds=seconds + longest_wait(seconds) + _CONNECTING + 60)

@@ -48,12 +48,11 @@ def config_of(file: Path, data: Mapping[str, Any], given: Mapping[str, Any]) -> 
     _check_names(None, given, kind)
     _check_names(file, data, kind)
     config = _made(file, kind, data, {})
-    of_images = config.model_type in _image_types()
     changed = {}
     for key, value in given.items():
         if hasattr(config, key):
             changed[key] = value
-        elif not (of_images and key in ("image_size", "num_channels")):
+        elif key not in ("image_size", "num_channels") or config.model_type not in _image_types():
             raise TargetError(unknown_setting(str(file), key, config.to_dict(), "field"))
     return _made(file, kind, {**data, **changed}, changed) if changed else config
 
@@ -124,7 +123,7 @@ def _known_types() -> Mapping[str, Any]:
 
 
 def _image_types() -> frozenset[str]:
-    """The model types for which transformers has an image classifier."""
+    """The model types for which transformers has an image classifier; imports all their configs."""
     import transformers
 
     known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING

@@ -7,6 +7,7 @@ because their inputs are not known.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,7 +34,7 @@ _OTHER_LABELS = ("Classification", "QuestionAnswering", "MultipleChoice", "Sente
 
 
 def config_job(target: ConfigTarget) -> Job:
-    """The job that trains the config's architecture with AdamW.
+    """The job that trains the config's architecture with fused AdamW.
 
     Raises `TargetError` if transformers refuses the config, or if its inputs are not known.
     """
@@ -57,7 +58,7 @@ def config_job(target: ConfigTarget) -> Job:
         )
 
     def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters)
+        return torch.optim.AdamW(parameters, fused=True)
 
     return Job(
         model=lambda: _made(make, config, target),
@@ -212,7 +213,7 @@ def _made(make: type[nn.Module], config: Any, target: ConfigTarget) -> nn.Module
 
 def _is_of_meta(error: Exception) -> bool:
     """Whether an error is about the meta device, so that a real device may do better."""
-    return isinstance(error, NotImplementedError) or "meta" in str(error)
+    return isinstance(error, NotImplementedError) or bool(re.search(r"\bmeta\b", str(error)))
 
 
 def _known_cause(config: Any) -> tuple[str, Any, str] | None:

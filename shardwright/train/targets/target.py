@@ -126,7 +126,7 @@ def optimizer_name(job: Job, model: nn.Module) -> str:
     not known.
     """
     try:
-        made = job.optimizer(list(model.parameters()))
+        made = job.optimizer([_on_a_device(p) for p in model.parameters()])
     except Exception as e:
         raise JobError(f"Job.optimizer raised {_raised(e)}") from e
     if not isinstance(made, torch.optim.Optimizer):
@@ -135,6 +135,17 @@ def optimizer_name(job: Job, model: nn.Module) -> str:
             " torch.optim"
         )
     return known_optimizer(made)
+
+
+def _on_a_device(parameter: nn.Parameter) -> nn.Parameter:
+    """`parameter`, or one of its shape on the CPU that takes no memory if it is on the meta device.
+
+    Fused optimizers refuse parameters on the meta device.
+    """
+    if not parameter.is_meta:
+        return parameter
+    values = torch.zeros((), dtype=parameter.dtype, device="cpu").expand(parameter.shape)
+    return nn.Parameter(values, requires_grad=parameter.requires_grad)
 
 
 def _raised(error: Exception) -> str:

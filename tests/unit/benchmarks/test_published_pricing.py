@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import shardwright as sw
-from benchmarks.published import page, plots, run
+from benchmarks.published import own, page, plots, run
 from benchmarks.published.comparisons import comparison, coverage, widened, widening
-from benchmarks.published.graphs import Shape, UnpriceableError, graph_of
+from benchmarks.published.graphs import OWN, Shape, UnpriceableError, graph_of
 from benchmarks.published.modules import NORM_EPS, ComposedNorm
+from benchmarks.published.own_rows import MEASURED, own_rows
 from benchmarks.published.row import Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
-from benchmarks.published.score import Pair, elements_of, parameters, result_of, size_of
+from benchmarks.published.score import Pair, elements_of, result_of, size_of
 from benchmarks.published.setups import OVERLAP, approximations, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
 from shardwright.report.accuracy import Fit
@@ -101,7 +102,7 @@ def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch
         matrices = [graph.tensor[leaf.name] for leaf in leaves]
         counted = sum(one.num_elements for one in matrices if len(one.shape) > 1)
         learned = row.sequence * row.hidden if row.family == "gpt" else 0
-        assert counted - learned == parameters(row)
+        assert counted - learned == row.parameters
         monkeypatch.setattr("benchmarks.published.graphs._captured", pytest.fail)
         graph_of.cache_clear()
         assert graph_of(Shape.of(row), tmp_path) == graph
@@ -127,13 +128,22 @@ def kept_graphs(tmp_path, monkeypatch):
 def test_memory_is_simulated_where_some_is_published_and_the_time_is_the_same(kept_graphs):
     plain = predict(ROW)
     simulated = predict(replace(ROW, memory_gib=1.0, memory_kind="allocated"))
-    plan = sw.price(run.graph_of(Shape.of(ROW)), machine_of(ROW), strategy_of(ROW))
+    graph, machine = run.graph_of(Shape.of(ROW)), machine_of(ROW)
+    plan = sw.price(graph, machine, strategy_of(ROW), "adamw_fused")
     assert plain.seconds == simulated.seconds == plan.step_seconds
     assert simulated.gib == (plan.memory.peak + plan.memory.libraries) / 2**30
     assert simulated.reserved_gib == plan.memory.reserved / 2**30 >= simulated.gib
     assert plain.reserved_gib is None
     assert predict(replace(ROW, precision="fp8-rowwise")).unpriced
     assert predict(replace(ROW, gpu="P100")).unpriced == "no preset has the GPU P100"
+
+
+def test_gradients_in_buffers_are_there_when_the_first_is_computed(kept_graphs):
+    """A rank of two has half of the parameters and of the buffers, in float32."""
+    row = replace(ROW, memory_gib=1.0, memory_kind="allocated", micro_batch=4, recompute="none")
+    freed, kept = predict(row), predict(replace(row, gradient_buffers=True))
+    buffers = (kept.gib - freed.gib) * 2**30
+    assert buffers == pytest.approx(4 * row.parameters / row.tp, rel=0.1)
 
 
 def test_predictions_are_kept_until_the_row_changes(kept_graphs, tmp_path, monkeypatch):
@@ -234,8 +244,8 @@ def test_a_loss_on_logits_as_they_are_has_no_wide_copy_of_them(tmp_path):
 
 
 def test_differences_are_named():
-    row = replace(ROW, precision="fp16", reduce="fp16", optimizer="adamw", gpus=16)
-    assert len(approximations(row)) == 3
+    row = replace(ROW, precision="fp16", reduce="fp16", gpus=16)
+    assert len(approximations(row)) == 2
     assert approximations(ROW) == ()
 
 
@@ -251,8 +261,28 @@ def test_plots_draw_every_row_with_a_time():
 
 
 def test_the_page_is_what_the_result_gives():
-    for path, text in page.pages(RESULT, FITTED).items():
+    for path, text in page.pages(RESULT, FITTED, own.RESULT).items():
         assert path.read_text() == text, "run python -m benchmarks.published --page"
+
+
+def test_own_rows_are_priced_as_their_models_are(tmp_path):
+    """Products of GPT-2, counted by hand: 6 operations for each weight and token."""
+    small = Shape.of(replace(ROW, family=OWN, model="GPT-2", precision="pure-bf16"))
+    assert small.model == "GPT-2" and not small.mixed
+    found = own.priced(graph_of(small, tmp_path))
+    assert found["others"] > found["update"] > 0
+    assert found["update"] == pytest.approx(found["fused"] * 21 / 7), "passes of AdamW"
+    flop = 6 * 8 * 32 * (3 * 12 * 64**2 + 128 * 64)
+    device = sw.Machine.preset(own.MACHINE).device
+    assert found["products"] > flop / device.peak_flop_per_s("bfloat16")
+
+
+def test_the_own_result_is_of_the_committed_measurement():
+    result = json.loads(own.RESULT.read_text())
+    rows = list(own_rows(MEASURED.read_text()))
+    assert [row["measured"] for row in result["rows"]] == [row.step_seconds for row in rows]
+    assert list(result["kinds"]) == list(dict.fromkeys(row.model for row in rows))
+    assert all(row["predicted"] > 0 and row["predicted_gib"] > 0 for row in result["rows"])
 
 
 def test_the_result_is_of_the_committed_rows():

@@ -1,10 +1,12 @@
 """Rows of published measurements: readers on samples, and the committed rows."""
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks.published import own_rows
 from benchmarks.published.readers import (
     fms_fsdp,
     litgpt,
@@ -196,6 +198,24 @@ def test_megatron_lm_excludes_flags_without_a_column():
     assert row.excluded == "no column for the flag swiglu"
     (row,) = megatron_lm_rows(_FLAGS.format(pp=1), "golden_values_lts.json")
     assert row.excluded == "the GPU is not stated"
+
+
+def test_own_rows_name_their_lines():
+    def run(seconds, gib):
+        return {"seconds": seconds, "allocated_bytes": gib * 2**30}
+
+    first, second = list(own_rows._SHAPES)[1:3]
+    result = {
+        first: {"module": run(1.0, 9.0), "program": run(1.5, 10.0)},
+        second: {"module": run(2.0, 20.0)},
+    }
+    text = json.dumps({"commit": "c" * 40, "checks": {"predicted": {"result": result}}}, indent=1)
+    found = list(own_rows.own_rows(text))
+    assert [problem for row in found for problem in problems(row)] == []
+    assert [row.step_seconds for row in found] == [1.0, 1.5, 2.0]
+    assert [row.memory_gib for row in found] == [9.0, 10.0, 20.0]
+    lines = text.splitlines()
+    assert all(f'"{row.note}"' in lines[row.line - 1] for row in found)
 
 
 def test_times_of_steps_by_what_is_published():

@@ -9,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 import shardwright
-from shardwright.cli import main
+from shardwright.cli import main, planning
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.numerics import Numerics
 from shardwright.plan_io.files import save_plan
+from shardwright.planner.audit.avoidable import NOTHING
 from shardwright.planner.micro_batch_counts import if_tight
 from tests.harness import plans
 
@@ -116,6 +117,7 @@ def api(monkeypatch):
     fake = FakeApi()
     monkeypatch.setitem(sys.modules, "shardwright.api", fake)
     monkeypatch.setattr(shardwright, "api", fake, raising=False)
+    monkeypatch.setattr(planning, "avoidable", lambda *_: NOTHING)  # the plan is none of the graph
     return fake
 
 

@@ -97,6 +97,16 @@ def test_the_context_is_no_room_for_tensors():
         replace(device, context_bytes=device.memory_bytes)
 
 
+def test_devices_share_the_link_to_their_host_at_its_slowest():
+    old, new = preset("4xV100").device, preset("8xH100").device
+    assert (old.host_bytes_per_s, new.host_bytes_per_s) == (0.8 * 16e9, 0.8 * 64e9)
+    assert new.slower(old).host_bytes_per_s == old.host_bytes_per_s
+    assert new.slower(old).host_memory_bytes == old.host_memory_bytes == 64 * 2**30
+    assert new.slower(replace(old, host_bytes_per_s=None)).host_bytes_per_s is None
+    with pytest.raises(MachineError, match="host_bandwidth is -1; give more than zero"):
+        replace(new, host_bytes_per_s=-1)
+
+
 def test_a_dtype_without_a_figure_takes_that_of_float32():
     device = preset("2xcpu").device
     assert device.peak_flop_per_s("bfloat16") == device.peak_flop_per_s("float32")

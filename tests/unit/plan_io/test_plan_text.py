@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.ir.memory import Memory, Share
+from shardwright.ir.memory import Memory, Moment, Share
 from shardwright.ir.plan import FORMAT, PlanError
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
@@ -54,6 +54,15 @@ def test_memory_is_read_with_what_modules_have_of_it_and_without():
     older = plan_from_json(json.dumps(data))
     assert older.memory == replace(plan.memory, shares=())
     assert explain(older).count("(saved for backward)") == 1
+
+
+def test_memory_over_the_step_is_kept_and_checked():
+    memory = Memory.of(SHARES, rank=0, at="linear, backward")
+    moments = (Moment("linear, forward", 1, 2, 3, 4, 5),)
+    text = plan_to_json(replace(PLAN, memory=replace(memory, curve=moments)))
+    assert plan_from_json(text).memory.curve == moments
+    with pytest.raises(PlanError, match="4 sizes"):
+        plan_from_json(text.replace('["linear, forward", 1, ', '["linear, forward", '))
 
 
 def test_what_is_asked_of_a_plan():

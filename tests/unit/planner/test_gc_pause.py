@@ -8,6 +8,14 @@ import pytest
 from shardwright.planner.gc_pause import paused
 
 
+@pytest.fixture
+def nothing_frozen():
+    """As in a process of a user; the suite freezes what it imports (`tests/conftest.py`)."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_left_as_it_was_found_also_after_an_error(enabled):
     before = gc.isenabled()
@@ -21,7 +29,7 @@ def test_the_collector_is_left_as_it_was_found_also_after_an_error(enabled):
         gc.enable() if before else gc.disable()
 
 
-def test_no_pass_begins_when_the_pause_ends():
+def test_no_pass_begins_when_the_pause_ends(nothing_frozen):
     passes = []
     gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
     try:
@@ -46,15 +54,12 @@ def test_what_was_left_behind_in_a_pause_is_found_later():
     assert gone() is None
 
 
-def test_what_others_froze_stays_frozen():
+def test_what_others_froze_stays_frozen(nothing_frozen):
     gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        with paused():
-            pass
-        assert 0 < gc.get_freeze_count() <= frozen
-    finally:
-        gc.unfreeze()
+    frozen = gc.get_freeze_count()
+    with paused():
+        pass
+    assert 0 < gc.get_freeze_count() <= frozen
 
 
 @pytest.mark.parametrize("how, passes", [("paused", True), ("paused_to_the_end", False)])

@@ -1,5 +1,6 @@
 """A search computes the loss in chunks where memory is short, and its bounds stay bounds."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,8 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.memory_limits import loss_forms
-from shardwright.rules.operators.loss_chunks import LossChunksError
+from shardwright.planner.space_factory import SpaceFactory
+from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 
 MESHES = [Mesh.parse("dp=2")]
 WORDS, LENGTH = 4000, 512
@@ -45,6 +47,19 @@ def test_plans_in_chunks_join_the_frontier_and_its_bounds(graph):
         within = [one for one in (*both, *whole) if one.peak_bytes <= plan.peak_bytes]
         assert all(plan.lower_bound_seconds <= one.step_seconds for one in within)
     assert both.smallest("unlimited").peak_bytes < 0.5 * whole.smallest("unlimited").peak_bytes
+
+
+def test_forms_of_the_loss_share_tables_and_have_costs_of_their_own(graph):
+    chunked, asked = with_loss_chunks(graph, 8), (preset("2xH100"), MESHES[0], "adamw", 1)
+    factory = SpaceFactory(graph, recompute=True)
+    whole, _ = factory.space(*asked)
+    shared, _ = SpaceFactory(chunked, recompute=True, other=factory).space(*asked)
+    alone, _ = SpaceFactory(chunked, recompute=True).space(*asked)
+    for one, other in zip(shared.problem.parts, alone.problem.parts, strict=True):
+        np.testing.assert_array_equal(one.time, other.time)
+        np.testing.assert_array_equal(one.memory, other.memory)
+    tables = [{id(edge.time) for edge in space.problem.edges} for space in (whole, shared, alone)]
+    assert tables[0] & tables[1] and not tables[0] & tables[2]
 
 
 def test_chunks_are_tried_where_a_limit_asks_for_them(graph):

@@ -1,4 +1,5 @@
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,9 +7,11 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.model import CostModel
@@ -169,3 +172,16 @@ def test_progress_tells_the_mesh_and_the_best_so_far():
         and told[-1] == ("done", 1.0)
     )
     assert all("best so far" in text for text, _ in told[1:-1])
+
+
+@pytest.mark.parametrize("counts, first", [((16, 32), 16), ((2, 4, 8, 16), 8), ((64,), 64)])
+def test_a_pipeline_begins_with_enough_micro_batches_or_the_fewest_there_are(counts, first):
+    search = SimpleNamespace(loop=SimpleNamespace(factory=SimpleNamespace(batch=32)))
+    assert PipelineSearch._first(search, counts, Mesh.parse("dp=2"), 2) == first
+
+
+def test_a_mesh_that_a_constraint_rules_out_leaves_the_others():
+    meshes = [Mesh.parse("dp=8"), Mesh.parse("dp=2 tp=4")]
+    pinned = parse_constraints(["pin *=tp:batch"])
+    found = search(residual_layers(2), MACHINE, PlanOptions.of(meshes=meshes, constraints=pinned))
+    assert {str(plan.mesh) for plan in found} == {"dp=2 tp=4"}

@@ -3,9 +3,11 @@ from dataclasses import replace
 import pytest
 
 from shardwright.api import search_with as search
+from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
+from shardwright.planner.settle import most_hidden
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH, MESHES = residual_layers(4), [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
@@ -32,6 +34,16 @@ def test_a_machine_that_hides_more_is_never_slower(frontiers):
     before, after = (frontiers[o].baselines[0] for o in (0.0, 1.0))
     assert before.name == after.name == "data parallel"
     assert after.step_seconds < 0.95 * before.step_seconds
+
+
+def test_what_may_be_hidden_contains_the_packing_of_buckets():
+    """Of a tile and its copy, twice, and of the gradient: ten reads or writes of a parameter."""
+    device = PLAIN.device
+    halved = replace(PLAIN, device=replace(device, bytes_per_s=device.bytes_per_s / 2))
+    fast, slow = (most_hidden(GRAPH, machine, MESHES[0]) for machine in (PLAIN, halved))
+    size = sum(GRAPH.tensor[leaf.name].bytes for leaf in GRAPH.leaves_of(LeafKind.PARAMETER))
+    once = size / (device.bytes_per_s * device.efficiency.streaming)
+    assert 10 * once <= (slow - fast) * (1 + 1e-9) < 11 * once
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])

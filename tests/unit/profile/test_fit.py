@@ -5,6 +5,7 @@ import random
 import pytest
 
 from shardwright.machine.efficiency_curve import Curve, CurveError
+from shardwright.machine.presets import preset
 from shardwright.profile.fit import (
     LinkFigures,
     fit_compute,
@@ -38,6 +39,17 @@ def device():
     samples += [Sample("launch", 200, 200 * LAUNCH), Sample("dispatch", 128, 128 * DISPATCH)]
     samples += [Sample("parameter", 16, 16 * PARAMETER), Sample("packing", 48, 48 * PACKING)]
     return samples
+
+
+def test_the_part_of_the_host_is_a_figure_of_devices_beside_it():
+    gpu = preset("1xA100").device
+    measured = fit_compute([*device(), Sample("issue", 100, 100 * 20e-6)], gpu)
+    assert measured.issue_seconds == pytest.approx(20e-6)
+    assert "issue" not in measured.assumed
+    guessed = fit_compute(device(), gpu)
+    assert guessed.issue_seconds == pytest.approx(gpu.issue_seconds)
+    assert "issue" in guessed.assumed
+    assert fit_compute(device()).issue_seconds == 0.0 and not fit_compute(device()).assumed
 
 
 def test_a_device_is_found_again():

@@ -31,11 +31,17 @@ def test_a_plan_is_named_by_what_its_axes_do(axes, splits, parameters, text):
     assert summary(plan).startswith(text)
 
 
-def test_an_axis_of_several_roles_is_mixed():
+def test_an_axis_of_several_roles_has_the_words_of_all():
     ops = (plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"),
            plans.op("b", "linear", "b", 1, "n n", "dp:S(1) tp:S(1)"))  # fmt: skip
     plan = replace(plans.simple(), mesh=plans.MESH, ops=ops, parameters=())
-    assert headline(plan) == "TP 2 · mixed 2 (dp)"
+    assert headline(plan) == "TP 2 · DP+TP 2"
+    sharded = replace(plan, parameters=(SHARDED,), ops=ops)
+    assert headline(sharded) == "TP 2 · FSDP+TP 2"
+    rare = replace(ops[1], seconds=1.1e-3, splits=("sequence", "features"))
+    slow = replace(ops[0], seconds=9e-3)
+    other = replace(plan, ops=(slow, rare, replace(ops[1], seconds=0.1e-3)))
+    assert headline(other) == "TP 2 · DP+CP 2"
 
 
 @pytest.mark.parametrize("name, word", [("dp_shard=2 zero=1", "ZeRO-1"), ("dp_shard=2", "FSDP")])

@@ -7,11 +7,7 @@ import pytest
 from shardwright.report.page import Shown, embedded, page
 from shardwright.report.timelines.chrome import TraceError, read_trace
 from tests.harness import plans
-
-
-def content(text):
-    (found,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
-    return json.loads(found)
+from tests.harness.pages import content
 
 
 def test_the_page_holds_everything_and_asks_for_nothing():
@@ -19,7 +15,7 @@ def test_the_page_holds_everything_and_asks_for_nothing():
     before = text.partition("<script>")[0]
     assert "<title>a &lt;title&gt;</title>" in before
     assert not re.search(r"<(link|img|iframe)\b|\bsrc=", before)
-    assert "drawReport();</script>" in text
+    assert "drawReport(), unreadable);</script>" in text
 
 
 def test_the_data_says_what_the_plan_does():

@@ -54,6 +54,12 @@ def test_local_rank_says_which_gpu_unless_the_caller_chose_another(
     assert default_device() == torch.device("cuda:3")
 
 
+def test_without_a_local_rank_it_is_the_current_gpu(gpus, joined):
+    gpus(8)["current"] = 0
+    joined("cuda:nccl")
+    assert default_device() == torch.device("cuda:0")
+
+
 def test_a_group_without_gpus_is_on_the_cpu_but_for_models_on_a_gpu(gpus, joined, monkeypatch):
     gpus(0)
     joined("cpu:gloo,cuda:nccl")

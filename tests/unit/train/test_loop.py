@@ -10,7 +10,7 @@ from torch import nn
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
 from shardwright.train.loop import StepRecord, count_units, reporter, start, train
-from shardwright.train.step import NonFiniteLossError, weights
+from shardwright.train.step import NonFiniteLossError, Stepper, weights
 
 
 class Serial(nn.Module):
@@ -34,8 +34,12 @@ class Serial(nn.Module):
     def loss(self, batch):
         return self.layer(batch["x"]).square().mean()
 
-    def forward_backward(self, batch):
+    def random_tensor(self):
+        return torch.zeros(2, dtype=torch.int64)
+
+    def forward_backward(self, batch, on_loss=None):
         loss = self.loss(batch)
+        on_loss(loss)
         loss.backward()
         return loss.detach()
 
@@ -77,6 +81,21 @@ def test_samples_of_the_global_batch_are_reported_where_a_rank_reads_its_own():
     run.batches = iter([{"x": torch.randn(2, 3), "name": ""}] * 2)
     train(run, job, torch.device("cpu"), found.append)
     assert {(r.units, r.unit) for r in found} == {(8, "samples")}
+
+
+def test_steps_whose_norms_are_read_later_are_reported_in_order_before_an_evaluation():
+    """As on a GPU: the result of a step comes with the next one, or when the state is read."""
+    evaluated = job(evaluation=[{"x": torch.ones(4, 3)}], evaluate_every=2, steps=3)
+    run, found = start(Serial(), evaluated), []
+    stepper = Stepper.of(run.module, 1.0)
+    stepper.lag = 1
+    train(run, evaluated, torch.device("cpu"), found.append, steps_of=stepper)
+    assert [(type(r).__name__[:4], r.step) for r in found] == [
+        ("Step", 1), ("Step", 2), ("Eval", 2), ("Step", 3), ("Eval", 3),
+    ]  # fmt: skip
+    steps = [record for record in found if isinstance(record, StepRecord)]
+    assert [bool(record.tensor_bytes) for record in steps] == [False, True, False]
+    assert all(record.gradient_norm > 0 and record.units == 8 for record in steps)
 
 
 def test_the_same_job_gives_the_same_losses():

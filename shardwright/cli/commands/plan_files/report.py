@@ -65,7 +65,7 @@ def command(
     """
     shown = [Shown(Path(file).stem, load_plan(file)) for file in plans]
     title = title or f"Plans for {shown[0].plan.machine}"
-    size = write_page(output, shown, title, memory_limit, measured, trace)
+    size = write_page(output, page_of(shown, title, memory_limit, measured, trace))
     if as_json:
         print_json({"file": output, "plans": len(shown), "bytes": size})
     else:
@@ -73,16 +73,25 @@ def command(
         click.echo(f"wrote {output}, {count}; open it in a browser")
 
 
-def write_page(
-    output: str,
+def write_page(output: str, text: str) -> int:
+    """Write a page and return its length in bytes."""
+    write_text(output, text)
+    return len(text.encode())
+
+
+def page_of(
     shown: Sequence[Shown],
     title: str,
     memory_limit: int | None = None,
     measured: Sequence[str] = (),
     trace: str | None = None,
     chosen: int = 0,
-) -> int:
-    """Write the page of these plans and return its length in bytes."""
+) -> str:
+    """The page of these plans, with their timelines where they are few.
+
+    The limit is in bytes, by default the memory of a device of the preset; `measured` and `trace`
+    are files. Raises `UsageError` without the libraries of reports.
+    """
     if memory_limit is None:
         memory_limit = _memory_of(shown[0].plan.machine)
     try:
@@ -90,13 +99,11 @@ def write_page(
         timeline = _timeline(trace) if trace is not None else None
         if len(shown) <= _TIMELINES:
             shown = [replace(item, step=_step(item.plan)) for item in shown]
-        text = page(shown, title, memory_limit, runs, timeline, chosen)
+        return page(shown, title, memory_limit, runs, timeline, chosen)
     except ImportError as e:
         raise UsageError(
             f"a report needs {e.name}, which is not installed: pip install 'shardwright[report]'"
         ) from e
-    write_text(output, text)
-    return len(text.encode())
 
 
 def _step(plan: Plan) -> StepBars | None:

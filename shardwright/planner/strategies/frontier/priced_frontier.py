@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import final
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
@@ -57,18 +58,44 @@ def strategies(
     all strategies. Raises `StrategyError` if there is no strategy for these devices.
     """
     require_graph(graph)
-    start = time.perf_counter()
-    expansion = Expansion(graph, machine, optimizer)
-    limits = limited(expansion, tp_across_hosts=tp_across_hosts)
-    chunks = graph.numerics.loss_chunks
-    every = [one.but(compile=compiled).in_chunks(chunks) for one in strategies_on(machine, limits)]
+    return strategies_of(
+        Expansion(graph, machine, optimizer),
+        tracer,
+        tp_across_hosts=tp_across_hosts,
+        progress=progress,
+        compiled=compiled,
+    )
+
+
+def strategies_of(
+    expansion: Expansion,
+    tracer: OpTracer,
+    *,
+    tp_across_hosts: bool = False,
+    progress: Progress | None = None,
+    compiled: str = COMPILES[0],
+    limits: Sequence[float] | None = None,
+    shared: SharedSpaces | None = None,
+    refinement: Refinement | None = None,
+) -> SearchedFrontier:
+    """The frontier of `strategies`, of the graph and machine of an expansion.
+
+    `limits` and `shared` are those of `priced`; `refinement` settles plans of this graph.
+    """
+    start, machine = time.perf_counter(), expansion.machine
+    within = limited(expansion, tp_across_hosts=tp_across_hosts)
+    chunks = expansion.graph.numerics.loss_chunks
+    every = [one.but(compile=compiled).in_chunks(chunks) for one in strategies_on(machine, within)]
     if not every:
         raise StrategyError(
             f"no uniform strategy divides the batch of {expansion.limits.batch} over the"
             f" {machine.devices} devices; change the batch"
         )
-    found = priced(expansion, every, progress)
-    return _frontier(expansion, found, tracer, start)
+    found = priced(expansion, every, progress, limits=limits, shared=shared)
+    if refinement is None:
+        analysis = expansion.sources.analysis
+        refinement = Refinement(expansion.graph, machine, expansion.optimizer, tracer, analysis)
+    return frontier_of(expansion, found, refinement, start, _plan)
 
 
 def limited(expansion: Expansion, *, tp_across_hosts: bool) -> Limited:
@@ -96,6 +123,7 @@ def priced(
     end: float = math.inf,
     known: float = math.inf,
     reschedule: bool = True,
+    shared: SharedSpaces | None = None,
 ) -> list[Candidate]:
     """Price the strategies that bounds do not exclude, and the best ones under other schedules.
 
@@ -104,15 +132,38 @@ def priced(
     The best strategy is searched within each of `limits`, in bytes; None means the memory of a
     device, half of it, and so on. After the time `end` (of the performance counter), pricing stops.
     `known` are the seconds of another plan that fits all limits, which strategies have to beat.
+    `shared` keeps bounds and spaces of the expansion for further calls.
     """
     if limits is None:
         memory = expansion.machine.device.usable_bytes
         limits = tuple(memory / 2**i for i in range(_LEVELS))
-    pricing = _Pricing(expansion, every, limits, known)
+    pricing = _Pricing(shared or SharedSpaces(expansion), every, limits, known)
     pricing.search(progress, end)
     if reschedule:
         pricing.reschedule()
     return pricing.candidates
+
+
+@final
+class SharedSpaces:
+    """Bounds and spaces of strategies of one graph on one machine, each computed once."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self.expansion = expansion
+        self.bounds = Bounds(expansion)
+        self._known: dict[tuple[_Key, tuple[StorageKind, ...]], SpaceOfStrategy] = {}
+
+    def of(self, strategy: Strategy, kinds: tuple[StorageKind, ...]) -> SpaceOfStrategy:
+        """The space of a strategy and of others that differ in storage and recomputed layers."""
+        key = _key(strategy), kinds
+        if key not in self._known:
+            self._known[key] = SpaceOfStrategy(self.expansion, strategy, kinds)
+        return self._known[key]
+
+    def expanded(self, strategy: Strategy) -> Candidate:
+        """The point of a strategy; raises `StrategyError` as `Expansion.expanded` does."""
+        self.expansion.require(strategy)
+        return self.of(strategy, (StorageKind.of(strategy),)).candidate(strategy)
 
 
 class _Pricing:
@@ -125,19 +176,17 @@ class _Pricing:
 
     def __init__(
         self,
-        expansion: Expansion,
+        spaces: SharedSpaces,
         every: Sequence[Strategy],
         limits: Sequence[float],
         known: float,
     ) -> None:
-        self.expansion = expansion
+        self.expansion, self.bounds, self._spaces = spaces.expansion, spaces.bounds, spaces
         self.every = every
         self.candidates: list[Candidate] = []
-        self.bounds = Bounds(expansion)
         self._kinds: dict[_Key, dict[StorageKind, None]] = {}
         for strategy in every:
             self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None
-        self._spaces: dict[_Key, SpaceOfStrategy] = {}
         self._most = max(limits)
         self._best: dict[float, tuple[float, Strategy | None]] = dict.fromkeys(
             (*limits, math.inf), (known, None)
@@ -173,12 +222,9 @@ class _Pricing:
                 self._price(one)
 
     def _price(self, strategy: Strategy) -> None:
-        key = _key(strategy)
-        if key not in self._spaces:
-            kinds = tuple(self._kinds[key])
-            self._spaces[key] = SpaceOfStrategy(self.expansion, strategy, kinds)
+        space = self._spaces.of(strategy, tuple(self._kinds[_key(strategy)]))
         try:
-            candidate = self._spaces[key].candidate(strategy)
+            candidate = space.candidate(strategy)
         except StrategyError:  # the model has no such number of stages
             return
         self.candidates.append(candidate)
@@ -188,7 +234,7 @@ class _Pricing:
                 self._best[limit] = seconds, strategy
 
 
-_Key = tuple[int | str | None, ...]
+_Key = tuple[object, ...]
 
 
 def _key(strategy: Strategy) -> _Key:
@@ -198,22 +244,24 @@ def _key(strategy: Strategy) -> _Key:
     by_layer = strategy.recompute.kind in BY_LAYER
     shared = strategy.micro_batches, sync_of(strategy), strategy.compile
     experts = strategy.ep, strategy.expert_tensor
-    return (*degrees, *experts, *shared, None if by_layer else word)
+    tilings = strategy.order, strategy.sequence_parallel, strategy.cp_style, strategy.loss
+    return (*degrees, *experts, *shared, *tilings, None if by_layer else word)
 
 
-def _frontier(
-    expansion: Expansion, found: list[Candidate], tracer: OpTracer, start: float
+def frontier_of(
+    expansion: Expansion,
+    found: Sequence[Candidate],
+    refinement: Refinement,
+    start: float,
+    write: Callable[[Candidate], Plan],
 ) -> SearchedFrontier:
-    """The frontier of the priced strategies; plans are built on first use."""
-    machine, graph = expansion.machine, expansion.graph
+    """The frontier of priced candidates, whose plans are built by `write` on first use.
 
-    def write(candidate: Candidate) -> Plan:
-        return candidate.plan(0.0, ())
-
+    `start` is when the search for them started, by the performance counter.
+    """
+    machine = expansion.machine
     costs = [candidate.cost for candidate in found]
     kept = spaced(found, costs, _PLANS, 0.0)
-    analysis = expansion.sources.analysis
-    refinement = Refinement(graph, machine, expansion.optimizer, tracer, analysis)
     if machine.settles:  # then times do not just add up
         costs, written = settled(kept, lambda one: refinement.ranked(write(one)))
         kept = spaced(kept, costs, _PLANS, 0.0)
@@ -227,6 +275,12 @@ def _frontier(
         settle=refinement.settled,
         compare=refinement.compared,
         least=lambda place: kept[place].least,
-        off_frontier=OffFrontierPlans(found, write, refinement.compared).faster,
+        off_frontier=OffFrontierPlans(
+            found, write, refinement.compared, adds_up=not machine.settles
+        ).faster,
         device_bytes=Bytes(machine.device.usable_bytes),
     )
+
+
+def _plan(candidate: Candidate) -> Plan:
+    return candidate.plan(0.0, ())

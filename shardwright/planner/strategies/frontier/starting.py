@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 from shardwright.ir.layout import Bytes
@@ -22,7 +22,12 @@ from shardwright.planner.space.constrain import hits
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
-from shardwright.planner.strategies.frontier.priced_frontier import RESOLUTION, limited, priced
+from shardwright.planner.strategies.frontier.priced_frontier import (
+    RESOLUTION,
+    SharedSpaces,
+    limited,
+    priced,
+)
 from shardwright.planner.strategies.frontier.union import AroundStrategies, around
 from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import Tilings
@@ -71,7 +76,8 @@ class StartingStrategies:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
         most = self.machine.device.usable_bytes if limit is None else limit
-        found = priced(self._expansion, every, limits=(most,), end=end)
+        shared = self._shared
+        found = priced(self._expansion, every, limits=(most,), end=end, shared=shared)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
 
@@ -90,7 +96,8 @@ class StartingStrategies:
         limit = limit_on(self.machine, self.options.memory_limit)
         most = math.inf if limit is None else limit
         given = self._expansion, every
-        found = priced(*given, limits=(most,), end=end, known=best, reschedule=False)
+        within = partial(priced, limits=(most,), end=end, known=best, shared=self._shared)
+        found = within(*given, reschedule=False)
         faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
         return sorted(faster, key=lambda one: one.cost)[:_MOST_PIPELINES]
 
@@ -111,6 +118,10 @@ class StartingStrategies:
         if self.options.constraints:
             factory = SpaceFactory(graph, recompute=False)
         return Expansion(graph, self.machine, self.options.optimizer, factory)
+
+    @cached_property
+    def _shared(self) -> SharedSpaces:
+        return SharedSpaces(self._expansion)
 
     def _broken(self, candidate: Candidate) -> tuple[Constraint, ...]:
         """The constraints on modules that a priced strategy breaks."""

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 
 from shardwright.ir.graph import LeafKind
 from shardwright.program.instructions import Program, Redistribute
+from shardwright.program.lower.boundaries import Boundary
+from shardwright.program.step.host_copies import Fetch, Offload
 from shardwright.program.step.instructions import Add, Backward, Forward, Gradients
 from shardwright.program.step.lower.step_builder import StepBuilder
-from shardwright.program.step.lower.stretches import RunRedistribution, Stretch, op_name
+from shardwright.program.step.lower.stretches import (
+    Item,
+    RunRedistribution,
+    Stretch,
+    op_name,
+)
 
 Copies = Sequence[tuple[int, str]]  # as in `Backward`
 
@@ -52,6 +59,7 @@ class MicroBatchBuilder:
                     self.redistribute(item)
             else:
                 self.redistribute(item)
+            self.offload(item)
 
     def backward(self, part: Gradients = Gradients.ALL) -> None:
         """Append the backward pass, or one part of it, from the gradients given by `give`."""
@@ -71,6 +79,9 @@ class MicroBatchBuilder:
     def recompute(self, segment: int) -> None:
         """Append the recomputation of a segment."""
         self.rerun.add(segment)
+        for boundary in self.parts.offloaded.values():
+            if boundary.segment == segment:
+                self.fetch(boundary)
         self.again.update(self.parts.made[segment])
         for index in self.parts.indices[segment]:
             item = self.items[index]
@@ -78,6 +89,24 @@ class MicroBatchBuilder:
                 self.builder.instructions.append(self.run(index, item, saves=True, again=True))
             else:
                 self.redistribute(item)
+
+    def offload(self, item: Item) -> None:
+        """Append the copies to the host of what an item makes for recomputed segments."""
+        made = (item.instruction.result,) if isinstance(item, RunRedistribution) else item.outputs
+        for name in made:
+            if (boundary := self.parts.offloaded.get(name)) is not None:
+                value = self.value(name)
+                self.builder.instructions += self.builder.copy(
+                    value, f"host/{value}", boundary, Offload
+                )
+
+    def fetch(self, boundary: Boundary) -> None:
+        """Append the copy of a boundary back from the host."""
+        value = self.value(boundary.name)
+        self.again.add(boundary.name)
+        self.builder.instructions += self.builder.copy(
+            f"host/{value}", self.value(boundary.name), boundary, Fetch
+        )
 
     def run(self, index: int, item: Stretch, *, saves: bool, again: bool) -> Forward:
         """The forward pass of one stretch, which becomes a region at its first use."""

@@ -109,13 +109,17 @@ class PlanLowering:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The micro-batches in programs; the second of equal ones stands for the others."""
+        """The micro-batches in programs; the third of equal ones stands for the others.
+
+        The second runs the same instructions but may need less memory: where it waits for gradients
+        of the first, these become the totals, to which gradients of the second are added.
+        """
         count = self.decisions.micro_batches
         if self.decisions.pipeline is not None:
             return tuple(range(count - self.left_out))
         firsts = set(self.first_equal)
-        seconds = {n + 1 for n in firsts if n + 1 < count}
-        return tuple(sorted({*firsts, *seconds, count - 1}))
+        following = {n + i for n in firsts for i in (1, 2) if n + i < count}
+        return tuple(sorted({*firsts, *following, count - 1}))
 
     def program(self, rank: int) -> StepProgram:
         """The step program of a rank, after all passes."""

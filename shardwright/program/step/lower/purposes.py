@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardwright.program.step.instructions import (
     Accumulate,
+    Backward,
+    Forward,
+    Recv,
     Relayout,
+    Send,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -82,3 +86,14 @@ def readers_of(
         for name in dict.fromkeys(reads(one)):
             found[name].append(one)
     return found
+
+
+def parts_of_step(instructions: Sequence[StepInstruction]) -> Iterator[int]:
+    """For each instruction the number of its forward or backward part; messages begin another."""
+    number, backward = 0, False
+    for one in instructions:
+        if isinstance(one, Forward | Backward) and backward != isinstance(one, Backward):
+            backward, number = not backward, number + 1
+        elif isinstance(one, Send | Recv):  # a pass of a pipeline stage ends
+            number += 1
+        yield number

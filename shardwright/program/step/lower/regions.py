@@ -23,8 +23,9 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.program.lower.rank_program import with_operands
 from shardwright.program.step.region import Region
+
+_NOWHERE = Source()
 
 
 class Used(NamedTuple):
@@ -131,12 +132,11 @@ def renamed(one: Instruction, names: Mapping[str, str]) -> Instruction:
     outputs = tuple(names[name] for name in writes(one))
     op = one.op
     name = outputs[0] if op.outputs == (op.name,) else f"{outputs[0]}/op"
-    op = with_operands(
-        op,
+    op = op.with_operands(
         [names[name] for name in reads(one)],
         name=name,
         outputs=outputs,
-        source=Source(),
+        source=_NOWHERE,
         saves=(),
         part_of="",
     )

@@ -55,6 +55,8 @@ class StageBuilder:
             lowered.reductions,
             rewrite,
             fixed_offsets=table.fixed_offsets,
+            offload="activations" in staged.decisions.offload,
+            followed=stage + 1 < staged.pipeline.stages,
             prefix=self.prefix,
         )
         self.builder = StepBuilder(step)

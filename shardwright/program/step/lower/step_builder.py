@@ -12,10 +12,13 @@ from shardwright.ir.options.mixed_precision import MASTER, master_weights, reduc
 from shardwright.program.instructions import (
     Move,
     Program,
+    RecomputedSegment,
     Redistribute,
     Shape,
     writes,
 )
+from shardwright.program.lower.boundaries import Boundary, boundaries
+from shardwright.program.step.host_copies import Fetch, Offload
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -57,6 +60,8 @@ class LoweringInput:
         alone_bytes: that of the backend (`BackendSpec`).
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
         ahead: how many buckets ahead copies of parameters are gathered.
+        offload: whether boundaries of recomputed segments are kept in the memory of the host.
+        followed: whether `graph` is that of a pipeline stage that others follow.
         prefix: the first part of names of values, that of a stage where a rank has several.
     """
 
@@ -70,6 +75,8 @@ class LoweringInput:
     alone_bytes: int | None = None
     sum_bytes: int | None = None
     ahead: int = 1
+    offload: bool = False
+    followed: bool = False
     prefix: str = ""
 
 
@@ -140,6 +147,14 @@ class StepBuilder:
             found.append(Relayout(value, result, atoms, tuple(local), shape, dtype))
         return found
 
+    def copy(
+        self, value: str, result: str, boundary: Boundary, way: type[Offload] | type[Fetch]
+    ) -> list[StepInstruction]:
+        """Instructions that make `result` in the other memory from `value`."""
+        self._handles += 1
+        handle = f"{self.step.prefix}t{self._handles}"
+        return [way(value, result, boundary.shape, boundary.dtype, handle), Wait(handle, (result,))]
+
     def reduce(
         self, leaf: str, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape
     ) -> list[StepInstruction]:
@@ -201,7 +216,18 @@ class _Parts:
             if (leaf := self.weights.get(one.instruction.value)) is not None:
                 self.weights[one.instruction.result] = leaf
         self.made_again = made_again(program)
+        self.offloaded = _offloaded(program, step) if step.offload else {}
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
+
+
+def _offloaded(program: Program, step: LoweringInput) -> dict[str, Boundary]:
+    """The boundaries to offload, by name.
+
+    Those of the last segment stay: it runs again first, and at once unless other stages follow.
+    """
+    numbers = [one.number for one in program.instructions if isinstance(one, RecomputedSegment)]
+    found = boundaries(program, step.graph)
+    return {one.name: one for one in found if step.followed or one.segment != numbers[-1]}
 
 
 def _made(item: Item) -> tuple[str, ...]:

@@ -20,11 +20,7 @@ from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
-    Backward,
-    Forward,
-    Recv,
     Relayout,
-    Send,
     StepInstruction,
     StepProgram,
     Transfer,
@@ -32,7 +28,7 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.lower.purposes import Purpose, parts_of_step, purposes
 
 Kind = tuple[Collective, str, str, bool]
 _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
@@ -72,13 +68,8 @@ def _groups(
     depth: dict[str, int] = {}
     levels: dict[str, int] = {}
     runs: defaultdict[tuple[int, Kind], list[Transfer]] = defaultdict(list)
-    part_of_step, backward = 0, False
     frozen = set(program.leaves) - {leaf for leaf, _ in program.gradients}
-    for one in instructions:
-        if isinstance(one, Forward | Backward) and backward != isinstance(one, Backward):
-            backward, part_of_step = not backward, part_of_step + 1
-        elif isinstance(one, Send | Recv):  # a pass of a pipeline stage ends
-            part_of_step += 1
+    for part_of_step, one in zip(parts_of_step(instructions), instructions, strict=True):
         if isinstance(one, Wait) and one.handle in levels:
             depth.update(dict.fromkeys(one.results, levels[one.handle] + 1))
         elif isinstance(one, Relayout | Add | Accumulate):

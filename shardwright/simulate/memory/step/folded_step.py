@@ -8,7 +8,7 @@ omitted sections.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -183,28 +183,31 @@ class _Heights:
         self.whole, self.allocator = whole, allocator
         self.levels: list[AllocatedBytes] = []
         self.highest: list[AllocatedBytes] = []  # since the last
-        self._shared: list[Block] = []
+        self._parts: list[Block] = []  # that have other owners than the copied values
         self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
 
     def observe(self, values: dict[str, View]) -> None:
-        """Record the bytes; at a gap, copy the values of the layers that were left out."""
+        """Record the bytes; at a gap, copy and free the values of the layers that were left out."""
         at = len(self.levels)
         self.levels.append(self.allocator.level)
         self.highest.append(self.allocator.highest())
-        copies = self.whole.copies.get(at, ())
+        copies, drops = self.whole.copies.get(at, ()), self.whole.drops.get(at, ())
         for names in copies:
             self._copy(values, names)
-        if copies:
+        for name in drops:
+            if (view := values.pop(name, None)) is not None:
+                self.allocator.drop(view.block)
+        if copies or drops:
             self._behind[at] = self.allocator.level
             self.allocator.highest()
 
     def check(self) -> None:
-        """Raise `NotPeriodicError` if memory that copies share was freed."""
-        if any(block.owners == 0 for block in self._shared):
-            raise NotPeriodicError("values of all layers share memory that is given back")
+        """Raise `NotPeriodicError` if memory was freed of which copies are only a part."""
+        if any(block.owners == 0 for block in self._parts):
+            raise NotPeriodicError("values of all layers are a part of memory that is given back")
 
     def copied(self, start: int) -> AllocatedBytes:
-        """The bytes that were copied before the section that starts there."""
+        """The bytes that were copied before the section that starts there, less those freed."""
         at = self.whole.place(start)
         return self._behind.get(at, self.levels[at]).plus(self.levels[at], -1)
 
@@ -218,16 +221,26 @@ class _Heights:
         ]
 
     def _copy(self, values: dict[str, View], names: Mapping[str, str]) -> None:
-        """Copy each named value to new memory under another name."""
+        """Copy each named value to new memory under another name.
+
+        Values that share memory, as those of one bucket do, have copies that share memory.
+        """
+        owned = Counter(id(values[name].block) for name in names if name in values)
+        copies: dict[int, Block] = {}
         for name, other in names.items():
             view = values.get(name)
             if view is None:
                 raise NotPeriodicError(f"%{name} is not there at the end of its layer")
-            if view.block.use is Use.LASTING:
+            block = view.block
+            if block.use is Use.LASTING:
                 values[other] = view
-            elif view.block.owners > 1:  # a part of what stays until the end
-                self._shared.append(view.block)
-                values[other] = replace(view, block=self.allocator.own(view.block))
+                continue
+            if id(block) in copies:
+                self.allocator.own(copies[id(block)])
             else:
-                new = self.allocator.new(view.block.bytes, view.block.use, module_of=view.block)
-                values[other] = replace(view, block=new)
+                new = self.allocator.new(block.bytes, block.use, module_of=block)
+                copies[id(block)] = new
+                if block.owners > owned[id(block)]:  # the rest stays until the end
+                    self.allocator.own(new)
+                    self._parts.append(block)
+            values[other] = replace(view, block=copies[id(block)])

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
-from shardwright.program.instructions import Instruction, Move, Program, Shape
+from shardwright.program.instructions import Compute, Instruction, Move, Program, Shape, writes
+from shardwright.program.instructions import reads as used
 from shardwright.program.step.channels import members
+from shardwright.program.step.host_copies import Fetch, HostCopy, Offload
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -37,6 +40,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.regions import of_the_graph
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
+from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.collectives import Results, SentTensors, started
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
@@ -52,6 +56,7 @@ class Host:
     """Inputs of the memory simulation besides the program.
 
     `update` takes and gives back the memory of an `Update`; a step without one is not updated.
+    `fusions` are those of compiled layers, by operator.
     """
 
     graph: Graph
@@ -59,6 +64,17 @@ class Host:
     book: OpTracer
     rank: RankModel
     update: Callable[[Sequence[str]], None]
+    fusions: Mapping[str, Fusion] = field(default_factory=dict)
+
+    @cached_property
+    def unwritten(self) -> frozenset[str]:
+        """Values that fused kernels do not write."""
+        return frozenset(
+            name
+            for op, fusion in self.fusions.items()
+            for name, inside in zip(self.graph.op[op].outputs, fusion.results, strict=True)
+            if inside
+        )
 
 
 @dataclass
@@ -76,6 +92,8 @@ class StepMemory:
 
     def __init__(self, program: StepProgram, given: Mapping[str, View], host: Host) -> None:
         self.program, self.host, self.allocator = program, host, host.allocator
+        self.host_memory = Allocator()  # of the host of the device
+        self.on_host = {one.result for one in program.host_copies() if isinstance(one, Offload)}
         self.given = frozenset(given)
         self.values: dict[str, View] = dict(given)
         self.calls: dict[str, _Call] = {}
@@ -119,6 +137,8 @@ class StepMemory:
                 self.in_flight[one.handle] = receiving(self.allocator, one)
             case Transfer():
                 self.in_flight[one.handle] = self.transfer(one)
+            case HostCopy():
+                self.in_flight[one.handle] = self.copied(one)
             case Wait():
                 for name, view in zip(one.results, self.in_flight.pop(one.handle)(), strict=True):
                     self.values[name] = self.counted(name, view)
@@ -149,7 +169,8 @@ class StepMemory:
         """Drop a value."""
         view = self.values.pop(name, None)
         if view is not None and name not in self.given:
-            self.allocator.drop(view.block)
+            memory = self.host_memory if name in self.on_host else self.allocator
+            memory.drop(view.block)
 
     def seed(self, one: Seed) -> None:
         """Allocate the gradients of outputs, which start the backward pass."""
@@ -173,6 +194,8 @@ class StepMemory:
         tape = MemorySimulator(graph, program, given, self.allocator, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
         tape.saving = one.saves
+        if host.fusions:
+            tape.fusions, tape.unwritten = host.fusions, self.unwritten(instructions, outputs)
         tape.given_again = frozenset(
             id(given[local].block)
             for local, dropped in zip(region.inputs, region.dropped, strict=True)
@@ -185,6 +208,14 @@ class StepMemory:
             self.values[name] = tape.views[local]
         if one.saves:
             self.calls[one.call] = _Call(tape, region.inputs, outputs)
+
+    def unwritten(
+        self, instructions: Sequence[Instruction], outputs: Sequence[str]
+    ) -> frozenset[str]:
+        """The values that only fused kernels of a run read, and no other instruction."""
+        read = {name for one in instructions if not isinstance(one, Compute) for name in used(one)}
+        made = {name for one in instructions for name in writes(one)}
+        return (self.host.unwritten & made) - read - set(outputs)
 
     def instructions_of(self, one: Forward) -> tuple[tuple[Instruction, ...], tuple[str, ...]]:
         """The instructions of a run and its outputs, named as in the graph.
@@ -341,6 +372,22 @@ class StepMemory:
         ranks = len(members(one.channel, self.program.mesh))
         own = self.taken(one.parts[0], views[0])
         return started(self.allocator, one.collective, SentTensors(one.parts, views, ranks, own))
+
+    def copied(self, one: HostCopy) -> Results:
+        """Start a copy to the host, or from it to new memory; both values are there meanwhile."""
+        source = self.values[one.value]
+        before, after = self.allocator, self.host_memory
+        if isinstance(one, Fetch):
+            before, after = after, before
+        before.own(source.block)
+        block = after.new(one.bytes, module_of=source.block)
+        made = View(block, one.shape, contiguous_strides(one.shape), one.dtype, source.grad)
+
+        def results() -> list[View]:
+            before.drop(source.block)
+            return [made]
+
+        return results
 
     def taken(self, part: Part, sent: View) -> bool:
         """Whether the tensor that is sent may be overwritten: a copy, or an owned value."""

@@ -11,18 +11,26 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
 from shardwright.ir.memory import NOTHING, Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
-from shardwright.ir.options.mixed_precision import MASTER, master_weights, stored_item_bytes
-from shardwright.ir.options.optimizer_spec import OptimizerSpec
+from shardwright.ir.options.mixed_precision import (
+    MASTER,
+    master_weights,
+    reduced_dtype,
+    stored_item_bytes,
+)
+from shardwright.ir.options.optimizer_spec import Implementation, OptimizerSpec
+from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Dropout, Instruction, Uniform
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
-from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.instructions import TOTAL, StepProgram, Transfer
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.lower.stage_builder import stage_prefix
+from shardwright.simulate.costs.fusion import fusions
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.caching_allocator import reserved_bytes
+from shardwright.simulate.memory.step.curve import MemoryCurve
 from shardwright.simulate.memory.step.program_memory import Host, Observer, StepMemory
 from shardwright.simulate.memory.values import RankModel, View
 
@@ -37,25 +45,27 @@ _PARTS = {
 
 def _owner(leaf: Leaf) -> str:
     """The module of a parameter or buffer; other leaves belong to the model itself ("")."""
-    if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER):
-        return leaf.name.rpartition(".")[0]
-    return ""
+    return _owner_of(leaf.name) if leaf.kind in (LeafKind.PARAMETER, LeafKind.BUFFER) else ""
+
+
+def _owner_of(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
 class Trainer:
     """Facts of the optimizer and of the rank that memory depends on.
 
-    `together` if the `optimizer` updates all parameters at once.
+    `implementation` is that of the optimizer's update.
     """
 
     optimizer: OptimizerSpec
     rank: RankModel
-    together: bool = False
+    implementation: Implementation = Implementation.LOOP
 
     def update(self, tiles: Iterable[UpdatedTile]) -> int:
         """The bytes that an update of the tiles needs besides parameters, gradients and state."""
-        return update_bytes(self.optimizer, list(tiles), together=self.together)
+        return update_bytes(self.optimizer, list(tiles), self.implementation)
 
     def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
         """The bytes by which gradients and state are rounded up by an allocator."""
@@ -86,12 +96,15 @@ class StepSimulation:
         self.updated = {buffer for buffer, _ in self.graph.updates}
         self.master_weights = master_weights(self.graph)
         self.keys = 0  # bytes of the positions of random numbers
+        self.host_bytes = 0  # that offloaded values take of the memory of the host
 
     def memory(self) -> Memory:
         """The memory of the rank at its peak, by module and purpose."""
         program = self.lowering.program(self.rank)
         self.record()
-        return self.of_peak(program, self.played(program))
+        curve = MemoryCurve(program, self.allocator)
+        found = self.of_peak(program, self.played(program, curve.observe))
+        return replace(found, curve=curve.moments())
 
     def record(self) -> None:
         """Record requests of memory while a step is played, where the allocator caches blocks."""
@@ -118,7 +131,8 @@ class StepSimulation:
         found[None, "rounding"] = self.allocator.peak_rounded + odd
         shares = [Share(module, part, Bytes(size)) for (module, part), size in found.items()]
         memory = Memory.of(shares, rank=self.rank, at=self.allocator.peak_at)
-        return replace(memory, reserved=self.reserved(present, tiles))
+        reserved = self.reserved(present, tiles)
+        return replace(memory, reserved=reserved, host=Bytes(self.host_bytes))
 
     def reserved(self, present: Sequence[Leaf], tiles: Mapping[str, UpdatedTile]) -> Bytes:
         """Bytes that torch's allocator reserves for the requests of the step; 0 without a cache."""
@@ -261,11 +275,56 @@ class StepSimulation:
             self.allocator.where, self.allocator.module = "the optimizer's update", None
             self.allocator.briefly(self.trainer.update(tiles.values()))
 
-        host = Host(self.graph, self.allocator, self.book, self.trainer.rank, update)
-        StepMemory(program, given, host).play(observe)
+        compiled = fusions(self.graph, self.analysis.rules) if self.decisions.compiled else {}
+        host = Host(self.graph, self.allocator, self.book, self.trainer.rank, update, compiled)
+        memory = StepMemory(program, given, host)
+        if self.trainer.optimizer.keeps_gradients:
+            observe = self.with_buffers(program, given, observe)
+        memory.play(observe)
+        self.host_bytes = memory.host_memory.peak
         if not tiles:
             self.forget(given, parts)
         return tiles
+
+    def with_buffers(
+        self, program: StepProgram, given: Mapping[str, View], observe: Observer | None
+    ) -> Observer:
+        """Allocate the buffers of gradients that are kept between steps.
+
+        An observer is returned, which frees a buffer when the program makes that gradient itself.
+        """
+        sizes = self.summed_bytes(program, given)
+        values = {f"{TOTAL}{leaf}": leaf for leaf in sizes}
+        values.update((value, leaf) for leaf, value in program.gradients)
+        left: dict[str, Block] = {}
+        for leaf, size in sizes.items():
+            self.allocator.module = _owner_of(leaf)
+            left[leaf] = self.allocator.new(size, Use.GRADIENT)
+
+        def made(found: dict[str, View]) -> None:
+            for value, leaf in values.items():
+                if leaf in left and value in found and found[value].bytes >= sizes[leaf]:
+                    self.allocator.drop(left.pop(leaf))
+            if observe is not None:
+                observe(found)
+
+        return made
+
+    def summed_bytes(self, program: StepProgram, given: Mapping[str, View]) -> dict[str, int]:
+        """Bytes of the gradient of each parameter as the rank computes it, before it is cut."""
+        trained = {leaf for leaf, _ in program.gradients}
+        elements = {leaf: prod(given[leaf].shape) for leaf in trained}
+        leaf_of = {load.result: load.leaf for load in program.loads} | {one: one for one in trained}
+        for one in program.instructions:
+            if isinstance(one, Transfer) and one.collective is Collective.ALL_GATHER:
+                for part in one.parts:
+                    leaf = leaf_of.get(part.value, "")
+                    if leaf in trained:
+                        elements[leaf] = max(elements[leaf], prod(part.shape))
+        return {
+            leaf: count * ITEM_BYTES[reduced_dtype(self.graph, leaf)]
+            for leaf, count in elements.items()
+        }
 
     def updated_tile(self, name: str, size: int) -> UpdatedTile:
         """A parameter's tile of `size` bytes, when it is updated."""

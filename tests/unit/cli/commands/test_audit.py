@@ -130,14 +130,14 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     import shardwright as sw
 
     file, options, _ = tiny
-    prices = as_json("audit", file, *options, "--search")["prices"]
+    prices = as_json("audit", file, *options, "--all")["prices"]
     fields = json.loads(TINY)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields, use_cache=False))
         tokens = torch.zeros((8, 512), dtype=torch.long)
     batch = {"input_ids": tokens, "labels": tokens}
     graph = sw.capture(model, (), batch, precision="bf16")
-    plan = sw.price(graph, "8xH100", "dp_shard=2 tp=4 ac=full compile=regional")
+    plan = sw.price(graph, "8xH100", "dp_shard=2 tp=4 ac=full compile=regional", "adamw_fused")
     assert prices["config"]["step_seconds"] == plan.step_seconds
     assert prices["config"]["peak_bytes"] == plan.peak_bytes
     gains = [change["step_change"] for change in prices["changes"]]
@@ -147,15 +147,28 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     assert prices["best_uniform"]["step_seconds"] <= plan.step_seconds
     assert 0 < prices["config"]["utilisation"] < 1
     compiled = [prices[name]["compiled"] for name in ("config", "best_uniform", "best_plan")]
-    assert compiled == [True, True, False]  # the search is one of eager steps, and says so
-    assert prices["best_plan"]["step_seconds"] > 0
+    assert compiled == [True, True, True]
+    assert prices["best_plan"]["step_seconds"] <= prices["best_uniform"]["step_seconds"]
+    assert all(change["simulated"] for change in prices["changes"] if change["fits"])
+    assert prices["best_uniform"]["memory"] is not None
+    assert prices["config"]["interval"].startswith("90 %: ")
+
+
+@pytest.mark.parametrize("scope, said", [("none", None), ("all", "best plan")])
+def test_what_is_searched_can_be_chosen(tiny, shardwright_command, scope, said):
+    file, options, _ = tiny
+    result = shardwright_command("audit", file, *options, "--search", scope)
+    assert result.exit_code == 0, (result.output, result.exception)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("best plan")]
+    assert len(lines) == (said is not None)
+    assert "90 %: " in result.stdout
 
 
 def test_the_improved_file_keeps_all_other_keys_and_the_results(tiny, shardwright_command):
     file, options, out = tiny
     result = shardwright_command("audit", file, *options, "-o", out)
     assert result.exit_code == 0, (result.output, result.exception)
-    assert len(result.stdout.splitlines()) <= 25
+    assert len(result.stdout.splitlines()) <= 27
     before, after = read_file(file, devices=8), read_file(out, devices=8)
     assert before.batch.samples == after.batch.samples == 8
     assert replace(before.semantics, gradient_sync="") == replace(after.semantics, gradient_sync="")

@@ -122,6 +122,12 @@ def test_a_failed_training_keeps_its_status(api, target, plan_file, launched, sh
     assert "equals" not in result.stdout
 
 
+def test_a_run_that_was_done_says_so(api, target, plan_file, launched, shardwright_command):
+    launched.training = Training(0, ())
+    done = shardwright_command("run", target, plan_file, "--no-verify", "--checkpoint", "kept")
+    assert done.exit_code == 0 and "no step was left to do" in done.stdout
+
+
 def test_a_plan_that_verifies_unequal_exits_with_one(
     api, target, plan_file, launched, shardwright_command
 ):

@@ -7,10 +7,13 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
+from shardwright.ir.redistribution import Exchange
 from shardwright.machine.presets import preset
+from shardwright.machine.topology import links
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
 from tests.unit.tracing.decompose.test_causal_rows import captured
 
@@ -65,6 +68,26 @@ def test_a_ring_that_is_recomputed_goes_round_once_more(asked):
     op, k = option(model, "l~s~z")
     phases = [t.phase for t in model.internal_transfers(op, k, True)]
     assert phases.count(Phase.RECOMPUTE) == phases.count(Phase.FORWARD) == 2
+
+
+def test_a_block_is_sent_to_all_other_devices_and_its_gradient_also_home(asked):
+    """Of five devices: keys and values make four hops, their gradients five (Liu et al., 2023)."""
+    graph = captured(requires_grad=True)
+    model = model_of((graph, analyze(graph), asked[2]))
+    op, k = option(model, "l~s~z")
+    seconds = {
+        t.phase: t.seconds
+        for t in model.internal_transfers(op, k)
+        if t.collectives[0].startswith("ring")
+    }
+    operands = model.meshless.workload(op).operands[1:3]
+    sizes = model.options(op).sizes[:, k : k + 1]
+    block = sum(int(one.local_bytes(sizes)[0]) for one in operands)
+    price = step_price(Exchange.RING, links(model.machine, model.mesh)[0], model.machine)
+    hop, gradient = (price.seconds(size, size) for size in (block, block))  # both in float32
+    assert model.graph.tensor[op.operands[1]].dtype == "float32"
+    assert seconds[Phase.FORWARD] == pytest.approx(4 * hop)
+    assert seconds[Phase.BACKWARD] == pytest.approx(4 * hop + 5 * gradient)
 
 
 def test_rounds_hide_behind_what_is_computed(asked):

@@ -174,6 +174,10 @@ def test_the_bound_is_near_what_even_stages_take():
         even = step_seconds("1F1B", [StageTime(1.0)] * stages, pieces)
         bound = least_step_seconds("1F1B", float(pieces * stages), 0.0, stages, pieces)
         assert 0.91 * even < bound < even
+    # Two stages, four micro-batches of S = 2 s, f = 1/3, b = 2/3: the first stage has two forward
+    # passes ahead, so c = 3 b + 2 f = 8/3; the second one, c = 3. T = S + S / (3/8 + 1/3).
+    bound = least_step_seconds("1F1B", 8.0, 0.0, 2, 4)
+    assert bound == pytest.approx(2 + 2 * 24 / 17, rel=1e-12)
     even = step_seconds("GPipe", [StageTime(1.0)] * 4, 3)
     assert least_step_seconds("GPipe", 12.0, 0.0, 4, 3) == pytest.approx(even)
     assert least_step_seconds("1F1B", 8.0, 0.0, 4, 1) == 8.0
@@ -244,6 +248,18 @@ def test_groups_of_two_stages_are_near_the_best_of_all_cuts(graph, one_group, sc
     assert [way > 0 for way in fastest.receive_seconds] == [True, schedule != "ZBVZeroBubble", True]
     memory = [one.point.memory for one in staged]
     assert min(memory) < max(memory)
+
+
+def test_with_one_micro_batch_the_bound_is_the_work_of_one_group(graph):
+    """Its groups take turns, with the memory of all, and update their weights side by side."""
+    loop, mesh = MeshLoop(SpaceFactory(graph, recompute=True), preset("4xcpu")), Mesh.parse("dp=2")
+    loop.pipe(mesh, 2, 1, float("inf"), compare=False)
+    group, (_, bound) = loop._group(mesh, 1, float("inf")), loop.bounds[-1]
+    assert loop.found
+    for one in loop.found:
+        work = group.alone(2 * one.peak) - group.most_updates
+        assert bound(one.peak) == pytest.approx(work)
+        assert one.point.time >= work
 
 
 def test_pipelines_are_on_the_frontier_and_read_back(graph):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.api import search_with as search
+from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
@@ -17,7 +18,7 @@ from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
-from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, step_memory
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
 
@@ -86,6 +87,32 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     assert costs.peak(plan, decisions, late, tracer).bytes == max(peaks)
 
 
+@pytest.mark.parametrize("strategy", ["dp_shard=4", "tp=4", "dp_shard=4 mb=4"])
+def test_strategies_fold_although_gradients_of_all_layers_add_up(strategy):
+    graph = residual_layers(12, masks=1, learned=True)
+    expansion = Expansion(graph, MACHINE, "adamw")
+    analysis, tracer = expansion.sources.analysis, Footprints(on_cpu=False)
+    plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    decisions = read_plan(plan, graph, analysis)
+    whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(plan)
+    costs = FoldedCosts(graph, analysis, MACHINE)
+    assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
+    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer
+    assert costs.peak(plan, decisions, trainer, tracer).bytes == whole.peak_bytes
+
+
+def test_a_sum_that_is_several_with_all_layers_does_not_stand_for_them():
+    graph = residual_layers(30, inner=lambda _: 64)  # seven layers in a bucket
+    expansion = Expansion(graph, MACHINE, "adamw")
+    analysis, tracer = expansion.sources.analysis, Footprints(on_cpu=False)
+    plan = expansion.expanded(Strategy.parse("dp_shard=2 tp=2")).plan(0.0, ())
+    refinement = Refinement(graph, MACHINE, "adamw", tracer, analysis)
+    seconds, peak = refinement.seconds(plan), refinement.peak(plan)
+    shown = refinement.settled(plan)
+    assert seconds == pytest.approx(shown.step_seconds, rel=1e-9)
+    assert peak == shown.peak_bytes
+
+
 def test_plans_are_compared_by_the_costs_that_they_are_shown_with():
     options = PlanOptions.of(meshes=[Mesh.parse("dp=4")], micro_batches=(1,))
     found = search(GRAPH, MACHINE, options)
@@ -113,6 +140,41 @@ def test_plans_that_gather_further_ahead_have_costs_of_their_own():
         assert found is None or found.bytes == whole.peak
         peaks.append(whole.peak)
     assert peaks[0] < peaks[1]
+
+
+def test_layers_that_draw_random_numbers_fold():
+    """Their regions differ in the numbers of their draws, and in nothing else."""
+    ops = [
+        replace(op, target="shardwright.dropout.default", args=(*op.args, 0.1, number))
+        if op.kind == "relu"
+        else op
+        for number, op in enumerate(GRAPH.ops)
+    ]
+    graph = replace(GRAPH, ops=tuple(ops))
+    expansion = Expansion(graph, MACHINE, "adamw")
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    analysis = expansion.sources.analysis
+    decisions = read_plan(plan, graph, analysis)
+    lowering = PlanLowering(graph, analysis, decisions, None)
+    whole = TimeRefinement(graph, MACHINE).refined(plan, lowering)
+    found = FoldedCosts(graph, analysis, MACHINE).seconds(plan, decisions)
+    assert found == pytest.approx(whole.step_seconds, rel=1e-9)
+
+
+def test_buffers_of_gradients_are_whole_where_parameters_are_gathered():
+    expansion = Expansion(GRAPH, MACHINE, "adamw")
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    lowering = PlanLowering(GRAPH, ANALYSIS, read_plan(plan, GRAPH, ANALYSIS), None)
+    tracer = Footprints(on_cpu=False)
+    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer
+    kept = replace(trainer, optimizer=replace(trainer.optimizer, keeps_gradients=True))
+    step, program = StepSimulation(lowering, 0, kept, tracer), lowering.program(0)
+    weights = [leaf.name for leaf in GRAPH.leaves_of(LeafKind.PARAMETER)]
+    assert step.summed_bytes(program, step.leaves(program.leaves)) == {
+        name: GRAPH.tensor[name].bytes for name in weights
+    }
+    plain, buffered = (step_memory(lowering, 0, one, tracer) for one in (trainer, kept))
+    assert buffered.peak > plain.peak + sum(GRAPH.tensor[name].bytes for name in weights) / 4
 
 
 STAGED = residual_layers(20)

@@ -34,6 +34,9 @@ class Made:
     def cost(self):
         return self.seconds, self.peak
 
+    def may_fit(self, limit):
+        return min(self.peak, self.least) <= limit
+
 
 def off_frontier(*made):
     """The candidates, and a list of those that are settled, in order."""
@@ -86,6 +89,22 @@ def test_what_cannot_fit_is_not_settled_and_few_are_at_all():
     others, settled = off_frontier(*meshes)
     assert others.faster(Bytes(70), Seconds(math.inf), 1.0) is None
     assert settled == [one.seconds for one in meshes[:8]]
+
+
+def test_plans_whose_seconds_are_known_are_written_to_be_simulated_only():
+    written = []
+
+    def write(candidate):
+        written.append(candidate.seconds)
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    meshes = cast(list[Candidate], [Made(str(i), 1 + i, 50, 50) for i in range(20)])
+    for adds_up, seconds in ((False, [1 + i for i in range(20)]), (True, [1])):
+        others = OffFrontierPlans(meshes, write, lambda plan: plan, adds_up=adds_up)
+        found = others.faster(Bytes(70), Seconds(math.inf), 1.0)
+        assert found is not None and found.step_seconds == 1
+        assert written == seconds
+        written.clear()
 
 
 def frontier_of(made, others):

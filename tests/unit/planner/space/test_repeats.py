@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.graph import verify
-from shardwright.planner.space.repeats import Repeat, find_repeats, shorten
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments
+from shardwright.planner.space.repeats import Repeat, find_repeats, grouped, shorten
+from shardwright.planner.strategies.layers import layers_of
 from shardwright.rules.analysis import analyze
 from tests.harness.layered_graphs import residual_layers
 
@@ -51,6 +53,22 @@ def test_two_sizes_of_layers_are_two_repeats():
     short = shorten(residual_layers(12, inner=lambda layer: 64 if layer < 6 else 96))
     assert [repeat.count for repeat in short.repeats] == [3, 3] and short.skipped == (3, 3)
     verify(short.graph)
+
+
+def test_layers_that_read_two_masks_by_turns_repeat_in_pairs():
+    graph = residual_layers(13, masks=2)
+    (repeat,) = find_repeats(graph)
+    assert (repeat.period, repeat.count, repeat.layers) == (16, 6, 2)
+    layers = layers_of(graph, (repeat,))
+    assert layers == tuple(range(s, s + 8) for s in range(repeat.start, repeat.end, 8))
+    assert set(layers) < set(checkpoint_segments(graph, (repeat,)))
+    short = shorten(graph)
+    verify(short.graph)
+    assert short.skipped == (3,)
+    assert not list(find_repeats(residual_layers(9, masks=2)))  # four pairs are too few
+    deep = residual_layers(30, masks=2)
+    (threes,) = shorten(deep, grouped(deep, 3)).repeats  # three layers end with every third pair
+    assert (threes.period, threes.layers) == (48, 6)
 
 
 def test_a_tied_weight_belongs_to_no_copy():

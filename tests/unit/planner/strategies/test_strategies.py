@@ -1,11 +1,12 @@
 """Strategies become plans: fields that change them or are refused, bounds, and the enumeration."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 import shardwright as sw
+from shardwright.ir.layout import Bytes
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
@@ -170,6 +171,22 @@ def test_experts_are_split_over_the_ranks_that_a_strategy_says(mixture, text, sp
     assert {op.splits for op in plan.ops if "experts" in op.target} == {splits}
     found = {str(p.layout) for p in plan.parameters if p.name.endswith("experts.down_proj")}
     assert found == {layout}
+
+
+def test_a_bound_counts_matrices_that_are_gathered_a_second_time(graph):
+    expansion = Expansion(graph, preset("4xH100"), "adamw")
+    bounds, once = Bounds(expansion), Strategy.parse("dp_shard=4").but(reshard_after_forward=False)
+    twice = once.but(reshard_after_forward=True)
+    assert bounds.seconds(once) < bounds.seconds(twice) <= cost(expansion, twice)[0]
+
+
+def test_offloaded_values_that_exceed_the_memory_of_the_host_are_told(graph):
+    machine = preset("2x2xH100")
+    small = replace(machine, device=replace(machine.device, host_memory_bytes=Bytes(1)))
+    text = "dp_shard=4 ac=full offload=activations"
+    plans = [sw.price(graph, one, text) for one in (small, machine)]
+    (note,), none = ([n for n in p.notes if "memory of the host" in n] for p in plans)
+    assert note.endswith(f"for each device, of which {small} has 0.0 GiB") and not none
 
 
 def test_strategies_are_a_frontier_of_plans_named_by_their_text(graph):

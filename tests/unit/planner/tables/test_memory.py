@@ -1,7 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from shardwright.ir.graph import LeafKind
-from shardwright.planner.tables.memory import fixed_bytes, kept_bytes, retention, workspace_bytes
+from shardwright.ir.options.numerics import Numerics
+from shardwright.planner.tables.memory import (
+    fixed_bytes,
+    kept_bytes,
+    retention,
+    state_bytes,
+    workspace_bytes,
+)
 from shardwright.simulate.costs.workload import workload
 from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule
 
@@ -95,6 +105,18 @@ def test_a_workspace_holds_operands_results_and_gradients():
     work = workload(graph.ops[0], analysis.rules["y"], graph)
     sizes = np.array(work.sizes)[:, None]
     assert workspace_bytes(work, sizes).tolist() == [512 + 2 * 2048 + 2 * 1024]
+
+
+@pytest.mark.parametrize("frozen, adamw, masters", [((), 4096, 9216), (("w",), 1024, 3072)])
+def test_state_is_held_in_the_dtype_of_masters_besides_their_casts(frozen, adamw, masters):
+    """512 elements in bfloat16: weight, gradient and two moments; masters take twice as much.
+
+    To masters comes the cast that operators read, also of a frozen weight.
+    """
+    layers = [op("y", "mm", ["x", "w"], MM)]
+    graph, _ = build(LEAVES, layers, frozen=frozen, dtype="bfloat16")
+    assert state_bytes(graph, "adamw") == adamw
+    assert state_bytes(replace(graph, numerics=Numerics(precision="bf16")), "adamw") == masters
 
 
 def test_inputs_buffers_and_constants_lie_on_every_rank():

@@ -14,6 +14,7 @@ from shardwright.planner.communication.resharding import Want
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.planner.tables.model import CostModel
+from shardwright.planner.tables.options import Allowed
 from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import layouts_under
@@ -51,6 +52,36 @@ def test_meshes_that_share_what_no_mesh_changes_cost_what_they_cost_alone():
             for again in ((), {made.name}):
                 one, other = (costs.operator(made, again) for costs in (shared, alone))
                 assert (one.seconds == other.seconds).all() and (one.bytes == other.bytes).all()
+
+
+def test_models_with_other_names_and_choices_share_tables_and_cost_what_they_cost_alone():
+    graph, analysis = linear_layer()
+    given = graph, analysis, toy_machine()
+    first = CostModel(*given, TWO)
+    asked = list(tables(first))
+    others = ((Mesh.parse("tp=2"), {}), (TWO, {graph.ops[0].name: (frozenset({0}),)}))
+    for mesh, only in others:
+        allowed = Allowed(only, {leaf.name: (frozenset({0}),) for leaf in graph.leaves if only})
+        shared = list(tables(CostModel(*given, mesh, allowed=allowed, like=first)))
+        alone = list(tables(CostModel(*given, mesh, allowed=allowed)))
+        for one, other, known in zip(shared, alone, asked, strict=True):
+            assert (one.seconds == other.seconds).all() and (one.bytes == other.bytes).all()
+            assert only or one is known
+        assert not only or any(
+            one.seconds.shape != known.seconds.shape
+            for one, known in zip(shared, asked, strict=True)
+        )
+
+
+def tables(costs):
+    """The tables of all operators, parameters and edges of a model."""
+    codes = {leaf.name: costs.storable(leaf) for leaf in costs.graph.leaves_of(PARAMETER)}
+    for leaf in costs.graph.leaves_of(PARAMETER):
+        yield costs.parameter(leaf, codes[leaf.name])
+    for made in costs.graph.ops:
+        yield costs.operator(made)
+        for i, name in enumerate(made.operands):
+            yield costs.edge(name, codes.get(name, np.zeros(1, np.int64)), made, [i])
 
 
 def test_everything_replicated_on_one_device_costs_the_serial_sum_and_no_transfer():

@@ -54,6 +54,9 @@ X = torch.linspace(-2, 2, 16, dtype=torch.float64).view(4, 4).sin()
 ALLOWED = {  # function of input and weight -> operators that write over their operand
     "an activation": (lambda x, w: (x @ w).relu(), {"relu"}),
     "a chain": (lambda x, w: ((x @ w).relu() + 1.0) * 2.0, {"relu", "mul"}),
+    "after addmm": (lambda x, w: torch.addmm(w[0], x, w).relu(), {"relu"}),
+    "after bmm": (lambda x, w: torch.bmm(x[None], w[None]).relu(), {"relu"}),
+    "after cat": (lambda x, w: torch.cat([x @ w, x]).relu(), {"relu"}),
     "constant factors": (lambda x, w: (x @ w) * x, {"mul"}),
     "the last of several readers": (lambda x, w: _twice(x @ w), {"add_1"}),
     "after a view has been read": (lambda x, w: _then(x @ w, lambda y: y.t().sum()), {"add"}),

@@ -11,12 +11,15 @@ from shardwright.ir.plan import Phase
 from shardwright.machine.presets import preset
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Joint, Redistribute
+from shardwright.program.lower.offset_ops import shared_attention
 from shardwright.program.lower.rank_program import lower
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
+from shardwright.rules.rule import JointSplit, Route, Split
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.lookup import embedding_tile, local_index
 from tests.harness.cost_queries import Asking
+from tests.harness.operator_calls import CALLS
 
 CLASSES, WIDTH = 11, 4
 MESH = Mesh.parse("tp=3")
@@ -114,6 +117,32 @@ def test_places_within_a_tile_with_gaps():
     held = [2, 3, 4, 5, 8, 9, 10, 11]
     assert (torch.arange(-1, 13)[inside]).tolist() == held
     assert at[inside].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "factors, ring, halves",
+    [(("l", "s"), True, False), (("l", "z"), False, True), (("l", "s", "z"), True, True)],
+)
+def test_keys_are_sent_around_a_ring_where_they_are_split(factors, ring, halves):
+    queries, keys = ((0, 2), (6, 2)), ((2, 2), (4, 2))
+    found = shared_attention(loss_op(), JointSplit(factors), "cp", 1, queries, keys)
+    assert (found.queries, found.keys) == (queries, keys if ring else ())
+    assert (found.axis, found.position, found.halves) == ("cp", 1, halves)
+
+
+def test_rows_are_sent_to_experts_where_they_are_split_and_kept_where_they_are_whole():
+    one = next(one for one in CALLS if one.op.kind == "experts")
+    analysis, mesh = analyze(one.graph), Mesh.parse("ep=2")
+    count = one.values[one.op.operands[3]].shape[0]
+    owners = tuple(int(expert >= -(-count // 2)) for expert in range(count))
+    (rows_and_experts,) = analysis.rules["y"].routes
+    for choice, expected in (
+        (Route(*rows_and_experts), ((("ep", owners),), (0,) * count)),
+        (Split(rows_and_experts[1]), ((), owners)),
+    ):
+        instructions = lower(one.graph, analysis, Decisions(mesh, {"y": (choice,)}, {}), 1)
+        (found,) = (i.routing for i in instructions.instructions if isinstance(i, Compute))
+        assert (found.hops, found.split) == expected
 
 
 def test_rows_that_no_table_has_are_no_number():

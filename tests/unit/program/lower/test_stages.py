@@ -74,7 +74,12 @@ def test_stages_one_after_the_other_are_the_whole_graph(subject):
             if expected is None:
                 assert value is None or not value.any(), (chosen, key)
             else:
-                assert torch.equal(value, expected.reshape(value.shape)), (chosen, key)
+                expected = expected.reshape(value.shape)
+                if any(op.kind == "moments" for op in subject.graph.ops):
+                    # A cut inside of a batch norm ends its fused kernel.
+                    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+                else:
+                    assert torch.equal(value, expected), (chosen, key)
         assert {k for k in whole if not k.startswith("parameter")} == set(found)
 
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard, atom_range, fits
 from shardwright.program.instructions import Dropout
-from shardwright.runtime.random.dropout import GlobalDropout, random_state
+from shardwright.runtime.random.dropout import GlobalDropout, StepKeys, random_state
 from tests.harness.simulated_ranks import gather, scatter
 from tests.property.test_layout_laws import tensors
+from tests.unit.runtime.graph_modules.test_fused_norms import Counted
 
 CPU = torch.device("cpu")
 
 
-def dropout(atoms, layout=None, rank=0, probability=0.5, number=0):
+def dropout(atoms, layout=None, rank=0, probability=0.5, number=0, keys=None):
     """The module of one rank, for a tensor of these atoms."""
     layout = layout or Layout.replicated(Mesh.parse("a=1"))
     at = layout.mesh.coordinate(rank)
@@ -30,7 +31,7 @@ def dropout(atoms, layout=None, rank=0, probability=0.5, number=0):
         for d, sizes in enumerate(atoms)
     )
     op = Op("y", "shardwright.dropout.default", (Ref("x"), probability, number), (), ("y",))
-    return GlobalDropout(Dropout(op, positions), CPU)
+    return GlobalDropout(Dropout(op, positions), CPU, keys)
 
 
 def masks(shape, probability=0.5, number=0, seed=0, step=0):
@@ -148,3 +149,17 @@ def test_tiles_may_have_gaps_between_their_atoms():
     serial = dropout(atoms)(x, state).view(5, 3, 4, 2)
     tile = dropout(atoms, layout, rank=1)(torch.ones(5, 12), state)
     assert torch.equal(tile.view(5, 3, 2, 2), serial[:, :, 2:])
+
+
+def test_the_keys_of_a_step_are_computed_once_for_all_operators():
+    """A step on a GPU was bound by kernels of one element: thirty for each dropout."""
+    keys, state = StepKeys(), random_state(3, 7, CPU)
+    alone = [dropout(((64,),), number=number) for number in range(3)]
+    shared = [dropout(((64,),), number=number, keys=keys) for number in range(3)]
+    x = torch.ones(64)
+    for step in (state, state + 1):
+        for one, other in zip(alone, shared, strict=True):
+            assert torch.equal(one(x, step), other(x, step))
+    with Counted() as calls:
+        shared[2](x, step)
+    assert calls.names and len(calls.names) <= 26  # there were 60

@@ -11,9 +11,10 @@ from shardwright.machine.presets import preset
 from shardwright.planner.tables.memory import workspace_bytes
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
 from shardwright.simulate.costs.useful_flop import useful_flop
-from shardwright.simulate.costs.workload import workload
+from shardwright.simulate.costs.workload import OperatorClass, workload
 
 TOKENS, WIDTH, WORDS = 65536, 1024, 32768
 DEVICE = preset("8xH100").device
@@ -62,6 +63,17 @@ def test_chunks_take_more_time_and_less_memory(graph):
     for (a, one), (b, other) in zip(list(found.items()), list(found.items())[1:], strict=False):
         assert one[2] - other[2] == logits // a - logits // b
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_all_products_of_a_chunk_move_hidden_states_weights_and_logits(graph):
+    chunked = with_loss_chunks(graph, 8)
+    rules = analyze(chunked).rules
+    work = next(w for op in chunked.ops if (w := workload(op, rules[op.name], chunked)).chunks > 1)
+    sizes = np.array(work.sizes, np.int64)[:, None]
+    every = *loss_forward_kernels(work, sizes), *loss_backward_kernels(work, sizes)
+    moved = [int(one.moved[0]) for one in every if one.kind is OperatorClass.MATMUL]
+    elements = (TOKENS + WORDS // 8) * WIDTH + TOKENS * WORDS // 8
+    assert moved == [2 * elements] * (4 * 8)
 
 
 def test_logits_that_are_computed_again_are_no_useful_work(graph):

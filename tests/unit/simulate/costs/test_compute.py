@@ -94,6 +94,20 @@ def test_the_launch_is_paid_however_small_the_work():
     assert operator_seconds(work, work.sizes, DEVICE) == 1
 
 
+def test_attention_on_a_gpu_computes_whole_tiles_of_scores():
+    ideal = replace(DEVICE, units=132, bytes_per_s=1e30, launch_seconds=0.0)
+
+    def seconds(count, causal=False):
+        found = rule("q d, k d, k d -> q d", work="q k d", q=count, k=count, d=16)
+        made = op("y", "scaled_dot_product_attention", "qkv", found)
+        work, _ = only(made, **dict.fromkeys("qkv", (PARAMETER, ((count,), (16,)))))
+        work = replace(work, causal=(0,) if causal else ())
+        return forward_seconds(work, work.sizes, ideal)
+
+    assert seconds(197) == seconds(256) > seconds(128)
+    assert seconds(1024, causal=True) == pytest.approx(seconds(1024) * (8 + 1) / (2 * 8))
+
+
 def test_attention_multiplies_twice_forward_and_five_times_backward():
     found = rule("q d, k d, k d -> q d", work="q k d", q=16, k=16, d=16)
     made = op("y", "scaled_dot_product_attention", "qkv", found)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.model import Efficiency
 from shardwright.machine.presets import preset
-from shardwright.simulate.costs.update import update_seconds
+from shardwright.simulate.costs.update import UpdatedTile, update_bytes, update_seconds
 
 DEVICE = replace(
     preset("2xcpu").device,
@@ -40,3 +41,27 @@ def test_how_fast_an_update_is_depends_on_what_one_operator_passes_over():
     device = replace(DEVICE, efficiency=Efficiency(update=curve))
     found = update_seconds(np.array([512, 1024]), "sgd", device, 2)
     assert found.tolist() == pytest.approx([16 + 4 + 6, 16 + 4 + 6])
+
+
+def test_an_update_on_a_gpu_costs_what_its_implementation_does():
+    """Of AdamW: 8 operators and 21 passes, or 7 in one kernel; tiles of 1024 bytes a second."""
+    gpu = replace(
+        preset("1xH100").device,
+        bytes_per_s=1024.0,
+        launch_seconds=1.0,
+        issue_seconds=5.0,
+        efficiency=Efficiency(memory=0.5),
+    )
+
+    def seconds(name, ranks, size=512):
+        return update_seconds(np.array([size]), name, gpu, ranks).tolist()
+
+    assert seconds("adamw_fused", 1) == seconds("adamw_fused", 2) == [1 + 7]
+    assert seconds("adamw", 1) == seconds("adamw_foreach", 2) == [1 + 21]
+    assert seconds("adamw", 2) == seconds("adamw_loop", 1) == [8 * 5], "the host is slower"
+    assert seconds("adamw", 2, 8 * 512) == [8 + 8 * 21]
+    tiles = [UpdatedTile((100,), 400, 4), UpdatedTile((50,), 200, 4)]
+    expected = {"adamw_fused": 0, "adamw_foreach": 600, "adamw_loop": 800}
+    for name, size in expected.items():
+        spec = optimizer_spec(name)
+        assert update_bytes(spec, tiles, spec.implementation) == size

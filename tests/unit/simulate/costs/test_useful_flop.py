@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from shardwright.report.answer import answer_lines
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.useful_flop import useful_flop
 
@@ -20,4 +21,13 @@ def test_a_decoder_needs_six_per_parameter_and_token_and_causal_attention():
     matrices = layers * (4 * hidden**2 + 3 * hidden * 80) + vocabulary * hidden
     attention = 12 * layers * hidden * tokens / 2
     wanted = batch * tokens * (6 * matrices + attention)
-    assert useful_flop(graph, analyze(graph)) == pytest.approx(wanted, rel=1e-2)
+    found = useful_flop(graph, analyze(graph))
+    assert found == pytest.approx(wanted, rel=1e-2)
+    machine = sw.Machine.preset("2xH100")
+    plan = sw.search(graph, machine).fastest()
+    devices = 2 * machine.device.peak_flop_per_s("float32") * plan.step_seconds
+    assert plan.utilisation == pytest.approx(found / devices)
+    shown = f"MFU {plan.utilisation:.1%}"
+    assert shown in plan.explain() and shown in dict(answer_lines(plan, (), None))["speed"]
+    again = sw.Plan.from_json(plan.to_json())
+    assert again.utilisation == plan.utilisation

@@ -32,6 +32,24 @@ def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
     assert heap.peak_rounded == 324 + 511
 
 
+def test_the_highest_moments_between_others_add_up_by_use():
+    heap = Allocator()
+    marks = [heap.changes]
+    first = heap.new(100)
+    heap.drop(heap.new(30, Use.COMMUNICATION))
+    marks.append(heap.changes)
+    heap.save(first)  # the same bytes for another use
+    marks.append(heap.changes)
+    heap.becomes(heap.new(5), Use.GRADIENT)
+    heap.unsave(first)
+    marks.append(heap.changes)
+    first, second, third = heap.highest_between(marks)
+    assert +first == {Use.WORKSPACE: 100, Use.COMMUNICATION: 30}
+    assert sum(second.values()) == 100
+    assert +third == {Use.SAVED: 100, Use.WORKSPACE: 5}
+    assert heap.peak == 130
+
+
 def test_blocks_belong_to_the_module_that_made_them_and_buckets_to_several():
     heap = Allocator()
     heap.module = "up"

@@ -102,3 +102,40 @@ def test_predicted_memory_is_what_a_step_takes(name):
         inexact = name == "recurrent"
         assert memory.peak == pytest.approx(measured, rel=0.05 if inexact else 0.03), (plan, memory)
         assert inexact or memory.peak <= plan.peak_bytes, "what adds up is no upper bound"
+
+
+class ElementwiseLayer(nn.Module):
+    """Three elementwise operators before a product: one kernel when compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(256, 256, bias=False)
+
+    def forward(self, x):
+        return self.linear(nn.functional.silu(x).sin().cos())
+
+
+class ElementwiseLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(ElementwiseLayer() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_a_compiled_layer_keeps_what_its_kernels_read_and_not_what_is_inside():
+    """Eager autograd saves x, silu and sine of each layer, the compiler x alone."""
+    x = torch.zeros(4096, 256)
+    graph = sw.capture(ElementwiseLayers(), (x,))
+    machine = sw.Machine.preset("1xH100")
+    eager, compiled = (
+        sw.price(graph, machine, f"mb=1 compile={how}").memory for how in ("off", "regional")
+    )
+    tensor = x.numel() * 4
+    inside = 3 * 2 * tensor  # nothing before the first product has a gradient
+    assert inside <= eager.saved - compiled.saved <= inside + tensor
+    assert inside <= eager.peak - compiled.peak <= inside + 2 * tensor, "and temporaries"
+    assert compiled.saved >= 7 * tensor, "x and the cosine of three layers, the first's cosine"

@@ -45,6 +45,8 @@ def test_an_asynchronous_pipeline_is_never_empty_between_updates(seconds):
         if task.kind == "update" and task.track.ranks == "stage 2, rank 1"
     ]
     assert len(updates) == 6
+    passes = [task.name for task in found.tasks if task.kind == "forward" and task.track.ranks]
+    assert passes.count("forward 1") == passes.count("forward 6") == 2 and len(passes) == 12 + 6
     steady = step_seconds("async stash", [StageTime(s, 1.0) for s in seconds], 1)
     assert (updates[-1] - updates[-3]) / 2 / MS == pytest.approx(steady)
 

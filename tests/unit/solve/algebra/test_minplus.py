@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from shardwright.solve.algebra.minplus import (
     relaxed_minimum,
     weighted,
 )
-from shardwright.solve.elimination.problem import most, price
+from shardwright.solve.elimination.problem import Problem, most, price
 from shardwright.solve.elimination.schedule import make_schedule
 from tests.harness.generators import problems, random_problem
 from tests.harness.oracles import INF
@@ -57,11 +58,21 @@ def test_ends_break_ties_by_the_other_cost(problem):
     assert [price(problem, row) for row in choice[2:].tolist()] == [fastest, smallest[::-1]]
 
 
+def of_equal_tables(problem):
+    """`problem` with the tables of its first node and edge everywhere."""
+    node, edge = problem.nodes[0], problem.edges[0]
+    nodes = tuple(replace(one, time=node.time, memory=node.memory) for one in problem.nodes)
+    edges = tuple(replace(one, time=edge.time, memory=edge.memory) for one in problem.edges)
+    return Problem(nodes, edges)
+
+
 @pytest.mark.parametrize("max_table", [1, 3, 9])
-def test_pins_are_kept_and_the_relaxation_is_below_every_assignment(max_table):
-    problem = random_problem(COMPLETE, 5, 3, seed=4)
+@pytest.mark.parametrize("made", [lambda problem: problem, of_equal_tables])
+@pytest.mark.parametrize("apart", [0, 1])
+def test_pins_are_kept_and_the_relaxation_is_below_every_assignment(max_table, made, apart):
+    problem = made(random_problem(COMPLETE, 5, 3, seed=4))
     schedule = make_schedule(problem, max_table)
-    pins = np.arange(4)[:, None] % 3 + np.zeros((4, len(schedule.pinned)), np.int64)
+    pins = (np.arange(4)[:, None] + apart * np.arange(len(schedule.pinned)) // 2) % 3
     values, choice = minimise(schedule, weighted(WEIGHTS), 5, pins)
     assert (choice[:, list(schedule.pinned)] == pins).all()
     bounds = relaxed_minimum(schedule, weighted(WEIGHTS))

@@ -1,6 +1,7 @@
 import math
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -42,6 +43,28 @@ def test_parallel_tables_are_multiplied_before_a_node_is_eliminated(problem):
 def test_a_node_next_to_one_just_eliminated_waits():
     ring = [{(i - 1) % 8, (i + 1) % 8} for i in range(8)]
     assert elimination_order(ring, [2] * 8, 4)[0][:4] == [0, 2, 4, 6]
+
+
+def test_a_node_waits_for_neighbours_of_a_single_choice():
+    star = [{1, 2, 3}, {0}, {0}, {0}]
+    assert elimination_order(star, [4, 1, 1, 1], 4)[0][0] == 1
+
+
+def test_unrolling_follows_each_point_back_to_its_choices():
+    problem = random_problem([(0, 1), (1, 2), (1, 3)], 4, 2, seed=0)
+    schedule = make_schedule(problem, 10**6)
+    points, turned = np.arange(3), np.array([1, 2, 0])  # every step turns the points of its inputs
+    traces = []
+    depth = {schedule.root: 0}
+    for step in schedule.steps:
+        node = [] if step.node is None else [10 * step.node + points]
+        traces.append([turned for _ in step.inputs] + node)
+    wanted = np.zeros((3, 4), np.int64)
+    for step in reversed(schedule.steps):
+        depth |= dict.fromkeys(step.inputs, depth[step.output] + 1)
+        if step.node is not None:
+            wanted[:, step.node] = 10 * step.node + (points + depth[step.output]) % 3
+    assert (schedule.unroll(traces, 3, 4) == wanted).all()
 
 
 def test_repeated_layers_share_their_costly_joins():

@@ -45,7 +45,7 @@ def test_real_models_give_one_graph(monkeypatch, make):
 
 
 class _Writes(nn.Module):
-    """Writes to tensors that it makes, which `reads` may read before."""
+    """Writes to tensors that it makes, one of which `reads` reads before."""
 
     def __init__(self, reads):
         super().__init__()
@@ -54,18 +54,41 @@ class _Writes(nn.Module):
     def forward(self, x):
         order = self.linear(x).sum(0).argsort()
         back, rows = torch.empty_like(order), x.new_zeros(4, 4)
-        before = rows.sum() if self.reads else 0.0
+        before = self.reads(rows)
         back[order] = torch.arange(4)
         rows.index_add_(0, order, self.linear(x)[:4])
         rows.scatter_add_(1, order.expand(4, 4), x[:4])
-        return (rows[back].exp() + before).sum()
+        return (rows[back].exp() + before.sum()).sum()
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_writes_to_new_tensors_are_operators_as_others(monkeypatch, reads):
+@pytest.mark.parametrize(
+    "reads, replaced",
+    [(lambda rows: rows.new_zeros(4), True), (torch.sum, True), (torch.ravel, False)],
+)
+def test_writes_to_new_tensors_are_operators_as_others(monkeypatch, reads, replaced):
     alone, whole, asked = _both_ways(monkeypatch, _Writes(reads), {"x": torch.rand(5, 4)})
     assert alone.graph == whole.graph
-    assert asked == [not reads]
+    assert asked == [replaced]
+
+
+class _Divides(nn.Module):
+    """Divides what it makes in place, by a tensor of `dtype`, as experts' weights by their sum."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype, self.linear = dtype, nn.Linear(4, 4)
+
+    def forward(self, x):
+        weights, _ = self.linear(x).softmax(-1).topk(2)
+        weights /= weights.sum(-1, keepdim=True).to(self.dtype)
+        return (weights * weights).sum()
+
+
+@pytest.mark.parametrize("dtype, replaced", [(torch.float32, True), (torch.float64, False)])
+def test_what_is_divided_in_place_keeps_its_dtype(monkeypatch, dtype, replaced):
+    alone, whole, asked = _both_ways(monkeypatch, _Divides(dtype), {"x": torch.rand(5, 4)})
+    assert alone.graph == whole.graph
+    assert asked == [replaced]
 
 
 def test_what_does_not_repeat_is_decomposed_as_a_whole(monkeypatch):

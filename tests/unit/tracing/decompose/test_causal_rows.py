@@ -27,9 +27,10 @@ class Attention(torch.nn.Module):
         return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def captured(keys=LENGTH):
+def captured(keys=LENGTH, requires_grad=False):
     shapes = (2, 3, LENGTH, 4), (2, 3, keys, 4), (2, 3, keys, 5)
-    return capture_call(Attention(), tuple(torch.ones(shape) for shape in shapes)).graph
+    given = tuple(torch.ones(shape, requires_grad=requires_grad) for shape in shapes)
+    return capture_call(Attention(), given).graph
 
 
 def instruction(word, rank):

@@ -1,5 +1,6 @@
 """Mixtures of experts are found in Hugging Face's form alone, and are one operator then."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardwright.simulate.costs.compute import forward_seconds
 from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.decompose.mixtures import with_mixtures
+from shardwright.tracing.export.operators import call_op
 
 CONFIG = MixtralConfig(
     vocab_size=19,
@@ -54,6 +56,26 @@ def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
     assert inner_wide == 3 * inner > 0
     # At least the rows that go in, the sums of the two and their product with a score come out.
     assert one.extra_rows >= 3 * 15 * 2 * 16 * 4
+
+
+def test_a_step_leaves_no_activation_to_the_garbage_collector(graph):
+    op = next(op for op in graph.ops if op.kind == "experts")
+    shapes = {name: graph.tensor[name].shape for name in op.operands}
+    operands = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    operands[op.operands[1]] = torch.zeros(shapes[op.operands[1]], dtype=torch.long)
+    gc.collect()
+    flags = gc.get_debug()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        (made,) = call_op(op, operands, torch.device("cpu"))
+        made.sum().backward()
+        del made
+        gc.collect()
+        kept = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+    finally:
+        gc.set_debug(flags)
+        gc.garbage.clear()
+    assert not kept
 
 
 def test_what_is_not_just_so_stays_as_it_is():

@@ -150,6 +150,18 @@ def inverts_an_order(block, x):
     return block.usual(x)[:, back]
 
 
+def divides_what_it_made(block, x):
+    weights, _ = block.usual(x).softmax(-1).topk(WIDTH)
+    weights /= weights.sum(-1, keepdim=True)
+    return weights
+
+
+def divides_what_it_was_given(block, x):
+    y = x.contiguous()
+    y /= 2
+    return block.usual(y)
+
+
 def writes_elsewhere_by_index(block, x):
     made = x.new_zeros(WIDTH)
     made[1 if block.index > 2 else 0] = 1.0
@@ -190,8 +202,10 @@ def view(block, x):
         (inner_by_index, 3),
         (writes_a_buffer, 0),
         (assigns_a_buffer, 0),
-        (writes_what_it_made, 0),
+        (writes_what_it_made, 4),
         (inverts_an_order, 4),
+        (divides_what_it_made, 4),
+        (divides_what_it_was_given, 0),
         (writes_elsewhere_by_index, 3),
         (writes_to_a_view_of_what_it_made, 0),
         (checkpointed, 4),

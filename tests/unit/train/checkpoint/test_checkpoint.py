@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardwright.train.checkpoint import async_save
@@ -47,12 +48,17 @@ class Serial(nn.Module):
 
     known = (((), ()),)
 
-    def forward_backward(self, batch):
+    def random_tensor(self):
+        return torch.tensor(self.state)
+
+    def forward_backward(self, batch, on_loss=None):
         self.state = (self.state[0], self.state[1] + 1)
         y = self.norm(self.layer(batch["x"]))
         if self.state[1] > 6:
             y = y @ self.late
         loss = (y - 1).square().mean() * self.state[1]
+        if on_loss is not None:
+            on_loss(loss)
         loss.backward()
         return loss.detach()
 
@@ -215,6 +221,26 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="step 7 could not be written"):  # the last one
         losses(start(Serial(), job()), 7, saving(tmp_path / "b", failed=lambda e: None))
     assert names(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("other", [None, OSError(errno.ENOSPC, "No space left on device")])
+def test_a_checkpoint_counts_if_all_ranks_have_written(other, tmp_path, monkeypatch):
+    run, checkpoints = start(Serial(), job()), Checkpoints(tmp_path, PLAN)
+    losses(run, 1)
+    checkpoints.begin(run)
+    assert checkpoints._begun[1].exception() is None  # waits until this rank has written
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda every, mine: every.__setitem__(slice(2), [mine, other])
+    )
+    if other is None:
+        checkpoints.settle()
+        assert checkpoints.last == 1
+        return
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written .*No space left"):
+        checkpoints.settle()
 
 
 def test_what_the_system_does_not_write_is_told_and_gone(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.checkpoint.export import (
+    check_export,
     export_pretrained,
     export_safetensors,
     load_safetensors,
@@ -90,6 +92,12 @@ def test_files_that_are_no_weights_are_refused(content, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
     with pytest.raises(CheckpointError, match="cannot read nowhere"):
         load_safetensors(Net(), "nowhere")
+
+
+def test_without_safetensors_it_is_told_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'shardwright\[hf\]'"):
+        check_export(Net(), tmp_path / "model.safetensors")
 
 
 def test_a_folder_of_several_files_is_read_and_nothing_outside_of_it(tmp_path):

@@ -9,9 +9,13 @@ from shardwright.train.checkpoint.folder import RECORD, CheckpointFolder, read_r
 from shardwright.train.checkpoint.lock import LOCK
 from shardwright.train.checkpoint.reading import CheckpointError
 
+FILES = ("data", ".metadata")
+
 
 def save(folder, step, size=10):
-    (folder.begin(step) / "data").write_bytes(b"x" * size)
+    staging = folder.begin(step)
+    for name in FILES:
+        (staging / name).write_bytes(b"x" * size)
     return folder.finish(step, {"note": step})
 
 
@@ -28,7 +32,7 @@ def test_the_last_ones_are_kept_and_the_latest_is_found(folder):
     assert folder.names() == ["step-00000100", "step-00000010"]
     saved, wrong = folder.latest()
     assert (saved.step, saved.record["note"], wrong) == (100, 100, [])
-    assert saved.sizes == {"data": 10}
+    assert saved.sizes == {"data": 10, ".metadata": 10}
 
 
 def test_an_empty_or_missing_folder_has_none(folder, tmp_path):
@@ -82,6 +86,10 @@ def _cut(path):
     (path / "data").write_bytes(b"x" * 9)
 
 
+def _cut_index(path):
+    (path / ".metadata").write_bytes(b"x" * 9)
+
+
 def _grow(path):
     (path / "data").write_bytes(b"x" * 11)
 
@@ -128,6 +136,7 @@ def _huge(path):
     "damage, message",
     [
         (_cut, "data has 9 bytes, 10 were written"),
+        (_cut_index, ".metadata has 9 bytes, 10 were written"),
         (_grow, "data has 11 bytes, 10 were written"),
         (_remove, "data is missing"),
         (_link, "data is no plain file"),
@@ -192,6 +201,17 @@ def test_a_step_may_be_saved_again_over_a_damaged_one(folder):
     _cut(save(folder, 4))
     save(folder, 4)
     assert folder.latest()[0].step == 4
+
+
+def test_a_checkpoint_is_saved_although_an_older_one_cannot_be_deleted(folder, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError("a file of it is in use")
+
+    for step in (1, 2):
+        save(folder, step)
+    monkeypatch.setattr(os, "rmdir", refuse)
+    save(folder, 3)
+    assert folder.names() == ["step-00000003", "step-00000002"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_mistake(tmp_path):

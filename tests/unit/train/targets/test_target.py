@@ -92,6 +92,14 @@ def test_momentum_is_part_of_the_optimizer(tmp_path):
         assert optimizer_name(job, build_model(job)) == name
 
 
+def test_a_fused_optimizer_is_known_of_a_model_without_memory(tmp_path):
+    """Fused optimizers refuse parameters on the meta device."""
+    write(tmp_path, "SIZE = 3", "sibling.py")
+    text = GOOD.replace("optim.AdamW(ps)", "optim.AdamW(ps, fused=True)")
+    job = load_job(write(tmp_path, text) + ":job")
+    assert optimizer_name(job, build_model(job).to("meta")) == "adamw_fused"
+
+
 SET = HEAD + (
     "def job(width=3, kind='a'):\n"
     "    return Job(lambda: torch.nn.Linear(width, 1), (torch.zeros(2, width),),\n"

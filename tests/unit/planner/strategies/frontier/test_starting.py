@@ -63,9 +63,7 @@ def all_settled(graph, machine, settled):
     return [(plan.step_seconds, plan.peak_bytes) for plan in plans]
 
 
-@pytest.mark.parametrize(
-    "model, machine", [(mlp, "2x2xH100"), (mlp, "2x4xA100"), (llama, "2x2xH100")]
-)
+@pytest.mark.parametrize("model, machine", [(mlp, "2x4xA100"), (llama, "2x2xH100")])
 def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model, machine):
     graph, frontier = model(), searched(model, machine)
     strategies = [b for b in frontier.baselines if is_strategy(b)]

@@ -325,3 +325,16 @@ def test_a_schedule_that_waits_for_itself_is_refused(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "backwards", Schedule("backwards", backward_first))
     with pytest.raises(PipelineError, match="waits for itself: group 0 cannot start the backward"):
         steps("backwards", 2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "places, said",
+    [((3, 3), "must increase"), ((2, 0), "must increase"), ((None,), "is before no operator of")],
+)
+def test_cuts_that_make_no_stages_are_refused(places, said):
+    graph, analysis = subject()
+    cuts = tuple("nothing" if i is None else graph.ops[i].name for i in places)
+    pipeline = Pipeline(cuts, "GPipe", len(cuts) + 1)
+    decisions = Decisions(Mesh.parse("dp=1"), {}, {}, frozenset(), {}, 4, pipeline)
+    with pytest.raises(PipelineError, match=said):
+        StagedGraph(graph, analysis, decisions)

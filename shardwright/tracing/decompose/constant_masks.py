@@ -1,10 +1,10 @@
-"""Recognises causal attention masks by computing them.
+"""Recognises attention masks that are causal, or that allow everything, by computing them.
 
 While a model is traced, Hugging Face builds the causal mask as a tensor instead of passing
-`is_causal`; without a cache it also compares the documents of packed positions, for every sequence
-of the batch. A mask takes memory, excludes the fastest kernels and doubles the work. A mask that
-depends on no leaf of the graph is a constant: it is computed here, and replaced by the flag if it
-is the lower triangle.
+`is_causal`, and for encoders one that is true everywhere; without a cache it also compares the
+documents of packed positions, for every sequence of the batch. A mask takes memory, excludes the
+fastest kernels and doubles the work. A mask that depends on no leaf of the graph is a constant: it
+is computed here, replaced by the flag if it is the lower triangle, and left out if all is allowed.
 
 The mask of a long sequence is too large to compute. If elementwise operators make it from
 positions, blocks of it can be computed separately: evenly spaced rows, evenly spaced columns, and a
@@ -29,52 +29,70 @@ _SAME_PLACES = ("expand", "clone", "contiguous")
 _SAME_MATRIX = (*_SAME_PLACES, "unsqueeze", "view")
 _LOGICAL = ("__and__", "__or__", "__xor__")  # elementwise, without torch's tag `pointwise`
 _LARGEST_PART = 2**26  # elements of a block of a larger mask
+_PATTERNS = {
+    "whole": lambda row, column: (row >= 0) & (column >= 0),
+    "causal": lambda row, column: column <= row,
+}
 
 
-def without_causal_masks(graph: Graph) -> Graph:
-    """`graph` with `is_causal` instead of causal masks of attention.
+def without_constant_masks(graph: Graph) -> Graph:
+    """`graph` with `is_causal` instead of causal masks, and without masks that allow everything.
 
-    Masks of up to 2**27 elements are compared with the lower triangle as a whole, larger ones in
-    blocks.
+    Masks of up to 2**27 elements are compared as a whole, larger ones in blocks.
     """
-    verdicts: dict[str, bool] = {}
+    found: dict[str, str | None] = {}
 
     def rewrite(op: Op) -> Op:
         if op.kind != "scaled_dot_product_attention" or len(op.operands) != 4:
             return op
         mask = op.operands[3]
-        if mask not in verdicts:
-            verdicts[mask] = _is_causal(graph, mask)
-        if not verdicts[mask]:
+        if mask not in found:
+            found[mask] = _pattern(graph, mask)
+        if found[mask] is None:
+            return op
+        causal = found[mask] == "causal"
+        query, key = (graph.tensor[name].shape[-2] for name in op.operands[:2])
+        if causal and graph.tensor[mask].shape[-2:] != (query, key):
             return op
         kwargs = tuple(pair for pair in op.kwargs if pair[0] not in _GIVEN)
         saves = tuple(name for name in op.saves if name != mask)
         dropped = argument(op, 4, "dropout_p", 0.0)
-        return replace(op, args=(*op.args[:3], None, dropped, True), kwargs=kwargs, saves=saves)
+        return replace(op, args=(*op.args[:3], None, dropped, causal), kwargs=kwargs, saves=saves)
 
     return replace(graph, ops=tuple(rewrite(op) for op in graph.ops))
 
 
-def _is_causal(graph: Graph, mask: str) -> bool:
-    """Whether `mask` is a constant that is True up to the diagonal and False beyond it."""
+def _pattern(graph: Graph, mask: str) -> str | None:
+    """The key of `_PATTERNS` that `mask` is, a constant; None if it is no constant or another.
+
+    A mask of floating numbers, which is added to the scores, is known if all of it is zero.
+    """
     described = graph.tensor[mask]
-    if described.dtype != "bool" or len(described.shape) < 2:
-        return False
+    if len(described.shape) < 2 or not ("float" in described.dtype or described.dtype == "bool"):
+        return None
     rows, columns = described.shape[-2:]
     needed = _ancestors(graph, mask)
     if needed is None:
-        return False
+        return None
     made = (graph.tensor[op.outputs[0]] for op in needed)
     if rows * columns > _LARGEST_MASK or any(
         one.num_elements > _LARGEST_MASK and not one.alias_of for one in made
     ):
-        return _is_causal_by_samples(graph, mask, needed)
+        return _pattern_by_samples(graph, mask, needed)
     values: dict[str, torch.Tensor] = {}
     for op in needed:
         results = call_op(op, values, torch.device("cpu"))
         values.update(zip(op.outputs, results, strict=True))
-    causal = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
-    return all(torch.equal(matrix, causal) for matrix in _matrices(values[mask]))
+    every = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
+    return next((name for name in _PATTERNS if _is(name, values[mask], *every)), None)
+
+
+def _is(name: str, mask: torch.Tensor, down: torch.Tensor, across: torch.Tensor) -> bool:
+    """Whether the block of a mask at these rows and columns is that of the pattern."""
+    if mask.is_floating_point():
+        return name == "whole" and not any(part.any() for part in _matrices(mask))
+    expected = _PATTERNS[name](down.unsqueeze(-1), across)
+    return all(torch.equal(part.expand_as(expected), expected) for part in _matrices(mask))
 
 
 def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -86,10 +104,10 @@ def _matrices(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _matrices(part)
 
 
-def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
-    """Whether blocks of a mask that is too large to compute are those of a causal mask.
+def _pattern_by_samples(graph: Graph, mask: str, needed: list[Op]) -> str | None:
+    """The pattern that blocks of a mask have that is too large to compute.
 
-    `needed` are the operators that compute the mask. False if a large one is not elementwise.
+    `needed` are the operators that compute the mask. None if a large one is not elementwise.
     """
     *leading, rows, columns = graph.tensor[mask].shape
     small: dict[str, torch.Tensor] = {}
@@ -97,22 +115,23 @@ def _is_causal_by_samples(graph: Graph, mask: str, needed: list[Op]) -> bool:
     for op in needed:
         if graph.tensor[op.outputs[0]].num_elements <= _LARGEST_PART:
             if any(name not in small for name in op.operands):
-                return False
+                return None
             results = call_op(op, small, torch.device("cpu"))
             small.update(zip(op.outputs, results, strict=True))
         elif not _is_elementwise(graph, op, rows, columns):
-            return False
+            return None
         else:
             large.append(op)
     small = {name: _one_of_equal(value) for name, value in small.items()}
+    possible = list(_PATTERNS)
     for down, across in _sampled_blocks(rows, columns, _LARGEST_PART // prod(leading)):
         values = dict(small)
         for op in large:
             _compute_block(op, values, small, (rows, columns), (down, across))
-        causal = across <= down.unsqueeze(-1)
-        if not all(torch.equal(found, causal) for found in _matrices(values[mask])):
-            return False
-    return True
+        possible = [name for name in possible if _is(name, values[mask], down, across)]
+        if not possible:
+            return None
+    return possible[0]
 
 
 def _one_of_equal(x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +151,8 @@ def _is_elementwise(graph: Graph, op: Op, rows: int, columns: int) -> bool:
         source = graph.tensor[op.operands[0]].shape
         # A block keeps the leading dimensions of `source`, which would broadcast differently.
         placed = op.kind in _SAME_PLACES or prod(source[:-2]) == 1
-        return placed and source[-2:] == shape[-2:]
+        sizes = zip(source[-2:], shape[-2:], strict=len(source) > 1)
+        return placed and all(a == b or (a == 1 and op.kind == "expand") for a, b in sizes)
     tags = getattr(operator_of(op.target), "tags", ())
     return torch.Tag.pointwise in tags or op.kind in _LOGICAL
 

@@ -1,4 +1,4 @@
-"""Masks that say nothing but "causal" become the flag, however long the sequence is."""
+"""Masks that say nothing but "causal" become the flag, and those that allow all are left out."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.graph import argument
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.decompose import causal_masks
+from shardwright.tracing.decompose import constant_masks
 from tests.harness import models
 
 LENGTH = 96
@@ -25,17 +25,21 @@ class Masked(nn.Module):
         return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
-def flagged(allowed):
+def attention_of(allowed):
     graph = capture_call(Masked(allowed), (torch.ones(2, 3, LENGTH, 4),)).graph
     (op,) = (op for op in graph.ops if op.kind == "scaled_dot_product_attention")
-    return bool(argument(op, 5, "is_causal", False))
+    return op
+
+
+def flagged(allowed):
+    return bool(argument(attention_of(allowed), 5, "is_causal", False))
 
 
 @pytest.fixture(params=["whole", "in parts"])
 def size(request, monkeypatch):
     if request.param == "in parts":
-        monkeypatch.setattr(causal_masks, "_LARGEST_MASK", LENGTH)
-        monkeypatch.setattr(causal_masks, "_LARGEST_PART", 8 * LENGTH)
+        monkeypatch.setattr(constant_masks, "_LARGEST_MASK", LENGTH)
+        monkeypatch.setattr(constant_masks, "_LARGEST_PART", 8 * LENGTH)
 
 
 def sequences():
@@ -59,6 +63,24 @@ def test_a_triangle_is_the_flag(allowed, size):
 @pytest.mark.parametrize(
     "allowed",
     [
+        lambda q, k: q >= 0,  # as transformers does for encoders
+        lambda q, k: k >= 0,
+        lambda q, k: (q[..., :1, :] == 0) & (k[..., :1] == 0),
+        lambda q, k: q * 0.0 + k * 0.0,  # added to the scores
+    ],
+)
+def test_a_mask_that_allows_everything_is_left_out(allowed, size):
+    op = attention_of(allowed)
+    assert len(op.operands) == 3 and not argument(op, 5, "is_causal", False)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        lambda q, k: (k <= q) | (q > k + 50) | (k - q < 80),  # all but one corner
+        lambda q, k: (k >= 1).expand(1, 1, LENGTH, LENGTH),
+        lambda q, k: torch.ones(1, 1, LENGTH, LENGTH),
+        lambda q, k: k < 1,  # the first key alone, for every query
         lambda q, k: k < q,
         lambda q, k: k <= q + 1,
         lambda q, k: (k <= q) & (k > q - 90),  # a window
@@ -69,7 +91,8 @@ def test_a_triangle_is_the_flag(allowed, size):
     ],
 )
 def test_anything_else_stays_a_mask(allowed, size):
-    assert not flagged(allowed)
+    op = attention_of(allowed)
+    assert len(op.operands) == 4 and not argument(op, 5, "is_causal", False)
 
 
 @pytest.mark.hf

@@ -1,0 +1,1 @@
+"""Mutation campaign: single faults put into modules, and the tests that notice them."""

@@ -1,0 +1,76 @@
+"""Time of a step that a faster host, or an update in one kernel, would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.graph import ITEM_BYTES, Graph, Tensor
+from shardwright.ir.layout import Seconds
+from shardwright.ir.options.mixed_precision import MASTER, master_weights
+from shardwright.ir.options.optimizers import fused
+from shardwright.ir.plan import Plan
+from shardwright.machine.model import NO_TIME, Device, Machine
+from shardwright.planner.recost import additive
+from shardwright.rules.analysis import Analysis, analyze
+from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.simulate.costs.tile_sizes import local_bytes
+from shardwright.simulate.costs.update import update_seconds
+
+
+class Avoidable(NamedTuple):
+    """Seconds of a step, or of all groups of stages together.
+
+    * `host`: of operators, what devices wait for the host to issue kernels; 0 where the host itself
+      computes (`Device.issue_seconds`);
+    * `update`: what `fused=True` would save; 0 where torch has no such update.
+    """
+
+    host: Seconds = NO_TIME
+    update: Seconds = NO_TIME
+
+
+NOTHING = Avoidable()
+
+
+def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Avoidable:
+    """The same decisions with a host that issues kernels in no time, and with a fused update."""
+    name, device = fused(plan.optimizer), machine.device
+    analysis = analyze(graph)
+    host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
+    if name is None:
+        return Avoidable(host)
+    now = _update(plan, graph, analysis, device, plan.optimizer)
+    return Avoidable(host, Seconds(now - _update(plan, graph, analysis, device, name)))
+
+
+def _host(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:
+    device = replace(machine.device, issue_seconds=NO_TIME)
+    ideal = replace(machine.with_devices(plan.mesh.size), device=device)
+    chunks = plan.numerics.loss_chunks
+    form = graph if graph.numerics.loss_chunks == chunks else with_loss_chunks(graph, chunks)
+    other = additive(plan, form, analyze(form), ideal, plan.optimizer, found)
+    return Seconds(sum(op.seconds for op in plan.ops) - sum(op.seconds for op in other.ops))
+
+
+def _update(plan: Plan, graph: Graph, analysis: Analysis, device: Device, optimizer: str) -> float:
+    """Seconds of the update of all parameters, without casts and gathers."""
+    masters, total = master_weights(graph), 0.0
+    known: dict[tuple[Tensor, int], float] = {}
+    for parameter in plan.parameters:
+        if parameter.name not in graph.trained:
+            continue
+        whole = replace(graph.tensor[parameter.name], name="")
+        if parameter.name in masters:
+            whole = replace(whole, dtype=MASTER)
+        atoms, item_bytes = analysis.atoms[parameter.name], ITEM_BYTES[whole.dtype]
+        tile = local_bytes(atoms, item_bytes, parameter.layout)
+        if (whole, tile) not in known:
+            sizes = np.array([tile], np.int64)
+            (seconds,) = update_seconds(sizes, optimizer, device, plan.layout_mesh.size, whole)
+            known[whole, tile] = float(seconds)
+        total += known[whole, tile]
+    return total

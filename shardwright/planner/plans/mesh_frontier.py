@@ -1,0 +1,61 @@
+"""Searches the frontier of one mesh, exactly or approximately."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from shardwright.planner.space.space import Space
+from shardwright.solve.elimination.eliminate import exact_frontier
+from shardwright.solve.elimination.problem import Point
+from shardwright.solve.frontier.fast import Effort, fast_frontier
+from shardwright.solve.frontier.sweep import DualBound
+
+RESOLUTION = 1e-3  # plans whose relative differences in time and memory are smaller count as one
+_POINTS = 64
+_WEIGHTS = 40
+_PRICED = 1_000_000
+_SUMS = 500_000
+
+
+def mesh_frontier(
+    space: Space,
+    exact: bool,
+    seconds: float,
+    wanted: Callable[[DualBound], bool],
+    weights: int = _WEIGHTS,
+) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
+    """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans."""
+    if exact:
+        result = exact_frontier(space.folded.unfolded())
+        points = list(result.points)
+
+        def best(limit: float) -> float:
+            return min((p.time for p in points if p.memory <= limit), default=math.inf)
+
+        return points, best, _pinned(space, result.pinned)
+    fast = fast_frontier(
+        space.folded,
+        Effort(
+            max_weights=weights,
+            max_points=_POINTS,
+            seconds=seconds,
+            resolution=RESOLUTION,
+            max_priced=_PRICED,
+            max_sums=_SUMS,
+        ),
+        wanted=wanted,
+        solver=space.solver,
+        prices=space.prices,
+    )
+    return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
+
+
+def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:
+    if not nodes:
+        return ()
+    like = space.folded.node_tables()
+    names = list(dict.fromkeys(space.problem.nodes[like[i]].name for i in nodes))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    shown = ", ".join(names[:5])
+    return (f"the graph is too wide to search exactly; pinned heuristically: {shown}{more}",)

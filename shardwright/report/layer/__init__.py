@@ -1,0 +1,1 @@
+"""The picture of one layer of a plan."""

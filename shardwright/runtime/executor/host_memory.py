@@ -1,0 +1,86 @@
+"""Copies values between the memory of a device and that of its host.
+
+On accelerators the host's buffers are pinned, and each direction has a stream of its own. On a CPU
+both memories are the host's: offloaded values are in mapped memory outside of torch's allocator,
+which counts the other one, and copies are done when they have started.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import defaultdict
+from math import prod
+from typing import final
+from weakref import finalize
+
+import torch
+
+
+@final
+class HostMemory:
+    """The memory of the host that a device's offloaded values take; buffers are used again.
+
+    `bytes` are in use now, and `peak` is the most that were.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.bytes = self.peak = 0
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
+        self._streams: tuple[torch.cuda.Stream | None, torch.cuda.Stream | None] = None, None
+        if device.type == "cuda":
+            self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def offload(self, value: torch.Tensor, shape: tuple[int, ...]) -> HostCopyInFlight:
+        """Start to copy a value of this shape to the host."""
+        size = prod(shape) * value.element_size()
+        buffer = self._free[size].pop() if self._free[size] else self._new(size)
+        made = buffer.view(value.dtype).view(shape)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+        finalize(made, self._release, buffer).atexit = False
+        return HostCopyInFlight(value, made, self._streams[0])
+
+    def fetch(self, value: torch.Tensor, shape: tuple[int, ...]) -> HostCopyInFlight:
+        """Start to copy a value from the host to new memory of the device."""
+        made = torch.empty(shape, dtype=value.dtype, device=self.device)
+        return HostCopyInFlight(value, made, self._streams[1])
+
+    def _release(self, buffer: torch.Tensor) -> None:
+        """Take back the buffer of a value that nothing refers to."""
+        self.bytes -= buffer.nbytes
+        self._free[buffer.nbytes].append(buffer)
+
+    def _new(self, size: int) -> torch.Tensor:
+        if self.device.type == "cuda":
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
+@final
+class HostCopyInFlight:
+    """A copy from `source` to `made`, on a `stream` of its own if there is one.
+
+    That stream waits for what was computed before, and later operators wait for the copy: so memory
+    of the source is not given back, nor that of the result read, before it has ended.
+    """
+
+    def __init__(
+        self, source: torch.Tensor, made: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> None:
+        self._source: torch.Tensor | None = source
+        self._made, self._stream = made, stream
+        if stream is None:
+            made.copy_(source)
+            return
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            made.copy_(source, non_blocking=True)
+            self._ended = stream.record_event()
+
+    def results(self) -> list[torch.Tensor]:
+        """Let what is computed from now on wait for the copy; the value in the other memory."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
+        self._source = None
+        return [self._made]

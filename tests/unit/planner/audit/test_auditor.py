@@ -1,0 +1,84 @@
+"""Prices of an audit: those of `sw.price`, of the nearest strategy that has one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.presets import preset
+from shardwright.planner.audit.auditor import Auditor
+from shardwright.planner.audit.priced_as import priced_as
+from shardwright.tracing.op_memory.footprints import Footprints
+from tests.ranks.test_offload import OFFLOAD, subject
+
+
+def test_offload_is_priced_where_the_machine_has_a_link_to_its_host():
+    model, batch = subject(0.0)
+    graph, machine = sw.capture(model, (), batch), preset("2xcpu")
+    given = Strategy.parse("dp_shard=2 ac=full" + OFFLOAD)
+    assert priced_as(given, graph, machine) == (given, ())
+    found = Auditor(graph, machine, "adamw", Footprints(on_cpu=True), None).price(given).plan
+    expected = sw.price(graph, machine, given)
+    assert found.memory.host == expected.memory.host > 0
+    assert (found.step_seconds, found.peak_bytes) == (expected.step_seconds, expected.peak_bytes)
+    alone = replace(machine, device=replace(machine.device, host_bytes_per_s=None))
+    nearest, (replaced,) = priced_as(given, graph, alone)
+    assert nearest == Strategy.parse("dp_shard=2 ac=full")
+    assert (replaced.field, replaced.given, replaced.priced) == ("offload", ("activations",), ())
+
+
+class Head(torch.nn.Module):
+    """A projection to many classes and its cross entropy."""
+
+    def __init__(self):
+        super().__init__()
+        linear = torch.nn.Linear
+        self.body = torch.nn.Sequential(linear(256, 512), linear(512, 256))
+        self.head = linear(256, 8192, bias=False)
+
+    def forward(self, x, labels):
+        return torch.nn.functional.cross_entropy(self.head(self.body(x)), labels)
+
+
+@pytest.fixture(scope="module")
+def head():
+    """The graph of a step of `Head`, and an auditor of it on two small devices."""
+    batch = torch.zeros(8192, 256), torch.zeros(8192, dtype=torch.long)
+    graph = sw.capture(Head(), batch)
+    device = replace(preset("2xH100").device, memory_bytes=2**30)
+    machine = replace(preset("2xH100"), device=device)
+    return graph, machine, Auditor(graph, machine, "adamw", Footprints(), None)
+
+
+@pytest.mark.parametrize("text", ["dp_shard=2 loss=chunked(8)", "tp=2 loss=whole"])
+def test_losses_are_priced_as_they_are(head, text):
+    graph, machine, auditor = head
+    given = Strategy.parse(text)
+    assert priced_as(given, graph, machine) == (given, ())
+    found, expected = auditor.price(given).plan, sw.price(graph, machine, given)
+    assert (found.step_seconds, found.peak_bytes) == (expected.step_seconds, expected.peak_bytes)
+    split = auditor.price(given.but(loss="vocabulary-parallel")).plan
+    assert (found.step_seconds, found.peak_bytes) != (split.step_seconds, split.peak_bytes)
+    assert auditor.uniform(given).strategy.loss in (given.loss, "vocabulary-parallel")
+
+
+def test_a_loss_in_chunks_is_a_change_where_logits_are_large(head):
+    _, _, auditor = head
+    base = auditor.price(Strategy.parse("dp_shard=2"))
+    (change,) = (one for one in auditor.changes(base, every=True) if one.change.field == "loss")
+    assert change.change.after.startswith("chunked(")
+    assert change.is_simulated and -base.plan.peak_bytes < change.bytes < 0
+    ratio = auditor.price(change.change.strategy).plan.step_seconds / base.plan.step_seconds
+    assert change.gain == pytest.approx(1 - ratio, rel=1e-9)
+
+
+def test_plans_like_a_strategy_are_no_slower_and_as_compiled(head):
+    _, _, auditor = head
+    for text in ("dp_shard=2", "dp_shard=2 compile=regional"):
+        like = Strategy.parse(text)
+        found = auditor.beyond(like)
+        assert found.step_seconds <= auditor.price(like).plan.step_seconds
+        assert found.compiled == (like.compile != "off")
+    assert auditor.beyond(Strategy.parse("pp=2 mb=2")) is None

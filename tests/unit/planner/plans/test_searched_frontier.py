@@ -1,0 +1,93 @@
+"""Baselines are simulated only as far as they may be chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.ir.frontier import InfeasibleError, Plans
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from tests.harness.plans import simple
+
+
+def made(name, seconds, peak):
+    return replace(simple(), name=name, step_seconds=seconds, peak_bytes=peak, memory=None)
+
+
+PLAN = made("searched", 1.0, 90)
+BASELINES = {  # additive seconds, their bound, simulated seconds, simulated bytes
+    "slow": (1.05, 1.01, 1.04, 10),
+    "large and fast": (1.01, 0.5, 0.90, 100),
+    "fast": (1.02, 0.6, 0.95, 50),
+    "a little faster": (1.03, 0.6, 0.97, 50),
+    "equal": (1.0, 0.9, 1.0, 50),
+    "far": (1.2, 0.1, 0.1, 10),
+    "surely too large": (1.0, 0.1, 0.2, 100),
+}
+
+
+def frontier(**changes):
+    """The frontier, the names whose time was simulated, and those with memory, in order."""
+    timed, compared = [], []
+
+    def seconds(plan):
+        timed.append(plan.name)
+        return BASELINES[plan.name][2]
+
+    def compare(plan):
+        compared.append(plan.name)
+        if plan is PLAN:
+            return plan
+        _, _, time, peak = BASELINES[plan.name]
+        return replace(plan, step_seconds=time, peak_bytes=peak)
+
+    given = {
+        "baselines": tuple(made(name, one[0], one[3]) for name, one in BASELINES.items()),
+        "settle": lambda plan: plan,
+        "compare": compare,
+        "seconds": seconds,
+        "least_seconds": lambda plan: BASELINES[plan.name][1],
+        "least": lambda index: 0,
+        "least_of_baseline": lambda index: 99 if index == len(BASELINES) - 1 else 0,
+        **changes,
+    }
+    return SearchedFrontier((PLAN,), **given), timed, compared
+
+
+def test_only_baselines_that_may_be_chosen_are_built():
+    plans = [made(name, one[0], one[3]) for name, one in BASELINES.items()]
+    costs = [(plan.step_seconds, plan.peak_bytes) for plan in plans]
+    known = Plans(costs, lambda index: plans[index], list(BASELINES))
+    found, _, _ = frontier(baselines=known)
+    chosen = found.fastest(95)
+    rivals = {rival.name for rival in found.with_rivals(chosen).rivals}
+    assert rivals == {"", *BASELINES} - {"fast"}
+    assert {*BASELINES} - {plan.name for _, plan in known.written} == {"far", "surely too large"}
+
+
+def test_memory_is_simulated_of_faster_baselines_until_one_fits():
+    found, timed, compared = frontier()
+    assert found.fastest(95).name == "fast"
+    assert timed == ["large and fast", "fast", "a little faster", "equal"]
+    assert list(dict.fromkeys(compared)) == ["searched", "large and fast", "fast"]
+
+
+@pytest.mark.parametrize("left_out", ["seconds", "least_seconds", "least_of_baseline"])
+def test_the_choice_is_the_same_without_any_of_the_functions(left_out):
+    found, _, _ = frontier(**{left_out: None})
+    assert found.fastest(95).name == "fast"
+
+
+def test_without_a_limit_the_fastest_baseline_is_chosen():
+    found, _, compared = frontier()
+    assert found.fastest("unlimited").name == "surely too large"
+    assert set(compared) == {"searched", "surely too large"}
+
+
+def test_a_baseline_that_fits_is_chosen_where_no_plan_of_the_frontier_does():
+    found, _, _ = frontier(off_frontier=None)
+    assert found.fastest(60).name == "far"  # of 10 bytes, and the fastest of those
+    with pytest.raises(InfeasibleError):
+        found.fastest(5)
+    alone, _, _ = frontier(chooses_baselines=False)
+    with pytest.raises(InfeasibleError):
+        alone.fastest(60)

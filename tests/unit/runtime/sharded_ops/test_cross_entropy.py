@@ -1,0 +1,44 @@
+"""The loss of a device that has all classes is torch's, with its gradients, for every option."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from shardwright.ir.graph import Op, Ref
+from shardwright.program.instructions import Joint
+from shardwright.runtime.sharded_ops.cross_entropy import TiledCrossEntropy
+
+CLASSES, SAMPLES, IGNORED = 5, 6, 2
+OPTIONS = [*product((False, True), (0.0, 0.3), (0, 2), (False, True))]
+
+
+@pytest.mark.parametrize("weighted, smoothing, reduction, soft", OPTIONS)
+def test_loss_and_gradients_are_those_of_torch(weighted, smoothing, reduction, soft):
+    torch.manual_seed(0)
+    logits = torch.randn(SAMPLES, CLASSES, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, IGNORED, 4, 1, IGNORED, 3])
+    if soft:
+        target = torch.rand(SAMPLES, CLASSES, dtype=torch.float64).requires_grad_()
+    weight = torch.rand(CLASSES, dtype=torch.float64) + 0.5 if weighted else None
+    ignored = -100 if soft else IGNORED
+    args = (Ref("x"), Ref("t"), Ref("w") if weighted else None, reduction, ignored, smoothing)
+    op = Op("loss", "aten.cross_entropy_loss.default", args, (), ("loss",))
+    whole = ((0, CLASSES, CLASSES),)
+    module = TiledCrossEntropy(Joint(op, ("tp",), whole, True, ((),)), lambda x, how: x)
+    given = [logits, target] + [weight] * weighted
+    expected = torch.nn.functional.cross_entropy(
+        logits,
+        target,
+        weight,
+        ignore_index=ignored,
+        reduction="sum" if reduction else "none",
+        label_smoothing=smoothing,
+    )
+    found = module(*given)
+    torch.testing.assert_close(found, expected)
+    leaves = [logits, target] if soft else [logits]
+    along = torch.randn(expected.shape, dtype=torch.float64)
+    want = torch.autograd.grad(expected, leaves, along)
+    for one, other in zip(torch.autograd.grad(found, leaves, along), want, strict=True):
+        torch.testing.assert_close(one, other)
