@@ -153,12 +153,16 @@ LARGE: dict[str, Callable[[], Subject]] = {
     "convolutions 256x16, 64x56": lambda: _convolutions(256, 16, 56, 64),
 }
 
+LONG: dict[str, Callable[[], Subject]] = {  # whose activations are most of its memory
+    "Llama 1.1B, 24x2048": lambda: _llama(16, 2048, 8192, 32, 32000, 24, 2048),
+}
+
 
 def made(name: str, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Subject:
     """The model on a device in a dtype, with seeded weights, and its batch."""
     torch.manual_seed(seed)
     with device:  # large ones are drawn there in a moment
-        model, batch = {**SMALL, **LARGE}[name]()
+        model, batch = {**SMALL, **LARGE, **LONG}[name]()
     model = model.to(device, dtype)
     moved = {key: _to(value, device, dtype) for key, value in batch.items()}
     return model, moved

@@ -141,7 +141,8 @@ def _check_programs(module, assignment, device_mesh):
 def chosen_plan(one, mesh):
     """The fastest plan on devices as much slower as reduced models have less to compute.
 
-    On devices as they are, nothing is worth splitting in models this small.
+    On devices as they are, nothing is worth splitting in models this small, nor where hosts need
+    time to issue kernels.
     """
     machine = preset(f"{mesh.size}xH100")
     peaks = tuple((dtype, peak / _REDUCED) for dtype, peak in machine.device.flop_per_s)
@@ -149,7 +150,11 @@ def chosen_plan(one, mesh):
     machine = replace(
         machine,
         device=replace(
-            machine.device, memory_bytes=Bytes(2**50), flop_per_s=peaks, launch_seconds=none
+            machine.device,
+            memory_bytes=Bytes(2**50),
+            flop_per_s=peaks,
+            launch_seconds=none,
+            issue_seconds=none,
         ),
         levels=tuple(replace(level, latency_seconds=none) for level in machine.levels),
         collective_launch_seconds=none,
