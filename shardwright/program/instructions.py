@@ -174,6 +174,22 @@ class SharedAttention:
         return f"{self.op} {' '.join(how)} over {self.axis}"
 
 
+def has_fused_blocks(dtype: str, widths: tuple[int, int], *, on_cpu: bool) -> bool:
+    """Whether a ring computes each block of scores in one kernel, if there is no mask.
+
+    `widths` are those of a key and of a value. On GPUs these are the limits of flash attention.
+
+    >>> has_fused_blocks("bfloat16", (128, 128), on_cpu=False)
+    True
+    >>> has_fused_blocks("float32", (128, 128), on_cpu=False)
+    False
+    """
+    key, value = widths
+    if on_cpu:
+        return key == value
+    return key == value and key % 8 == 0 and key <= 256 and dtype in ("bfloat16", "float16")
+
+
 @dataclass(frozen=True, slots=True)
 class RunModule:
     """An opaque sub-module. `number` distinguishes it from other operators with random numbers."""

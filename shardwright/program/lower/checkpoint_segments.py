@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shardwright.program.instructions import Instruction, RecomputedSegment, reads, writes
+from shardwright.program.instructions import (
+    CALLS,
+    Instruction,
+    RecomputedSegment,
+    reads,
+    writes,
+)
+from shardwright.program.lower.kept_order import in_few_runs
 
 
 def together(
@@ -12,10 +19,12 @@ def together(
     segments: Sequence[int],
     returned: Collection[str],
     kept: frozenset[str] = frozenset(),
+    views: Collection[str] = (),
 ) -> tuple[Instruction, ...]:
     """`instructions` with those of each segment grouped into a `RecomputedSegment`; 0 is none.
 
-    Operators that are `kept` run once, although they are inside of a segment.
+    Operators that are `kept` run once, although they are inside of a segment, which is ordered so
+    that these are few runs; of `views` see `in_few_runs`.
 
     Other instructions between those of a segment are moved before it, or after it if they depend
     on it. No instruction of the segment may depend on the latter.
@@ -45,9 +54,12 @@ def together(
         needed = {name for one in behind for name in reads(one)}
         gives = tuple(name for name in made if last.get(name, -1) > members[-1] or name in needed)
         takes = dict.fromkeys(name for one in inside for name in reads(one))
+        once = kept
+        if any(isinstance(one, CALLS) and one.op.name in kept for one in inside):
+            inside, once = in_few_runs(inside, kept, views)
         found.append(
             RecomputedSegment(
-                segment, inside, tuple(name for name in takes if name not in made), gives, kept
+                segment, inside, tuple(name for name in takes if name not in made), gives, once
             )
         )
         found += behind

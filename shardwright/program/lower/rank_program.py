@@ -121,6 +121,7 @@ def write(
             writer.segments,
             (*outputs, *(value for _, value in updates)),
             decisions.kept,
+            writer.views,
         ),
         outputs=outputs,
         updates=updates,
@@ -187,6 +188,7 @@ class _Writer:
         self.names: dict[str, str] = {}  # value -> its name in the program
         self.segments: list[int] = []
         self.segment = 0  # of what is being written
+        self.views: set[str] = set()  # operators whose results share memory of an operand
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
         self.regathered = regathered
@@ -223,6 +225,8 @@ class _Writer:
             shapes,
         )
         local = local.with_operands(operands)
+        if all(self.graph.tensor[name].alias_of for name in op.outputs):
+            self.views.add(op.name)
         for name in op.outputs:
             for value, read in zip(op.operands, operands, strict=True):
                 if read in self.copies and self.graph.tensor[name].alias_of == value:

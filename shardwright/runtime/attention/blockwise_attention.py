@@ -5,7 +5,8 @@ where m is the maximum of each row so far; when m grows, the sums are rescaled (
 Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention
 does not need O(n²) memory", 2021). The backward pass needs only L = m + log Σ exp(S − m) of each
 row: P = exp(S − L), and with D = Σ dO · O the gradient of S is P · (dO Vᵀ − D) (Dao et al.,
-"FlashAttention", 2022). This file does not know devices: rows and columns are given by their global
+"FlashAttention", 2022). A block without a mask is computed by a fused kernel, where the device has
+one (`fused_blocks.py`). This file does not know devices: rows and columns are given by their global
 positions.
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shardwright.program.instructions import Run
+from shardwright.runtime.attention.fused_blocks import attend, gradients, is_fused
 
 _SCORES = 2**20  # scores of one block on a CPU, chosen to fit its caches
 _SCORES_ON_GPU = 2**26
@@ -38,7 +40,7 @@ class TilePart(NamedTuple):
     columns: slice
     first_row: int
     first_column: int
-    masked: bool
+    masked: bool  # whether not all rows see all columns
 
 
 @final
@@ -58,6 +60,17 @@ class Rows:
 
     def add(self, key: Tensor, value: Tensor, mask: Tensor | None, runs: Sequence[Run]) -> None:
         """Add a block of keys and values [..., heads, length, width] at global positions `runs`."""
+        if mask is None and is_fused(self.query, key, value):
+            for part in triangles(self.runs, runs, self.options):
+                query, there = self.query[..., part.rows, :], part.columns
+                self._join(
+                    part.rows,
+                    *attend(
+                        query, key[..., there, :], value[..., there, :],
+                        causal=part.masked, scale=self.options.scale,
+                    ),
+                )  # fmt: skip
+            return
         for part in parts(self.query, self.runs, runs, self.options):
             scores = _scores(self.query, key, mask, part, self.options)
             largest = self.largest[..., part.rows]
@@ -70,6 +83,16 @@ class Rows:
             sums.mul_(shrunk.unsqueeze(-1))
             sums += _times(weights.to(value.dtype), value[..., part.columns, :])
             self.largest[..., part.rows] = now
+
+    def _join(self, rows: slice, result: Tensor, normalizer: Tensor) -> None:
+        """Add what a fused kernel has found for a block: its result and the L of each row."""
+        largest = self.largest[..., rows]
+        now = torch.maximum(largest, normalizer)
+        shrunk, weight = (largest - now).exp_(), (normalizer - now).exp_()
+        self.total[..., rows] = self.total[..., rows] * shrunk + weight
+        sums = self.sums[..., rows, :]
+        sums.mul_(shrunk.unsqueeze(-1)).addcmul_(result.to(sums.dtype), weight.unsqueeze(-1))
+        self.largest[..., rows] = now
 
     def results(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The result of attention, zeros for rows that attend to nothing, and L of each row."""
@@ -93,7 +116,9 @@ class TileGradients:
         options: ScoreOptions,
     ) -> None:
         self.runs, self.options = runs, options
-        self.query, self.given = (_grouped(x, options.heads) for x in (query, gradient))
+        self.query, self.given, self.result = (
+            _grouped(x, options.heads) for x in (query, gradient, result)
+        )
         exact = _exact(query.dtype)
         self.normalizer = normalizer
         of_row = gradient.to(exact) * result.to(exact)
@@ -109,6 +134,19 @@ class TileGradients:
     ) -> None:
         """Add a block of keys and values; its gradients are added to `sums` and the mask's."""
         (key, value), (of_key, of_value), (mask, of_mask) = block, sums, masks
+        if mask is None and is_fused(self.query, key, value):
+            for part in triangles(self.runs, runs, self.options):
+                rows, columns = part.rows, part.columns
+                found = gradients(
+                    self.given[..., rows, :],
+                    (self.query[..., rows, :], key[..., columns, :], value[..., columns, :]),
+                    self.result[..., rows, :], self.normalizer[..., rows],
+                    causal=part.masked, scale=self.options.scale,
+                )  # fmt: skip
+                self.of_query[..., rows, :] += found[0]
+                of_key[..., columns, :] += found[1]
+                of_value[..., columns, :] += found[2]
+            return
         for part in parts(self.query, self.runs, runs, self.options):
             rows, columns = part.rows, part.columns
             scores = _scores(self.query, key, mask, part, self.options)
@@ -123,6 +161,54 @@ class TileGradients:
             change = change.mul_(self.options.scale).to(query.dtype)
             self.of_query[..., rows, :] += _times(change, key[..., columns, :])
             of_key[..., columns, :] += _turned(change, query)
+
+
+def triangles(
+    rows: Sequence[Run], columns: Sequence[Run], options: ScoreOptions
+) -> Iterator[TilePart]:
+    """The parts of a tile for fused kernels: all of a block, or a square below its diagonal.
+
+    >>> below = triangles([(4, 4)], [(2, 4)], ScoreOptions(1.0, True, 1))
+    >>> [(part.first_row, part.first_column, part.masked) for part in below]
+    [(4, 2, False), (4, 4, True), (6, 4, False)]
+    """
+    top = 0
+    for row, length in rows:
+        left = 0
+        for column, width in columns:
+            # Columns before `start` are seen by all rows from it on, and no others are by others.
+            start = max(row, column) if options.causal else max(row + length, column + width)
+            before = min(max(start - column, 0), width)
+            under = min(max(start - row, 0), length) if options.causal else 0
+            square = min(length - under, width - before) if options.causal else 0
+            corners = (
+                (row, row + length, column, column + before, False),
+                (
+                    row + under,
+                    row + under + square,
+                    column + before,
+                    column + before + square,
+                    True,
+                ),
+                (
+                    row + under + square,
+                    row + length,
+                    column + before,
+                    column + before + square,
+                    False,
+                ),
+            )
+            for first, last, begin, end, masked in corners:
+                if first < last and begin < end:
+                    yield TilePart(
+                        slice(top + first - row, top + last - row),
+                        slice(left + begin - column, left + end - column),
+                        first,
+                        begin,
+                        masked,
+                    )
+            left += width
+        top += length
 
 
 def parts(

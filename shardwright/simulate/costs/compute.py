@@ -42,8 +42,8 @@ _MOVING = (
 # Queries and keys of a tile of fused attention (Dao, "FlashAttention-2", 2023: 64 or 128 each).
 _SCORE_TILE = 128
 _PASSES_OF_SUM = 3  # over memory: both terms are read, the sum is written
-# Bytes of traffic for each score in ring attention, in float32: it is written, read for the
-# exponential, and read for the product. Backward it is twice as much.
+# Bytes of traffic for each score in ring attention without a fused kernel, in float32: it is
+# written, read for the exponential, and read for the product. Backward it is twice as much.
 _SCORE_BYTES = 12
 _EXPERTS_BACKWARD = 2  # products for each forward one: gradients of rows and of weights
 _BY_TERMS = 2.0  # over one fused kernel: maximum, difference, exponential and sum are separate
@@ -239,19 +239,21 @@ def _attention(work: Workload, sizes: Ints, once: Ints, moved: Ints, times: int)
     if not work.scores:
         return KernelWork(work.kind, work.dtype, times * once, moved)
     queries, keys = (product_of(sizes, factors) for factors in work.scores)
-    rows, columns = (-(-count // _SCORE_TILE) for count in (queries, keys))
-    seen = once / np.maximum(1, 2 * product_of(sizes, work.work))  # part of all pairs
+    blocks = work.sizes[work.passed] // sizes[work.passed] if work.passed >= 0 else 1
+    rows, columns = (-(-count // _SCORE_TILE) for count in (queries, blocks * keys))
+    pairs = np.maximum(1, 2 * blocks * product_of(sizes, work.work))
+    seen = once / pairs  # part of all pairs
     # On the diagonal of a causal mask, tiles are computed in full.
     tiles = rows * columns * seen + (rows / 2 if work.causal else 0)
-    pairs = np.maximum(1, queries * keys * seen)
-    whole = np.minimum(tiles, rows * columns) * _SCORE_TILE**2 / pairs
+    computed = np.maximum(1, queries * blocks * keys * seen)
+    whole = np.minimum(tiles, rows * columns) * _SCORE_TILE**2 / computed
     tiled = (times * once * whole).astype(np.int64)
     return KernelWork(work.kind, work.dtype, times * once, moved, tiled_flop=tiled)
 
 
 def _scores(work: Workload, sizes: Ints) -> Ints:
-    """Bytes of scores that ring attention writes and reads, as it has no fused kernel: (K,)."""
-    if work.passed < 0:
+    """Bytes of scores that ring attention writes and reads where no kernel is fused: (K,)."""
+    if work.passed < 0 or work.fused_blocks:
         return np.zeros(sizes.shape[1], np.int64)
     scores = contraction_flop(work, sizes) // (2 * work.repeats * product_of(sizes, work.width))
     found: Ints = np.where(sizes[work.passed] < work.sizes[work.passed], _SCORE_BYTES * scores, 0)

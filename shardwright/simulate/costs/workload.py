@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole_number
+from shardwright.program.instructions import has_fused_blocks
 from shardwright.rules.operators.loss_chunks import CHUNKS, LINEAR_CROSS_ENTROPY
 from shardwright.rules.rule import SPREAD, Dims, Rule
 from shardwright.simulate.costs.fusion import Fusion
@@ -91,6 +92,7 @@ class Workload:
     causal: tuple[int, ...] = ()  # factors of queries in causal attention
     halves: int = -1  # the factor whose split shares early and late queries evenly (zigzag)
     passed: int = -1  # the factor of keys; if it is split, they are passed around a ring
+    fused_blocks: bool = False  # whether GPUs have a fused kernel for each block of a ring
     width: tuple[int, ...] = ()  # factors of the elements of a key
     scores: tuple[tuple[int, ...], ...] = ()  # of fused attention: factors of queries and of keys
     repeats: int = 1  # contractions of `work`
@@ -186,6 +188,7 @@ def workload(
         causal=_causal(op, rule, index, graph),
         halves=index.get("z", -1) if rule.joint_splits else -1,
         passed=index["s"] if rule.joint_splits else -1,
+        fused_blocks=bool(rule.joint_splits) and _fused_blocks(op, graph),
         width=tuple(index[name] for name in rule.operands[0][-1]) if rule.joint_splits else (),
         scores=_scores(op, rule, index),
         repeats=1 if "attention" in op.kind else rule.work_repeats,
@@ -284,6 +287,12 @@ def _steps(op: Op) -> tuple[int, ...]:
         sum(isinstance(arg, dict) for arg in args) for target, args, _ in steps if target != "part"
     )
     return tuple(count + 1 for count in counts)
+
+
+def _fused_blocks(op: Op, graph: Graph) -> bool:
+    query, key, value, *mask = (graph.tensor[name] for name in op.operands)
+    widths = key.shape[-1], value.shape[-1]
+    return not mask and has_fused_blocks(query.dtype, widths, on_cpu=False)
 
 
 def _scores(op: Op, rule: Rule, index: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:

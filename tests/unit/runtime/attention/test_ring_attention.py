@@ -56,16 +56,19 @@ def together(parts, *, ring=True):
     return [torch.cat(result, -2), torch.cat(query, -2), join(key), join(value), *mask]
 
 
-@pytest.mark.parametrize("scores", [2**20, 40])  # the latter: blocks of sixteen rows
+# Blocks of sixteen rows, large ones, and (for values as wide as keys) torch's fused kernels.
+@pytest.mark.parametrize(("scores", "width"), [(40, 5), (2**20, 5), (2**20, 4)])
 @pytest.mark.parametrize("ring", [True, False])
 @pytest.mark.parametrize(
     "runs", [((0, 12), (12, 11)), ((0, 8), (8, 8), (16, 7)), ((0, 22), (22, 1))]
 )
-def test_causal_queries_in_halves_see_what_they_would_together(runs, ring, scores, monkeypatch):
+def test_causal_queries_in_halves_see_what_they_would_together(
+    runs, ring, scores, width, monkeypatch
+):
     monkeypatch.setattr(blockwise_attention, "_SCORES", scores)
-    given = tensors((2, 6, LENGTH, 4), (2, 3, LENGTH, 4), (2, 3, LENGTH, 5))
+    given = tensors((2, 6, LENGTH, 4), (2, 3, LENGTH, 4), (2, 3, LENGTH, width))
     expected = scaled_dot_product_attention(*given, is_causal=True, scale=0.3, enable_gqa=True)
-    expected.backward(weights(5, given))
+    expected.backward(weights(width, given))
     found = together(
         shared(given, runs, causal=True, ring=ring, scale=0.3, grouped=True), ring=ring
     )
