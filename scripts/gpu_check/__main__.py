@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import provenance
-from scripts.gpu_check import commands, exact, limited, predicted, ranks, steps
+from scripts.gpu_check import attention, commands, exact, limited, predicted, ranks, steps
 from scripts.gpu_check.models import Found
 
 
@@ -54,6 +54,7 @@ CHECKS = {
     "profiled": Check(commands.profiled, 100.0, alone=True),
     "predicted": Check(predicted.predicted, 300.0, alone=True),
     "limited": Check(limited.limited, 200.0, alone=True),
+    "ring": Check(attention.ring, 60.0, alone=True),
     "updates": Check(limited.updates, 60.0, alone=True),
 }
 

@@ -34,6 +34,7 @@ _SPECS = (
 )
 OPTIMIZERS: Mapping[str, OptimizerSpec] = {spec.name: spec for spec in _SPECS}
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")  # classes that have a kernel for the whole update
+_FUSED_ON_CPU = ("Adagrad",)  # of these, those that have none for NVIDIA GPUs
 _ASKED: Mapping[str, tuple[str, ...]] = {
     spec.name: ("loop", "foreach", *(["fused"] if spec.torch_class in _FUSED else []))
     if spec.matrix is None
@@ -70,16 +71,17 @@ def _built_in(name: str) -> OptimizerSpec | None:
     return OPTIMIZERS.get(name)
 
 
-def fused(name: str) -> str | None:
+def fused(name: str, *, on_gpu: bool) -> str | None:
     """The name of the same optimizer with an update in one kernel; None if torch has none.
 
     None, too, for the name of a fused optimizer.
 
-    >>> fused("adamw"), fused("adamw_loop"), fused("adamw_fused"), fused("nadam")
-    ('adamw_fused', 'adamw_fused', None, None)
+    >>> [fused(name, on_gpu=True) for name in ("adamw", "adamw_loop", "adamw_fused", "adagrad")]
+    ['adamw_fused', 'adamw_fused', None, None]
     """
     spec = optimizer_spec(name)
-    if spec.implementation is Implementation.FUSED:
+    on_cpu_alone = on_gpu and spec.torch_class in _FUSED_ON_CPU
+    if spec.implementation is Implementation.FUSED or on_cpu_alone:
         return None
     plain = name.lower().removesuffix(f"_{spec.implementation.value}")
     return f"{plain}_fused" if "fused" in _ASKED.get(plain, ()) else None

@@ -38,7 +38,8 @@ NOTHING = Avoidable()
 
 def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Avoidable:
     """The same decisions with a host that issues kernels in no time, and with a fused update."""
-    name, device = fused(plan.optimizer), machine.device
+    device, on_gpu = machine.device, machine.backend_spec.device != "cpu"
+    name = fused(plan.optimizer, on_gpu=on_gpu)
     analysis = analyze(graph)
     host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
     if name is None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shardwright.program.instructions import Run
-from shardwright.runtime.attention.fused_blocks import attend, gradients, is_fused
+from shardwright.runtime.attention.fused_blocks import Block, attend, gradients, kernel_of
 
 _SCORES = 2**20  # scores of one block on a CPU, chosen to fit its caches
 _SCORES_ON_GPU = 2**26
@@ -60,16 +60,12 @@ class Rows:
 
     def add(self, key: Tensor, value: Tensor, mask: Tensor | None, runs: Sequence[Run]) -> None:
         """Add a block of keys and values [..., heads, length, width] at global positions `runs`."""
-        if mask is None and is_fused(self.query, key, value):
+        kernel = kernel_of(self.query, key, value) if mask is None else None
+        if kernel is not None:
             for part in triangles(self.runs, runs, self.options):
-                query, there = self.query[..., part.rows, :], part.columns
-                self._join(
-                    part.rows,
-                    *attend(
-                        query, key[..., there, :], value[..., there, :],
-                        causal=part.masked, scale=self.options.scale,
-                    ),
-                )  # fmt: skip
+                block = _block(self.query, key, value, part)
+                found = attend(kernel, block, causal=part.masked, scale=self.options.scale)
+                self._join(part.rows, *found)
             return
         for part in parts(self.query, self.runs, runs, self.options):
             scores = _scores(self.query, key, mask, part, self.options)
@@ -134,12 +130,12 @@ class TileGradients:
     ) -> None:
         """Add a block of keys and values; its gradients are added to `sums` and the mask's."""
         (key, value), (of_key, of_value), (mask, of_mask) = block, sums, masks
-        if mask is None and is_fused(self.query, key, value):
+        kernel = kernel_of(self.query, key, value) if mask is None else None
+        if kernel is not None:
             for part in triangles(self.runs, runs, self.options):
                 rows, columns = part.rows, part.columns
                 found = gradients(
-                    self.given[..., rows, :],
-                    (self.query[..., rows, :], key[..., columns, :], value[..., columns, :]),
+                    kernel, self.given[..., rows, :], _block(self.query, key, value, part),
                     self.result[..., rows, :], self.normalizer[..., rows],
                     causal=part.masked, scale=self.options.scale,
                 )  # fmt: skip
@@ -161,6 +157,11 @@ class TileGradients:
             change = change.mul_(self.options.scale).to(query.dtype)
             self.of_query[..., rows, :] += _times(change, key[..., columns, :])
             of_key[..., columns, :] += _turned(change, query)
+
+
+def _block(query: Tensor, key: Tensor, value: Tensor, part: TilePart) -> Block:
+    there = part.columns
+    return query[..., part.rows, :], key[..., there, :], value[..., there, :]
 
 
 def triangles(
