@@ -33,7 +33,7 @@ _KERNELS = {
     "matmul": 3, "convolution": 3, "attention": 2, "memory": 1, "functions": 1, "pooling": 1,
     "update": CALLS,
 }  # fmt: skip
-_BY_FLOP = ("matmul float32", "convolution", "attention")
+_BY_FLOP = ("matmul", "convolution", "attention")
 _BY_BYTES = ("memory", "functions", "pooling", "update")
 
 
@@ -96,46 +96,40 @@ def fit_compute(samples: Sequence[Sample], known: Device | None = None) -> Compu
     """
     known = known or machine_preset("1xcpu").device
     single, assumed = _single_figures(samples, known)
+    # The curves are those of the dtype that is trained in, which on GPUs is bfloat16 (`probes`).
+    trained = "bfloat16" if any(s.kind == "matmul bfloat16" for s in samples) else "float32"
     by_name: defaultdict[str, list[Sample]] = defaultdict(list)
     for s in usable(samples):
-        word = s.kind.partition(" ")[0]
+        word, _, dtype = s.kind.partition(" ")
         if word in _KERNELS:
-            by_name[s.kind if word == "matmul" else word].append(s)
+            other = word == "matmul" and dtype != trained
+            by_name[s.kind if other else word].append(s)
     fixed = {n: single["dispatch" if n == "update" else "launch"] for n in by_name}
     typical = {name: _rates(found, fixed[name]) for name, found in by_name.items()}
     peaks = {
-        name.partition(" ")[2]: max(by_work.values())
+        name.partition(" ")[2] or trained: max(by_work.values())
         for name, by_work in typical.items()
-        if name.startswith("matmul ")
+        if name.startswith("matmul")
     }
-    if "float32" not in peaks:
-        assumed.append("compute.float32")
-        peaks["float32"] = known.peak_flop_per_s("float32")
-    # On CPUs convolutions may be faster than matrix products: the peak is that of the best class.
-    # On GPUs (with bfloat16) convolutions may use narrower dtypes, so they give no peak of float32.
-    if "bfloat16" not in peaks:
-        classes = [max(typical[name].values()) for name in _BY_FLOP if name in typical]
-        best = max([peaks["float32"], *classes]) / peaks["float32"]
-        peaks = {dtype: best * peak for dtype, peak in peaks.items()}
+    for dtype in {"float32", trained}.difference(peaks):
+        assumed.append(f"compute.{dtype}")
+        peaks[dtype] = known.peak_flop_per_s(dtype)
+    # Convolutions may be faster than matrix products: the peak is that of the best class.
+    classes = [max(typical[name].values()) for name in _BY_FLOP if name in typical]
+    best = max([peaks[trained], *classes]) / peaks[trained]
+    peaks = {dtype: best * peak for dtype, peak in peaks.items()}
     streams = [max(typical[name].values()) for name in ("memory", "update") if name in typical]
     if not streams:
         assumed.append("memory_bandwidth")
     moved = max(streams, default=known.bytes_per_s)
-    top = {"matmul float32": peaks["float32"], **dict.fromkeys(_BY_BYTES, moved)}
+    top = {**dict.fromkeys(_BY_FLOP, peaks[trained]), **dict.fromkeys(_BY_BYTES, moved)}
     curves = {
-        name: _rounded_points(
-            monotone({work: rate / top.get(name, peaks["float32"]) for work, rate in by.items()})
-        )
+        name: _rounded_points(monotone({work: rate / top[name] for work, rate in by.items()}))
         for name, by in typical.items()
         if name in (*_BY_FLOP, *_BY_BYTES)
     }
     errors = {
-        name.partition(" ")[0]: _errors(
-            [
-                (s, _predicted(s, fixed[name], curve, top.get(name, peaks["float32"])))
-                for s in by_name[name]
-            ]
-        )
+        name: _errors([(s, _predicted(s, fixed[name], curve, top[name])) for s in by_name[name]])
         for name, curve in curves.items()
     }
     efficiency, unknown = _efficiency(curves, known)
@@ -172,10 +166,9 @@ def _single_figures(samples: Sequence[Sample], known: Device) -> tuple[dict[str,
 
 def _efficiency(curves: Mapping[str, Curve], known: Device) -> tuple[Efficiency, list[str]]:
     """Efficiencies of all classes, and the names of those taken from the `known` device."""
-    of_class = {name.partition(" ")[0]: curve for name, curve in curves.items()}
-    names = [name.partition(" ")[0] for name in (*_BY_FLOP, *_BY_BYTES)]
-    parts = {name: of_class.get(name) or getattr(known.efficiency, name) for name in names}
-    return Efficiency(**parts), [f"efficiency.{name}" for name in names if name not in of_class]
+    names = (*_BY_FLOP, *_BY_BYTES)
+    parts = {name: curves.get(name) or getattr(known.efficiency, name) for name in names}
+    return Efficiency(**parts), [f"efficiency.{name}" for name in names if name not in curves]
 
 
 def _rates(samples: Sequence[Sample], launch: float) -> dict[float, float]:

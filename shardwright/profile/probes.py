@@ -52,21 +52,28 @@ CHANNELS = 64  # of the input of 2 by 2 pooling
 
 
 def add_all(stopwatch: Stopwatch) -> None:
-    """Add one probe for each shape of each class, and one for the time of a launch."""
+    """Add one probe for each shape of each class, and one for the time of a launch.
+
+    Products, convolutions and attention are in the dtype that is trained in: bfloat16 on GPUs,
+    whose kernels for float32 are others (attention) or compute in narrower dtypes (convolutions).
+    Of other dtypes the two largest products are there.
+    """
     gpu = stopwatch.device.type == "cuda"
+    trained = torch.bfloat16 if gpu else torch.float32
     matmul = MATMUL + MATMUL_ON_GPU * gpu
     for shape in matmul:
-        _matmul(stopwatch, shape, torch.float32)
-    for dtype in [torch.float64] + [torch.bfloat16] * gpu:
+        _matmul(stopwatch, shape, trained)
+    for dtype in [torch.float64] + [torch.float32] * gpu:
         for shape in matmul[-2:]:
             _matmul(stopwatch, shape, dtype)
     for batch, channels, size in CONVOLUTION + CONVOLUTION_ON_GPU * gpu:
-        x = _random(stopwatch, batch, channels, size, size)
-        w = _random(stopwatch, channels, channels, 3, 3)
+        x = _random(stopwatch, batch, channels, size, size, dtype=trained)
+        w = _random(stopwatch, channels, channels, 3, 3, dtype=trained)
         work = 2 * x.numel() * w[0].numel()
         stopwatch.add("convolution", 3 * work, _trained(F.conv2d, x, w, padding=1), alone=True)
     for batch, heads, length in ATTENTION + ATTENTION_ON_GPU * gpu:
-        q, k, v = (_random(stopwatch, batch, heads, length, _HEAD) for _ in range(3))
+        tile = batch, heads, length, _HEAD
+        q, k, v = (_random(stopwatch, *tile, dtype=trained) for _ in range(3))
         work = 2 * q.numel() * length
         attention = F.scaled_dot_product_attention
         stopwatch.add("attention", 7 * work, _trained(attention, q, k, v), alone=True)

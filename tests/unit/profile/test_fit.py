@@ -83,6 +83,21 @@ def test_a_peak_is_what_the_best_class_reaches():
     assert found.efficiency.convolution.last == pytest.approx(1.0, rel=1e-3)
 
 
+def test_curves_are_those_of_the_dtype_that_is_trained_in():
+    """On a GPU: of bfloat16, whose products need more work to be fast than those of float32."""
+    samples = [s for s in device() if s.kind != "convolution" and s.kind != "attention"]
+    narrow = Curve(((1e8, 0.1), (1e10, 1.0)))
+    samples += kernels("matmul bfloat16", 3, (1e8, 1e10), 16 * PEAK, narrow)
+    samples += kernels("convolution", 3, (1e8, 1e10), 16 * PEAK, Curve(((1.0, 0.5),)))
+    samples += kernels("attention", 2, (1e8, 1e10), 16 * PEAK, Curve(((1.0, 0.25),)))
+    found = fit_compute(samples)
+    peaks = {"float32": PEAK, "float64": PEAK / 2, "bfloat16": 16 * PEAK}
+    assert dict(found.flop_per_s) == pytest.approx(peaks, rel=1e-3)
+    assert found.efficiency.matmul.at(1e8) == pytest.approx(0.1, rel=1e-3)
+    assert found.efficiency.convolution.last == pytest.approx(0.5, rel=1e-3)
+    assert found.efficiency.attention.last == pytest.approx(0.25, rel=1e-3)
+
+
 def test_a_fit_says_how_far_off_it_is():
     samples = [
         Sample(s.kind, s.work, s.seconds * (2 if s.kind == "memory relu" else 1)) for s in device()
