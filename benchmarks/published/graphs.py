@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from benchmarks.published.modules import Gpt, Llama
+from benchmarks.published.modules import Gpt, Linears, Llama
 from benchmarks.published.row import Row
 from scripts.gpu_check.models import made
 from shardwright.ir.graph import Graph
@@ -32,7 +32,8 @@ class Shape:
 
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
-    `model` is the name of a module of `OWN`, else empty.
+    `model` is the name of a module of `OWN`, else empty; `adapters`: roles and rank of `Linears`,
+    and `joint` what it says.
     """
 
     family: str
@@ -53,14 +54,20 @@ class Shape:
     wide_loss: bool
     dropout: float
     model: str = ""
+    adapters: tuple[str, int] = ("", 0)
+    joint: bool = False
+    shared_norms: bool = False
 
     @classmethod
     def of(cls, row: Row) -> Shape:
         """The shape of a row; raises `UnpriceableError` for a model that has no module here."""
         if row.family not in (*_FAMILIES, OWN):
             raise UnpriceableError(f"models of the family {row.family} have no module here")
-        if (row.experts and row.family != OWN) or row.tuning != "all":
-            raise UnpriceableError("training of a part of the parameters has no strategy yet")
+        if row.experts and row.family != OWN:
+            raise UnpriceableError("mixtures of experts have no module here")
+        method, *adapters = row.tuning.split()
+        if method != "all" and not adapters:
+            raise UnpriceableError(f"training by {row.tuning} has no module here")
         if row.head_size * row.heads != row.hidden:
             raise UnpriceableError("heads that are wider than the residual stream have no module")
         return cls(
@@ -82,6 +89,9 @@ class Shape:
             row.loss == "float32",
             row.dropout,
             row.model if row.family == OWN else "",
+            (adapters[0], int(adapters[1])) if adapters else ("", 0),
+            row.source == "litgpt",
+            row.norms == "shared",
         )
 
 
@@ -160,7 +170,10 @@ def _llama(shape: Shape) -> nn.Module:
         tied=shape.tied,
         composed_norms=shape.composed_norms,
         wide_loss=shape.wide_loss,
+        linear=Linears(*shape.adapters, joint=shape.joint),
+        neox=shape.family == "neox",
+        shared=shape.shared_norms,
     )
 
 
-_FAMILIES = {"gpt": _gpt, "llama": _llama}
+_FAMILIES = {"gpt": _gpt, "llama": _llama, "neox": _llama}

@@ -6,11 +6,100 @@ parallelism splits it without moving weights.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 NORM_EPS = 1e-5
+ADAPTER_DROPOUT = 0.05  # of an adapter's input, in LitGPT's recipes
+
+
+class Adapted(nn.Linear):
+    """A linear layer with a low-rank adapter, which alone is trained (arXiv 2106.09685)."""
+
+    def __init__(self, width: int, out: int, rank: int, *, bias: bool) -> None:
+        super().__init__(width, out, bias=bias)
+        self.lora_a = nn.Linear(width, rank, bias=False)
+        self.lora_b = nn.Linear(rank, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., out)."""
+        change: Tensor = self.lora_b(self.lora_a(F.dropout(x, ADAPTER_DROPOUT, self.training)))
+        return super().forward(x) + change * 0.5
+
+
+class JointAdapter(nn.Linear):
+    """Queries, keys and values of one projection, with adapters of some, as LitGPT has it."""
+
+    def __init__(
+        self, width: int, parts: tuple[int, ...], roles: str, rank: int, *, bias: bool
+    ) -> None:
+        super().__init__(width, sum(parts), bias=bias)
+        self.parts, self.adapted = parts, [roles == "all" or role in roles for role in "qkv"]
+        self.lora_a = nn.Linear(width, rank * sum(self.adapted), bias=False)
+        self.lora_b = nn.ModuleList(
+            nn.Linear(rank, part, bias=False)
+            for part, adapted in zip(parts, self.adapted, strict=True)
+            if adapted
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., sum of the parts)."""
+        made = super().forward(x)
+        inner = self.lora_a(F.dropout(x, ADAPTER_DROPOUT, self.training))
+        given = iter(zip(self.lora_b, inner.chunk(len(self.lora_b), dim=-1), strict=True))
+        change = []
+        for part, adapted in zip(made.split(self.parts, dim=-1), self.adapted, strict=True):
+            layer, own = next(given) if adapted else (torch.zeros_like, part)
+            change.append(layer(own))
+        return made + torch.cat(change, dim=-1) * 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Makes the linear layers of a model: those of some roles have adapters of a rank.
+
+    `roles` is "qv" for queries and values, "all", or empty for none. `joint` says that queries,
+    keys and values are one projection.
+    """
+
+    roles: str = ""
+    rank: int = 0
+    joint: bool = False
+
+    def __call__(self, role: str, width: int, out: int, *, bias: bool = False) -> nn.Linear:
+        if self.roles == "all":
+            return Adapted(width, out, self.rank, bias=bias)
+        return nn.Linear(width, out, bias=bias)
+
+    def of_attention(self, width: int, parts: tuple[int, ...], *, bias: bool) -> nn.Module:
+        """Of (..., width) the queries, keys and values, side by side or each for itself."""
+        if self.roles:
+            return JointAdapter(width, parts, self.roles, self.rank, bias=bias)
+        if self.joint:
+            return nn.Linear(width, sum(parts), bias=bias)
+        return Separate(width, parts, bias=bias)
+
+
+class Separate(nn.Module):
+    """Queries, keys and values by a projection each."""
+
+    def __init__(self, width: int, parts: tuple[int, ...], *, bias: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, part, bias=bias) for part in parts)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., width) -> one tensor for each part."""
+        return self.q(x), self.k(x), self.v(x)
+
+
+def freeze(model: nn.Module) -> None:
+    """Train adapters alone, if there are any."""
+    if any(isinstance(module, Adapted | JointAdapter) for module in model.modules()):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
 
 
 class Attention(nn.Module):
@@ -101,13 +190,14 @@ class Gpt(nn.Module):
 class GroupedAttention(nn.Module):
     """Causal attention with rotary positions; several queries share a key and a value."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, linear: Linears, *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.width = heads, kv_heads, hidden // heads
-        self.q = nn.Linear(hidden, hidden, bias=False)
-        self.k = nn.Linear(hidden, kv_heads * self.width, bias=False)
-        self.v = nn.Linear(hidden, kv_heads * self.width, bias=False)
-        self.proj = nn.Linear(hidden, hidden, bias=False)
+        self.parts = (hidden, kv_heads * self.width, kv_heads * self.width)
+        self.qkv = linear.of_attention(hidden, self.parts, bias=bias)
+        self.proj = linear("proj", hidden, hidden, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(batch, tokens, hidden) -> the same."""
@@ -116,9 +206,11 @@ class GroupedAttention(nn.Module):
         def by_head(wide: Tensor, heads: int) -> Tensor:
             return wide.view(batch, tokens, heads, self.width).transpose(1, 2)
 
-        q = _rotated(by_head(self.q(x), self.heads), cos, sin)
-        k = _rotated(by_head(self.k(x), self.kv_heads), cos, sin)
-        v = by_head(self.v(x), self.kv_heads)
+        made = self.qkv(x)
+        query, key, value = made.split(self.parts, dim=-1) if isinstance(made, Tensor) else made
+        q = _rotated(by_head(query, self.heads), cos, sin)
+        k = _rotated(by_head(key, self.kv_heads), cos, sin)
+        v = by_head(value, self.kv_heads)
         k, v = self._repeated(k), self._repeated(v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         projected: Tensor = self.proj(out.transpose(1, 2).reshape(batch, tokens, hidden))
@@ -152,15 +244,21 @@ class LlamaBlock(nn.Module):
     """A block of Llama: RMS norms, rotary positions, SwiGLU."""
 
     def __init__(
-        self, hidden: int, heads: int, kv_heads: int, ffn: int, norm: type[nn.Module]
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        norm: type[nn.Module],
+        linear: Linears,
     ) -> None:
         super().__init__()
         self.norm1 = norm(hidden, NORM_EPS)
-        self.attention = GroupedAttention(hidden, heads, kv_heads)
+        self.attention = GroupedAttention(hidden, heads, kv_heads, linear)
         self.norm2 = norm(hidden, NORM_EPS)
-        self.gate = nn.Linear(hidden, ffn, bias=False)
-        self.up = nn.Linear(hidden, ffn, bias=False)
-        self.down = nn.Linear(ffn, hidden, bias=False)
+        self.gate = linear("mlp", hidden, ffn)
+        self.up = linear("mlp", hidden, ffn)
+        self.down = linear("mlp", ffn, hidden)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(batch, tokens, hidden) -> the same."""
@@ -170,8 +268,31 @@ class LlamaBlock(nn.Module):
         return out
 
 
+class NeoxBlock(nn.Module):
+    """A block of GPT-NeoX: attention and a plain MLP read the same input; some share its norm."""
+
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, ffn: int, linear: Linears, *, shared: bool
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(hidden, NORM_EPS)
+        self.norm2 = None if shared else nn.LayerNorm(hidden, NORM_EPS)
+        self.attention = GroupedAttention(hidden, heads, kv_heads, linear, bias=True)
+        self.up = linear("mlp", hidden, ffn, bias=True)
+        self.down = linear("mlp", ffn, hidden, bias=True)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, hidden) -> the same."""
+        inner = self.norm1(x)
+        attended = self.attention(inner, cos, sin)
+        if self.norm2 is not None:
+            inner = self.norm2(x)
+        out: Tensor = self.down(F.gelu(self.up(inner))) + (attended + x)
+        return out
+
+
 class Llama(nn.Module):
-    """Llama with its loss."""
+    """Llama with its loss, or with `neox` a GPT-NeoX, whose blocks may have one `shared` norm."""
 
     def __init__(
         self,
@@ -185,19 +306,25 @@ class Llama(nn.Module):
         tied: bool,
         composed_norms: bool,
         wide_loss: bool,
+        linear: Linears,
+        neox: bool = False,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.wide_loss = wide_loss
-        norm = ComposedNorm if composed_norms else nn.RMSNorm
+        rms = ComposedNorm if composed_norms else nn.RMSNorm
         self.width = hidden // heads
         self.tokens = nn.Embedding(vocab, hidden)
+        sizes = hidden, heads, kv_heads, ffn
         self.blocks = nn.ModuleList(
-            LlamaBlock(hidden, heads, kv_heads, ffn, norm) for _ in range(layers)
+            NeoxBlock(*sizes, linear, shared=shared) if neox else LlamaBlock(*sizes, rms, linear)
+            for _ in range(layers)
         )
-        self.norm = norm(hidden, NORM_EPS)
-        self.head = nn.Linear(hidden, vocab, bias=False)
+        self.norm = nn.LayerNorm(hidden, NORM_EPS) if neox else rms(hidden, NORM_EPS)
+        self.head = linear("head", hidden, vocab)
         if tied:
             self.head.weight = self.tokens.weight
+        freeze(self)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of (batch, tokens)."""

@@ -21,7 +21,7 @@ METRICS = ("seconds", "milliseconds", "tokens/s/gpu", "tokens/s", "tflop/s/gpu",
 MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
-NORMS = ("fused", "composed")
+NORMS = ("fused", "composed", "shared")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused")
 LOSSES = ("float32", "half", "fused", "in place")
 _ROUNDED = 0.02  # of tokens per second, which sources round
@@ -48,7 +48,8 @@ class Row:
         vocab: rows of the embedding.
         tied: whether embedding and head share their weight.
         experts: of a layer; 0 where there are none.
-        tuning: "all" parameters are trained, or "lora", "qlora", "adapter", ....
+        tuning: "all" parameters are trained, or "lora qv 32" for adapters of rank 32 of queries and
+            values, "lora all 8" of all linear layers; or "lora", "qlora", "adapter", ....
         sequence: tokens of a sample.
         global_batch: samples of a step.
         micro_batch: samples that a rank computes at once.
@@ -71,7 +72,8 @@ class Row:
         compiled: torch.compile.
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
-        norms: "fused" into a kernel, or "composed" of single operators.
+        norms: "fused" into a kernel, "composed" of single operators, or fused and "shared" by
+            attention and MLP.
         loss: on logits that were cast to "float32", or that stay in "half" precision; "fused" in
             one kernel that reads these; or "in place" in one float32 copy.
         dropout: probability, of embeddings, residuals and unfused attention.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from benchmarks.published.readers.shapes import LLAMA2, LLAMA3
 from benchmarks.published.readers.snapshot import Line, Snapshot, number, tables
 from benchmarks.published.row import Row
@@ -79,6 +81,10 @@ _RANKS = {
     "phi-2": 2,
     "stablelm-base-alpha-3b": 2,
 }
+_TUNING = {"full": "all"}
+_ROLES = ("query", "key", "value", "projection", "mlp", "head")
+_SHARED = ("falcon-7b", "phi-1.5", "phi-2")  # attention and MLP read one norm
+_DEFAULT_ADAPTERS = "lora qv 8"  # of `litgpt finetune_lora`
 _RENAMED = {"gemma2b": "gemma2-2b"}  # a slip of the table
 _SIZED = {"7 B": "llama-2-7b", "13 B": "llama-2-13b"}
 _NAMED = {"phi-1.5": "phi-1.5", "StableLM Alpha": "stablelm-base-alpha-3b", "Falcon": "falcon-40b"}
@@ -116,7 +122,9 @@ def _recipe(snapshot: Snapshot, line: Line) -> Row:
         line=line.number,
         model=name,
         **_MODELS[name],
-        tuning="all" if tuning == "full" else tuning,
+        tuning=_adapters(snapshot, f"{name}/{file}")
+        if tuning == "lora"
+        else _TUNING.get(tuning, tuning),
         sequence=int(cells["Max seq length"]),
         global_batch=given,
         micro_batch=int(cells["Micro batch size"]),
@@ -125,6 +133,7 @@ def _recipe(snapshot: Snapshot, line: Line) -> Row:
         reshard=ranks > 1,
         precision="pure-bf16",
         loss="half",
+        norms=_norms(name),
         reduce="bf16",
         recompute="full" if ranks > 1 else "none",
         optimizer="adamw-foreach",
@@ -135,6 +144,16 @@ def _recipe(snapshot: Snapshot, line: Line) -> Row:
         note=f"{cells['Machine']}; {_NO_TIME}: {cells['Training runtime']}",
     )
     return replace(row, excluded=_TOO_LOW) if _is_too_low(row) else row
+
+
+def _adapters(snapshot: Snapshot, config: str) -> str:
+    """The adapters of a recipe: which linear layers have them, and their rank."""
+    path = f"config_hub/finetune/{config}".lower()  # names of the page are in lower case
+    (file,) = (one for one in snapshot.files("config_hub/finetune") if one.lower() == path)
+    given = yaml.safe_load(snapshot.read(file))
+    roles = {role for role in _ROLES if given[f"lora_{role}"]}
+    known = {frozenset({"query", "value"}): "qv", frozenset(_ROLES): "all"}
+    return f"lora {known[frozenset(roles)]} {given['lora_r']}"
 
 
 def _is_too_low(row: Row) -> bool:
@@ -169,7 +188,8 @@ def _resource(snapshot: Snapshot, line: Line, title: str, command: str) -> Row:
         excluded=excluded,
         model=f"{model} {cells['Size']}",
         **_MODELS.get(name, {}),
-        tuning=f"q{method}" if quantized else method,
+        tuning=f"q{method}" if quantized else _DEFAULT_ADAPTERS if method == "lora" else method,
+        norms=_norms(name),
         sequence=_LONGEST[family],
         global_batch=128,
         micro_batch=int(cells.get("Microbatch size", "0")),
@@ -186,6 +206,13 @@ def _resource(snapshot: Snapshot, line: Line, title: str, command: str) -> Row:
         **memory,
         note=f"{cells['Quantization']}, " + cells.get("Time 1k iterations", "no time"),
     )
+
+
+def _norms(name: str) -> str:
+    """Of Llama's kind they are composed of single operators."""
+    if _MODELS.get(name, {}).get("family") == "llama":
+        return "composed"
+    return "shared" if name in _SHARED else "fused"
 
 
 def _memory(cell: str) -> dict[str, Any]:

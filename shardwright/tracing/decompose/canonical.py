@@ -3,17 +3,20 @@
 A fused attention kernel chooses the strides of its result so that merging the heads needs no copy;
 on devices without such a kernel, e.g. the meta device, the trace contains a copy. Traces also
 differ in whether a size is written as -1. A plan made on the meta device must fit the model on a
-GPU, so both differences are removed.
+GPU, so both differences are removed. A tensor that is made like another one (`new_zeros`) is made
+without it: only its dtype is read, which would need all of it, and the whole batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol
 
 _ATTENTION = "scaled_dot_product_attention"
 _RESHAPES = ("view", "_unsafe_view", "reshape")  # the lowered program reshapes in any case
+_NEW = ("new_zeros", "new_ones", "new_full", "new_empty")
+_HERE = Symbol("device", "here")
 _VIEWS = (*_RESHAPES, "transpose", "permute", "t", "squeeze", "unsqueeze")
 
 
@@ -28,6 +31,7 @@ def canonical(graph: Graph) -> Graph:
             names[op.outputs[0]] = op.operands[0]
             continue
         op = _sized(op, graph.tensor[op.outputs[0]].shape)
+        op = _made_alone(op, graph.tensor[op.outputs[0]].dtype)
         producer.update((name, op) for name in op.outputs)
         ops.append(op)
     return replace(
@@ -56,6 +60,21 @@ def _sized(op: Op, shape: tuple[int, ...]) -> Op:
     if op.kind in _RESHAPES:
         return replace(op, target="aten.view.default", args=(op.args[0], shape))
     return replace(op, args=(op.args[0], shape, *op.args[2:])) if op.kind == "expand" else op
+
+
+def _made_alone(op: Op, dtype: str) -> Op:
+    """`zeros` for `new_zeros`, and so on."""
+    if op.kind not in _NEW:
+        return op
+    overload = "memory_format" if op.kind == "new_empty" else "default"
+    target = f"aten.{op.kind.removeprefix('new_')}.{overload}"
+    return replace(
+        op,
+        target=target,
+        args=op.args[1:],
+        kwargs=(("dtype", Symbol("dtype", dtype)), ("device", _HERE)),
+        saves=(),
+    )
 
 
 def _renamed(op: Op, names: dict[str, str]) -> Op:

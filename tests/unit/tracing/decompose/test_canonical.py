@@ -56,3 +56,16 @@ def test_a_returned_copy_is_what_it_copies(device):
     model.forward = lambda x: F.scaled_dot_product_attention(x, x, x).clone()
     graph = capture_call(model, (torch.ones(5, 3, 7, 4, device=device),)).graph
     assert graph.outputs == ("scaled_dot_product_attention",)
+
+
+@pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_full", "new_empty"])
+def test_what_is_made_like_another_tensor_does_not_read_it(name):
+    """Its dtype is all that is taken, so that a batch may be split and computed in parts."""
+    value = (2.0,) if name == "new_full" else ()
+    model = nn.Module()
+    model.forward = lambda x: x.exp() + getattr(x.exp(), name)((5, 4), *value) * 0
+    graph = capture_call(model, (torch.ones(5, 4, dtype=torch.float64),)).graph
+    (made,) = (op for op in graph.ops if op.kind == name.removeprefix("new_"))
+    assert made.operands == ()
+    assert graph.tensor[made.outputs[0]].dtype == "float64"
+    assert sum(op.kind == "exp" for op in graph.ops) == 1
