@@ -17,6 +17,7 @@ _GIB = 1e9 / 2**30  # of a GB
 
 _NO_TIME = "runtime of the whole run"
 _ADAMW_STATES = 2
+_LOADING = "the peak is that of loading, for which FSDP gathers the weights of the whole model"
 _TOO_LOW = "the peak is below weights, gradients and AdamW's state, which the recipe names"
 
 
@@ -175,9 +176,11 @@ def _resource(snapshot: Snapshot, line: Line, title: str, command: str) -> Row:
         excluded = "not run"
     else:
         excluded = ""
+    gpus = int(cells.get("GPU", "1").split()[0])
+    if gpus > 1 and not excluded:
+        excluded = _LOADING
     quantized = cells["Quantization"] != "None"
     method = "lora" if "LoRA" in title else "adapter_v2" if "v2" in command else "adapter"
-    gpus = int(cells.get("GPU", "1").split()[0])
     family = next((kind for kind in _LONGEST if name.startswith(kind)), "llama")
     memory = {} if excluded else _memory(cells["Max GPU RAM"])
     return Row(

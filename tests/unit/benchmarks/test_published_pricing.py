@@ -95,7 +95,8 @@ def test_a_row_states_its_attention_and_fsdp_overlaps():
 
 
 def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch):
-    for row in (ROW, replace(ROW, family="llama", kv_heads=2, tied=False, precision="pure-bf16")):
+    llama = replace(ROW, family="llama", kv_heads=2, tied=False, precision="pure-bf16")
+    for row in (ROW, llama, replace(llama, family="neox", norms="shared")):
         graph_of.cache_clear()
         graph = graph_of(Shape.of(row), tmp_path)
         leaves = graph.leaves_of(LeafKind.PARAMETER)
@@ -107,8 +108,19 @@ def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch
         graph_of.cache_clear()
         assert graph_of(Shape.of(row), tmp_path) == graph
         monkeypatch.undo()
-    with pytest.raises(UnpriceableError, match="strategy"):
-        Shape.of(replace(ROW, tuning="lora"))
+    with pytest.raises(UnpriceableError, match="training by qlora"):
+        Shape.of(replace(ROW, tuning="qlora"))
+
+
+@pytest.mark.parametrize(("tuning", "matrices"), [("lora qv 4", 3), ("lora all 8", 10)])
+def test_adapters_alone_are_trained(tuning, matrices, tmp_path):
+    """Of queries, keys and values they are one matrix and one for each; else two a layer."""
+    row = replace(ROW, family="neox", kv_heads=2, tied=False, tuning=tuning, source="litgpt")
+    graph_of.cache_clear()
+    graph = graph_of(Shape.of(row), tmp_path)
+    assert all("lora_" in name for name in graph.trained)
+    of_one = [name for name in graph.trained if name.startswith("blocks.0.")]
+    assert len(of_one) == matrices
 
 
 @pytest.fixture

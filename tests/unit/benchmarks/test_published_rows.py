@@ -132,10 +132,13 @@ def test_litgpt_runs_out_of_memory_and_infers():
 |---|---|---|---|---|---|
 | 70 B | Llama 2 | None | 1 x A100 | OOM | - |
 """
-    pages = Pages({litgpt._RECIPES: recipes, litgpt._RESOURCES: resources})
-    full, lora, inference = litgpt.rows(pages)
+    recipe = "lora_r: 8\n" + "".join(f"lora_{role}: true\n" for role in litgpt._ROLES)
+    pages = {litgpt._RECIPES: recipes, litgpt._RESOURCES: resources}
+    pages["config_hub/finetune/phi-2/lora.yaml"] = recipe
+    full, lora, inference = litgpt.rows(Pages(pages))
     assert (full.verdict, full.gpus, full.zero, full.memory_gib) == ("out of memory", 4, 3, None)
-    assert (lora.tuning, lora.memory_gib) == ("lora", round(13.98e9 / 2**30, 3))
+    assert (lora.tuning, lora.norms) == ("lora all 8", "shared")
+    assert lora.memory_gib == round(13.98e9 / 2**30, 3)
     assert inference.excluded == "inference"
 
 
