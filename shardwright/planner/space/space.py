@@ -128,6 +128,8 @@ class Space:
     @cached_property
     def most_copy_seconds(self) -> float:
         """The most seconds of copies to the host and back in the time of an assignment."""
+        if not self.host_inputs:
+            return 0.0
         found, copies = 0.0, np.bincount(self.folded.node_tables())
         for one, node in zip(self.host_inputs, self.recompute_choice.hosts, strict=True):
             seconds = one.choice.time[:, 1]
