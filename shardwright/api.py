@@ -126,6 +126,7 @@ def search(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    offload: bool | None = None,
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> Frontier:
@@ -148,7 +149,7 @@ def search(
         micro_batches: numbers of micro-batches to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out. `"all"`: 1, 2, 4 and so on while they save memory.
         memory_limit: bytes per rank, or a text such as `"40GiB"`; None: the memory of a device;
-            `"unlimited"`: none. It only decides about micro-batches and pipelines.
+            `"unlimited"`: none. It decides about micro-batches, chunks, offload and pipelines only.
         stages: numbers of pipeline stages; `(1,)`: no pipelines; None: powers of two; "auto":
             pipelines around the best uniform strategies, on machines of several hosts, where they
             may be faster; none with `constraints`, `meshes`, `exact`, `allow_async`, `"kcut"` or
@@ -156,6 +157,9 @@ def search(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out.
+        offload: whether inputs of recomputed segments may wait in the memory of the host. None:
+            where `memory_limit` makes plans slower or rules all out, on accelerators with a link to
+            their host.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         progress: called with what is being done and the part of the search, 0 to 1, that is done.
@@ -186,6 +190,7 @@ def search(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        offload=offload,
         seconds=seconds,
     )
     return search_with(graph, machine_of(machine), options, progress)
@@ -282,6 +287,7 @@ def plan(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    offload: bool | None = None,
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
@@ -309,6 +315,7 @@ def plan(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search; None: more than one where the limit
             makes plans slower or rules all out.
+        offload: as in `search`.
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
@@ -333,6 +340,7 @@ def plan(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        offload=offload,
     )
     machine, limit = machine_of(machine), options.memory_limit
     search_scope(machine, options)

@@ -213,7 +213,8 @@ class Plan:
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`;
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
-    * `offload`: what is kept in the memory of the host, as in `Strategy`;
+    * `offload`: what is kept in the memory of the host, as in `Strategy`; `on_device`: the
+      recomputed segments whose inputs stay on the device nevertheless;
     * `useful_seconds`: of a step's useful operations, if one device computed them at its peak; 0
       where it is not known;
     * `remarks`: on operators without a written rule, and on decomposed ones;
@@ -245,6 +246,7 @@ class Plan:
     compiled: bool = False  # whether layers run through `torch.compile`
     ahead: int = 1  # buckets of parameters that are gathered before they are read
     offload: tuple[str, ...] = ()  # what is kept in the memory of the host
+    on_device: tuple[int, ...] = ()  # segments whose inputs are not
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.ir.frontier import InfeasibleError, format_bytes
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.rules.operators.loss_chunks import (
     LossChunksError,
@@ -41,6 +41,25 @@ def check_limit(machine: Machine, memory_limit: int | str | None, needed: int, w
             f" is {format_bytes(limit)}: raise the limit or take more devices",
             Bytes(least),
         )
+
+
+def offload_of(machine: Machine, options: PlanOptions) -> bool | None:
+    """Whether inputs of recomputed segments may wait on the host; None if only where needed.
+
+    By default they do not on CPUs, whose memory is that of the host, and on machines that state no
+    link to the host or none of its memory.
+
+    Raises `OptionsError` if offload is asked for and the machine states none.
+    """
+    device = machine.device
+    has = device.host_bytes_per_s is not None and device.host_memory_bytes is not None
+    if options.offload and not has:
+        raise OptionsError(
+            f"{machine.name} has no host_bandwidth or no host_memory; give both, or leave offload"
+            " out"
+        )
+    possible = has and options.recompute and machine.backend_spec.device != "cpu"
+    return options.offload if options.offload is not None or possible else False
 
 
 def loss_forms(graph: Graph, machine: Machine, options: PlanOptions) -> tuple[Graph, ...]:

@@ -109,6 +109,7 @@ class MeshLoop:
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages
     pipelines: list[Candidate] = field(default_factory=list)  # compared beside the frontier
     elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
+    host: bool = False  # whether inputs of recomputed segments may wait in its memory
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
     made: dict[tuple[Mesh, int], _Result] = field(default_factory=dict)  # without stages
@@ -183,7 +184,8 @@ class MeshLoop:
         costs = self._costs
         writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
-        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count)))
+        hidden = writer.space.most_copy_seconds
+        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count, hidden)))
         one = Searched(writer, bound, (*self.notes, *narrowed))
         self.searched.append(one)
         new = self._add(one, points, notes)
@@ -356,11 +358,14 @@ class MeshLoop:
         return _Group(Offer(writer, points), alone, notes, most_updates(writer))
 
     def _on_steps(
-        self, bound: Callable[[float], float], mesh: Mesh, count: int
+        self, bound: Callable[[float], float], mesh: Mesh, count: int, copies: float = 0.0
     ) -> Callable[[float], float]:
-        """The bound on simulated step times that follows from `bound` on additive seconds."""
+        """The bound on simulated step times that follows from `bound` on additive seconds.
+
+        Of these at most `copies` are of copies to the host and back, which may be hidden.
+        """
         if not self.machine.settles:
-            return bound
+            return (lambda memory: max(0.0, bound(memory) - copies)) if copies else bound
         given = self.factory.graph, self._waiting(mesh, 1), mesh
         hidden, shared = most_hidden(*given), most_shared(*given, count)
         contention = self.machine.contention
@@ -372,7 +377,7 @@ class MeshLoop:
         settled = partial(
             bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
         )
-        return lambda memory: settled(max(0.0, bound(memory) - shared))
+        return lambda memory: settled(max(0.0, bound(memory) - shared - copies))
 
     def refuse(self, error: ConstraintError) -> None:
         """Record why a mesh has no plan."""
@@ -397,7 +402,8 @@ class MeshLoop:
         optimizer = self.options.optimizer
         # Stages of asynchronous pipelines recompute all operators of a segment.
         skeleton = FREE if staged and self.options.allow_async else SEARCHED
-        space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton)
+        host = self.host and not staged
+        space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton, host=host)
         return PlanBuilder(space, factory.graph, short, optimizer)
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:

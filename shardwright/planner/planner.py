@@ -23,7 +23,7 @@ from shardwright.planner.axes.axis_names import AxisNames
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
-from shardwright.planner.memory_limits import limit_on, loss_forms
+from shardwright.planner.memory_limits import limit_on, loss_forms, offload_of
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -103,23 +103,27 @@ def search(
         first_form = starts[0].factory if starts else None
         starts.append(_start_of(form, machine, options, scope, first_form))
     first = 1 if options.loss_chunks is None else len(starts)
-    loops: dict[tuple[int, object], MeshLoop] = {}
+    loops: dict[tuple[int, object, bool], MeshLoop] = {}
+    offload = offload_of(machine, options)
     refinements = _Refinements(tracer)
 
     def run(*, tight: bool) -> SearchedFrontier:
         """The frontier; forms and numbers that only save memory are searched if it is `tight`."""
         start, found = time.perf_counter(), list[MeshLoop]()
         counts = options.micro_batches or (ALL if tight else (1,))
-        these = replace(options, micro_batches=counts)
+        host = tight if offload is None else offload
+        these = replace(options, micro_batches=counts, offload=host)
         for number, strategies in enumerate(starts if tight else starts[:first]):
-            if (number, counts) not in loops:
-                same = (loop for (form, _), loop in loops.items() if form == number)
-                loop = _search(strategies, these, end, notify, (found, next(same, None)))
-                loops[number, counts] = loop
-            found.append(loops[number, counts])
+            key = number, counts, host
+            if key not in loops:
+                same = (loops[one] for one in loops if (one[0], one[2]) == (number, host))
+                loops[key] = _search(strategies, these, end, notify, (found, next(same, None)))
+            found.append(loops[key])
         return _frontier_of(found, start, refinements)
 
-    if options.micro_batches is None or (first < len(starts) and options.micro_batches != ALL):
+    if None in (options.micro_batches, offload) or (
+        first < len(starts) and options.micro_batches != ALL
+    ):
         return if_tight(run, options.memory_limit)
     return run(tight=True)
 
@@ -161,6 +165,7 @@ def _search(
         several = ()
         impossible = impossible if options.stages == AUTO else (*impossible, reason)
     loop = MeshLoop(factory, machine, options, impossible)
+    loop.host = options.offload is True
     loop.made = {} if same is None else same.made
     loop.elsewhere = [c.cost for other in before for c in (*other.found, *other.permitted)]
     started: list[Candidate] = []

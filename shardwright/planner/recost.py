@@ -119,7 +119,10 @@ def additive(
     else:
         candidate = _pipelined(plan, plan.pipeline, point, writer)
     return replace(
-        candidate.plan(found.bound(candidate.peak), ()), ahead=plan.ahead, offload=plan.offload
+        candidate.plan(found.bound(candidate.peak), ()),
+        ahead=plan.ahead,
+        offload=plan.offload,
+        on_device=plan.on_device,
     )
 
 

@@ -115,12 +115,15 @@ class SpaceFactory:
         count: int,
         decide: Callable[[CostModel], Allowed] | None = None,
         skeleton: Skeleton = SEARCHED,
+        *,
+        host: bool = False,
     ) -> tuple[Space, ShortGraph]:
         """The space on `mesh` with `count` micro-batches.
 
         Recomputation is omitted if the tables would be too large with it. `decide` gives the
         choices of operators and parameters, in place of what constraints permit. Of `skeleton` only
-        the operators count that may be kept.
+        the operators count that may be kept. With `host` inputs of recomputed segments may wait in
+        the memory of the host, unless the tables would be too large with that.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -133,15 +136,20 @@ class SpaceFactory:
             return free if decide is None else free.with_allowed(decide(free))
 
         if self.recompute and mesh not in self.too_wide:
-            try:
-                space, short = self._space(model, self._segments, skeleton)
-            except TooWideError:
-                pass  # build the space without recomputation
-            else:
+            share = self._share_of_host(machine) if host else None
+            for one in dict.fromkeys((replace(skeleton, host_bytes=share), skeleton)):
+                try:
+                    space, short = self._space(model, self._segments, one)
+                except TooWideError:
+                    continue  # build the space without recomputation
                 if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
                     return space, short
             self.too_wide.add(mesh)
         return self._space(model, ())
+
+    def _share_of_host(self, machine: Machine) -> int:
+        """Bytes of the memory of a device's host for the input of each segment."""
+        return (machine.device.host_memory_bytes or 0) // max(1, len(self._segments))
 
     def decided_space(
         self,
@@ -195,7 +203,7 @@ class SpaceFactory:
         if not marked or model.mesh.size == 1:
             return model, decided
         costs, skeleton = constrained(model, frozenset(marked), segments)
-        return costs, replace(skeleton, kept=decided.kept)
+        return costs, replace(skeleton, kept=decided.kept, host_bytes=decided.host_bytes)
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

@@ -21,8 +21,8 @@ class Decisions:
     `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
     (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
     gathered `ahead` buckets before they are read. What `offload` names (`ir/strategy/fields.py`) is
-    kept in the memory of the host. Layers run `compiled` or eagerly. With a `pipeline`, `mesh` is
-    that of one of its groups.
+    kept in the memory of the host, but for inputs of the recomputed segments `on_device`. Layers
+    run `compiled` or eagerly. With a `pipeline`, `mesh` is that of one of its groups.
     """
 
     mesh: Mesh
@@ -36,7 +36,15 @@ class Decisions:
     kept: frozenset[str] = frozenset()
     ahead: int = 1
     offload: tuple[str, ...] = ()
+    on_device: frozenset[int] = frozenset()
     compiled: bool = False
+
+    @property
+    def offloaded(self) -> frozenset[int]:
+        """The recomputed segments whose inputs wait in the memory of the host."""
+        if "activations" not in self.offload:
+            return frozenset()
+        return frozenset(self.segments.values()) - self.on_device - {0}
 
 
 def everything_whole(graph: Graph) -> Decisions:

@@ -86,6 +86,7 @@ def read_plan(
         frozenset(op.name for op in plan.ops if op.kept),
         plan.ahead,
         plan.offload,
+        frozenset(plan.on_device),
         plan.compiled,
     )
 

@@ -136,7 +136,9 @@ def _offloaded(plan: Plan) -> Iterator[str]:
     """The kinds of values that are kept on the host, with their size if that is known."""
     if plan.offload:
         known = f" {size_text(plan.memory.host)}" if plan.memory is not None else ""
-        yield f"offload {' and '.join(plan.offload)}{known} to the host"
+        count = len({op.segment for op in plan.ops if op.segment})
+        some = f" of {count - len(plan.on_device)} of {count} segments" if plan.on_device else ""
+        yield f"offload {' and '.join(plan.offload)}{known}{some} to the host"
 
 
 def _kept(plan: Plan) -> str:

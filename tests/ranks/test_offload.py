@@ -1,6 +1,7 @@
 """Offloaded boundaries of recomputed layers: exact, and a peak that falls as predicted."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,11 @@ def test_steps_are_exact_and_the_measured_peak_falls_as_predicted():
         plans[text] = sw.price(graph, "2xcpu", text)
         decisions = read_plan(plans[text], graph, analysis)
         expected[text] = [predicted(graph, analysis, decisions, rank) for rank in range(2)]
+    some = "some" + OFFLOAD
+    plans[some] = replace(plans[TEXTS[0] + OFFLOAD], on_device=(1, 3, 4))
+    decisions = read_plan(plans[some], graph, analysis)
+    expected[some] = [predicted(graph, analysis, decisions, rank) for rank in range(2)]
+    assert 0 < expected[some][0].host < expected[TEXTS[0] + OFFLOAD][0].host
     model, batch = subject(0.1)
     graph = sw.capture(model, (), batch)
     drawing = [sw.price(graph, "2xcpu", TEXTS[1] + end) for end in ("", OFFLOAD)]

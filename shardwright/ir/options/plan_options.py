@@ -45,6 +45,8 @@ class PlanOptions:
     * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
     * `loss_chunks`: numbers of chunks of the vocabulary in which the loss is computed; None tries
       more than one where micro-batches would be tried;
+    * `offload`: whether inputs of recomputed segments may wait in the memory of the host; None
+      tries it where micro-batches would be tried, on accelerators with a link to their host;
     * `seconds`: about how long to search at most.
     """
 
@@ -59,6 +61,7 @@ class PlanOptions:
     stages: tuple[int, ...] | str | None = AUTO
     allow_async: bool = False
     loss_chunks: tuple[int, ...] | None = None
+    offload: bool | None = None
     seconds: float = math.inf
 
     @classmethod
@@ -154,6 +157,10 @@ def _counts(name: str, counts: object, error: type[ValueError], example: str) ->
     return tuple(counts)
 
 
+def _offload(name: str, value: object) -> object:
+    return None if value is None else _switch(name, value)
+
+
 def _seconds(name: str, value: object) -> object:
     if not isinstance(value, Real) or math.isnan(value) or value < 0:
         raise OptionsError(f"{name}={value!r} is no time to search; give 0 or more")
@@ -172,6 +179,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "stages": _stages,
     "allow_async": _switch,
     "loss_chunks": _loss_chunks,
+    "offload": _offload,
     "seconds": _seconds,
 }
 DEFAULTS = PlanOptions()

@@ -154,7 +154,7 @@ class FoldedCosts:
                 few.pipeline,
                 few.gradient_sync,
                 few.ahead,
-                few.offload,
+                few.offloaded,
             ),
             *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
             *(tuple(few.segments.values()), few.kept),

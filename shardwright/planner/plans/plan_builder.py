@@ -156,7 +156,21 @@ class PlanBuilder:
             nodes.append(both.switches[segment])
         for one, keep in zip(self.space.kept_operators, both.keeps, strict=True):
             found[segment_of[one.choice.node]].append(keep)
+        for given, host in zip(self.space.host_inputs, both.hosts, strict=True):
+            found[given.segment].append(host)
         return found
+
+    @cached_property
+    def _hosts(self) -> Mapping[int, int]:
+        """By switch the node that says where the segment's input waits, in whole assignments."""
+        both = self.space.recompute_choice
+        hosts = zip(self.space.host_inputs, both.hosts, strict=True)
+        nodes = {one.reader.name: (both.switches[one.segment], host) for one, host in hosts}
+        return {
+            self._whole(op.name, nodes[like][0]): self._whole(op.name, nodes[like][1])
+            for op in self.graph.ops
+            if (like := self._rep(op.name)) in nodes
+        }
 
     def tile_bytes(self, value: str, choices: Ints) -> Ints:
         """Bytes of the largest tile of an operator's result, or of a whole leaf.
@@ -305,7 +319,10 @@ class PlanBuilder:
         """
         machine, measure = self.space.model.machine, self.space.model.measure
         shares = machine.settles and measure.redistributes_once and not staged
-        ops, transfers, saved = self._operators(point.choice, shares=shares)
+        segments: dict[int, int] = {}  # switch -> number of the segment in the plan
+        ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
+        stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
+        offload = ("activations",) if len(stay) < len(segments) else ()
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         seconds = Seconds(point.time - saved)
@@ -329,11 +346,17 @@ class PlanBuilder:
             micro_batches=self.space.model.micro_batches,
             gradient_sync=self.space.model.gradient_sync,
             compiled=self.space.model.compiled,
+            offload=offload,
+            on_device=tuple(stay) if offload else (),
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
             expert_skew=self._skew(ops),
         )
+
+    def _waits(self, switch: int, choice: Sequence[int]) -> bool:
+        """Whether the input of the recomputed segment with this switch waits on the host."""
+        return switch in self._hosts and choice[self._hosts[switch]] == 1
 
     def _skew(self, ops: list[PlannedOp]) -> float:
         """The assumed skew of expert loads; 0 if every device has all experts."""
@@ -346,12 +369,13 @@ class PlanBuilder:
         return model.machine.expert_skew if split else 0.0
 
     def _operators(
-        self, choice: tuple[int, ...], *, shares: bool
+        self, choice: tuple[int, ...], segment_numbers: dict[int, int], *, shares: bool
     ) -> tuple[list[PlannedOp], list[PlannedTransfer], Seconds]:
         """Operators, transfers, and the seconds of transfers that the tables count in addition.
 
         With `shares`, operators that read a parameter in the same layout share one copy and one
-        reduction of its gradient; in the tables every reader pays for its own.
+        reduction of its gradient; in the tables every reader pays for its own. Adds the numbers of
+        recomputed segments to `segment_numbers`, by their switches.
         """
         ops: list[PlannedOp] = []
         transfers: list[PlannedTransfer] = []
@@ -359,7 +383,6 @@ class PlanBuilder:
         copies: set[tuple[str, tuple[int, int], int]] = set()
         layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
         weights = frozenset(layouts)
-        segment_numbers: dict[int, int] = {}  # switch -> number of the segment in the plan
         for call in self._steps.calls:
             chosen, switch = self._chosen(call.op.name, choice)
             segment = (

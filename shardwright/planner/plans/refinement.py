@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import final
 
+from shardwright.ir.frontier import format_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds, Shard
 from shardwright.ir.op_memory import OpTracer
@@ -162,8 +163,19 @@ class Refinement:
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
             found = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
+            found = replace(found, notes=(*found.notes, *self._note_on_offload(found)))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
+
+    def _note_on_offload(self, plan: Plan) -> tuple[str, ...]:
+        """The note on the memory and time of a plan's offload; none for plans with stages."""
+        if not plan.offload or plan.pipeline is not None:
+            return ()
+        bare = replace(plan, offload=(), on_device=(), memory=None, timeline=None)
+        without = self.compared(bare)
+        saved = format_bytes(max(0, without.peak_bytes - plan.peak_bytes))
+        more = max(0.0, plan.step_seconds - without.step_seconds)
+        return (f"offload saves {saved} per rank and takes {more * 1e3:.1f} ms of the step",)
 
     @cached_property
     def _useful_seconds(self) -> Seconds:
@@ -237,7 +249,7 @@ def _choices(plan: Plan) -> Hashable:
     """All that decides the time of a step; names of plans and axes do not."""
     return (
         *(plan.mesh.shape, plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
-        *(plan.schedule, plan.cuts, plan.offload),
+        *(plan.schedule, plan.cuts, plan.offload, plan.on_device),
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),
     )

@@ -2,7 +2,7 @@
 
 The cost of the whole step follows from the step program of the remaining layers
 (`folded_costs.py`). Copies of a repeat (`planner/space/repeats.py`) are equal if all inputs of
-lowering and simulation are: tilings, storage, recomputation and seconds.
+lowering and simulation are: tilings, storage, recomputation, offload and seconds.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RepeatedLayers:
             p.name: numbers.setdefault((p.layout, p.regathered), len(numbers))
             for p in plan.parameters
         }
-        segments = decisions.segments
+        segments, offloaded = decisions.segments, decisions.offloaded
         stages = self._stages(decisions)
         spread = self._spread_segments(segments) if any(segments.values()) else set()
         for repeat, names, own in zip(self.repeats, self._names, self._own_leaves, strict=True):
@@ -106,6 +106,7 @@ class RepeatedLayers:
                 marks = (
                     tuple([by_op[name] for name in names[c]]),
                     _pattern(again) if any(again) else (),
+                    tuple([number in offloaded for number in again]) if offloaded else (),
                     tuple([stored.get(name, -1) for name in own[c]]),
                     -1 if spread.isdisjoint(again) else c,
                     _stage_of(repeat.copy(c), stages),

@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.ir.graph import LeafKind, Op
 from shardwright.planner.communication.resharding import Table, Want
 from shardwright.planner.space.clusters import Clusters
+from shardwright.planner.space.host_inputs import HostInput, HostInputs, InputRead
 from shardwright.planner.space.kept_operators import KeptOperator, KeptOperators
 from shardwright.planner.tables.layout_codes import WHOLE
 from shardwright.planner.tables.model import CostModel
@@ -56,6 +57,8 @@ class Skeleton:
         shared: for each value, the readers of each reading; None derives them from the model.
         kept: operators inside of recomputed segments that may run once and keep their results; None
             for those that are worth it (`kept_operators.py`).
+        host_bytes: bytes of the memory of the host that the input of a recomputed segment may take;
+            None if inputs stay on the device.
         ends_again: whether an operator at the end of a segment is recomputed if it saves values
             that the segment produces.
     """
@@ -64,6 +67,7 @@ class Skeleton:
     forced_leaders: frozenset[str] = frozenset()
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     kept: frozenset[str] | None = frozenset()
+    host_bytes: int | None = None
     ends_again: bool = False
 
 
@@ -103,6 +107,7 @@ class Assembly:
             (segment,) = at if len(at) == 1 else (None,)
             if segment is not None:  # then only this segment depends on its storage
                 self.segment_of[i] = segment
+        self.host_inputs: tuple[HostInput, ...] = ()  # of the problem that recomputes
         self._tables: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[object] = []  # objects whose ids are in the keys of `_tables`
 
@@ -246,6 +251,9 @@ class Assembly:
         written, op_nodes = self.clusters.written, self.clusters.op_nodes
         edges = []
         kept: set[tuple[str, int]] = set()  # (value, segment) that an edge pays for
+        hosts = HostInputs(
+            self.clusters, self._segment, self.segment_of, recomputed, self._given.host_bytes
+        )
         for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
             source = written[reading.value]
             again = reading.readers[0].name in recomputed
@@ -253,7 +261,8 @@ class Assembly:
                 reading.value, source.codes, reading.want, reading.readers, again
             )
             if again:
-                table = self._kept_for(reading.value, reading.readers[0], recomputed, table, kept)
+                reads = InputRead(reading.value, reading.readers[0], number)
+                table = self._kept_for(reads, recomputed, table, kept, hosts)
             assert source.node is not None
             edges.append(Edge(source.node, number, table.seconds, table.bytes))
         for leader in self.clusters.leaders:
@@ -269,19 +278,25 @@ class Assembly:
                 positions = _positions(leader, value)
                 table = self.model.edge(value, made.codes, leader, positions, recomputed=again)
                 if again:
-                    table = self._kept_for(value, leader, recomputed, table, kept)
+                    reads = InputRead(value, leader, node)
+                    table = self._kept_for(reads, recomputed, table, kept, hosts)
                 edges.append(Edge(made.node, node, table.seconds, table.bytes))
+        self.host_inputs = tuple(hosts.found)
         return edges
 
     def _kept_for(
         self,
-        value: str,
-        reader: Op,
+        reads: InputRead,
         recomputed: _Recomputed,
         table: Table,
         kept: set[tuple[str, int]],
+        hosts: HostInputs,
     ) -> Table:
-        """`table` with the bytes that keep `value` for a recomputed segment that reads it."""
+        """`table` with the bytes that keep a value for a recomputed segment that reads it.
+
+        A value that may wait on the host is none of `table`: `hosts` has its costs.
+        """
+        value, reader, _ = reads
         source = self.clusters.written[value]
         segment = self._segment[reader.name]
         own = source.node is not None and self.segment_of.get(source.node) == segment
@@ -289,7 +304,7 @@ class Assembly:
             return table
         kept.add((value, segment))
         memory = self.model.kept_for(value, recomputed[reader.name], source.codes)
-        if memory is None:
+        if memory is None or hosts.offers(reads, memory):
             return table
         key = "kept", id(table.seconds), id(table.bytes), memory.tobytes()
         self._alive.append(table)

@@ -91,6 +91,14 @@ class Peaks:
         keep, switch = self._everywhere(pairs, 2)
         return keep, switch
 
+    @cached_property
+    def _waiting(self) -> tuple[Ints, Ints]:
+        """Nodes of whole assignments that say where inputs wait, and their segments' switches."""
+        both = self.space.recompute_choice
+        hosts = zip(self.space.host_inputs, both.hosts, strict=True)
+        node, switch = self._everywhere([(n, both.switches[one.segment]) for one, n in hosts], 2)
+        return node, switch
+
     def _everywhere(self, groups: Sequence[tuple[int, ...]], size: int) -> Ints:
         """Groups of `size` nodes of the problem, as nodes of all copies: (size, groups)."""
         found = [np.array(groups, np.int64).reshape(-1, size)]
@@ -107,13 +115,14 @@ class Peaks:
         if not node.size:
             return np.zeros(len(choices), np.int64)
         segments, number = np.unique(switch, return_inverse=True)
-        keep, switch_of_keep = self._keeping
-        own = np.searchsorted(segments, switch_of_keep)
+        keep, wait = self._keeping, self._waiting
+        beside = np.concatenate([keep[0], wait[0]])  # what is on the device beside the twins
+        own = np.searchsorted(segments, np.concatenate([keep[1], wait[1]]))
         kept = choices.copy()
         kept[:, node] = np.where(choices[:, switch] == 1, choices[:, twin], choices[:, node])
         kept[:, twin] = self._sizes[twin] - 1  # absent
         more = self._kept_bytes(kept, dict(zip(node.tolist(), number.tolist(), strict=True)))
-        keeping = dict(zip(keep.tolist(), own.tolist(), strict=True))
+        keeping = dict(zip(beside.tolist(), own.tolist(), strict=True))
         twins = dict(zip(twin.tolist(), number.tolist(), strict=True))
         less = self._kept_bytes(choices, twins | keeping)
         largest: Ints = np.maximum((more - less).T * choices[:, segments], 0).max(axis=1)

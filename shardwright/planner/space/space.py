@@ -9,7 +9,8 @@ Shard and read as Replicate has the cost of the all-gather, and of the reduce-sc
 gradient. The gathered copy is kept until the backward pass, or gathered again there.
 Checkpoint segments (`checkpoint_segments.py`) keep what autograd saves or are recomputed; each of
 their nodes exists twice, once for either case (`solve/elimination/recompute_choice.py`). Inside of
-a recomputed segment single operators may be kept (`kept_operators.py`).
+a recomputed segment single operators may be kept (`kept_operators.py`), and its input may wait in
+the memory of the host (`host_inputs.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shardwright.planner.space.assembly import FREE, Assembly, Reading, Skeleton
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.clusters import OpNode
 from shardwright.planner.space.folding import fold
+from shardwright.planner.space.host_inputs import HostInput
 from shardwright.planner.space.kept_operators import KeptOperator
 from shardwright.planner.space.repeats import Repeat, find_repeats
 from shardwright.planner.tables.model import CostModel
@@ -49,9 +51,9 @@ class Space:
     """A problem and the meaning of its choices.
 
     Nodes are in this order: clusters, readings, parameters, then the twins and switches of segments
-    that may be recomputed, and what decides whether operators of these are kept. `op_nodes` maps
-    every operator to its node, `stored[i]` lists the ways to store parameter i, and `kept` is the
-    problem without recomputation.
+    that may be recomputed, and what decides which of their operators are kept and where inputs
+    wait. `op_nodes` maps every operator to its node, `stored[i]` lists the ways to store parameter
+    i, and `kept` is the problem without recomputation.
     """
 
     model: CostModel
@@ -66,6 +68,7 @@ class Space:
     kept: Problem
     recomputed: Mapping[str, frozenset[str]]  # operator -> all that it may be recomputed with
     kept_operators: tuple[KeptOperator, ...]  # that may be kept while their segment is recomputed
+    host_inputs: tuple[HostInput, ...]  # that may wait on the host while it is recomputed
 
     @cached_property
     def solver(self) -> Solver:
@@ -123,6 +126,17 @@ class Space:
         return {name: node for kept, node in both for name in kept.ops}
 
     @cached_property
+    def most_copy_seconds(self) -> float:
+        """The most seconds of copies to the host and back in the time of an assignment."""
+        if not self.host_inputs:
+            return 0.0
+        found, copies = 0.0, np.bincount(self.folded.node_tables())
+        for one, node in zip(self.host_inputs, self.recompute_choice.hosts, strict=True):
+            seconds = one.choice.time[:, 1]
+            found += copies[node] * float(seconds[np.isfinite(seconds)].max(initial=0.0))
+        return found
+
+    @cached_property
     def workspaces(self) -> tuple[Ints, ...]:
         """Bytes of the largest workspace among the operators of each node, per choice."""
         found = [np.zeros(node.num_choices, np.int64) for node in self.problem.nodes]
@@ -165,6 +179,8 @@ class Space:
             choice[switch] = int(recompute)
         for name, node in self.keep_nodes.items():
             choice[node] |= int(recompute and name in kept)
+        for node in self.recompute_choice.hosts:
+            choice[node] = 0 if recompute else 2  # on the device, or absent
         return tuple(choice)
 
     @cached_property
@@ -236,11 +252,13 @@ def make_folded_space(
     once = {one.op.name for one in may_keep}
     again = assembly.problem(recomputed, once) if recomputed else kept
     choices = [one.choice for one in may_keep]
-    both = with_recompute_choice(kept, again, assembly.segment_of, choices)
+    hosts = [one.choice for one in assembly.host_inputs]
+    both = with_recompute_choice(kept, again, assembly.segment_of, choices, hosts)
     owners = assembly.owners()
     owners += [owners[node] for node in both.twins]
     owners += [frozenset({segments[segment].start}) for segment in both.switches]
     owners += [owners[one.node] for one in choices]
+    owners += [owners[one.reader] for one in hosts]
     folded = fold(both.problem, owners, repeats, skipped)
     if folded is None:
         return None
@@ -257,4 +275,5 @@ def make_folded_space(
         kept,
         recomputed,
         may_keep,
+        assembly.host_inputs,
     )

@@ -66,7 +66,7 @@ def _decisions(plan: Plan) -> object:
     stored = {p.name: (p.layout.placements, p.regathered) for p in plan.parameters}
     computed = {op.name: (op.tiling, op.runs_again) for op in plan.ops}
     pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
-    options = plan.gradient_sync, plan.compiled, plan.offload
+    options = plan.gradient_sync, plan.compiled, plan.offload, plan.on_device
     return plan.mesh.shape, pipeline, options, stored, computed
 
 

@@ -201,6 +201,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("schedule", first.schedule, second.schedule),
         ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
         ("offload", ", ".join(first.offload), ", ".join(second.offload)),
+        ("segments with inputs on the device", _on_device(first), _on_device(second)),
         ("buckets gathered ahead", str(first.ahead), str(second.ahead)),
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.numerics.rng, second.numerics.rng),
@@ -211,6 +212,10 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])
+
+
+def _on_device(plan: Plan) -> str:
+    return ", ".join(map(str, plan.on_device))
 
 
 def _inputs(plan: Plan) -> str:

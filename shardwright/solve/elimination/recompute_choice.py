@@ -7,7 +7,9 @@ twice the work for the inside of a segment.
 
 Inside of a recomputed segment single operators may be kept. Each of these decisions is a node of
 its own with one edge, to the twin of the operator's node. Elimination folds it into that node
-first, so it adds next to no work.
+first, so it adds next to no work. Likewise the one input that a recomputed segment keeps may wait
+in the memory of the host: a node with an edge to what makes it and one to what reads it, which have
+an edge anyway.
 
 Paper: none; recomputation as "one more choice per segment" of the frontier algebra of TensorOpt
 (arXiv 2004.10856).
@@ -39,19 +41,38 @@ class KeepChoice:
     memory: Ints  # (K, 2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostChoice:
+    """Whether the input of a segment waits on the device or on the host, if it is recomputed.
+
+    Both cost `time` and `memory` for each choice of `source`, the node that makes the input, in
+    addition to the second problem's: column 0 on the device, column 1 on the host. `reader` is the
+    node of the segment that reads it.
+    """
+
+    name: str
+    source: int
+    reader: int
+    time: Floats  # (K, 2)
+    memory: Ints  # (K, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class RecomputeChoice:
     """A problem of two alternatives for each segment.
 
     The nodes of the first problem come first, in order; their twins have the costs of the second.
     Nodes with a twin have one more choice, the last: absent. Choice 0 of a switch selects the
-    first problem's costs, choice 1 the second's. Choice 1 of a node of `keeps` keeps an operator.
+    first problem's costs, choice 1 the second's. Choice 1 of a node of `keeps` keeps an operator,
+    choice 1 of a node of `hosts` moves an input to the host; these have a third choice, absent,
+    where the segment is kept.
     """
 
     problem: Problem
     twins: Mapping[int, int]  # node -> its twin
     switches: Mapping[int, int]  # segment -> its switch
     keeps: tuple[int, ...] = ()  # the node of each `KeepChoice`, in their order
+    hosts: tuple[int, ...] = ()  # the node of each `HostChoice`, in their order
 
 
 def with_recompute_choice(
@@ -59,12 +80,13 @@ def with_recompute_choice(
     second: Problem,
     segment: Mapping[int, int],
     keepable: Sequence[KeepChoice] = (),
+    movable: Sequence[HostChoice] = (),
 ) -> RecomputeChoice:
     """Join two problems with the same nodes and edges; `segment` maps a node to its segment.
 
     Nodes outside of segments must cost the same in both. An edge has the costs of the alternative
-    of its head; if that is in no segment, of the first problem. Nodes of `keepable` are in
-    segments.
+    of its head; if that is in no segment, of the first problem. Nodes of `keepable`, and
+    readers of `movable`, are in segments.
     """
     if not segment:
         return RecomputeChoice(first, {}, {})
@@ -74,8 +96,9 @@ def with_recompute_choice(
         maker.edge(edge, second.edges[number])
     maker.switch()
     keeps = tuple([maker.keep(choice) for choice in keepable])
+    hosts = tuple([maker.host(choice) for choice in movable])
     problem = Problem.unchecked(maker.nodes, maker.edges)
-    return RecomputeChoice(problem, maker.twins, maker.switches, keeps)
+    return RecomputeChoice(problem, maker.twins, maker.switches, keeps, hosts)
 
 
 @final
@@ -144,6 +167,28 @@ class _RecomputeBuilder:
         table = self._with_absent_ends(edge, True, False, False)
         self.edges.append(Edge(twin, number, *table))
         return number
+
+    def host(self, choice: HostChoice) -> int:
+        """Add the node that decides where an input waits, and its edges."""
+        number, twin = len(self.nodes), self.twins[choice.reader]
+        self.nodes.append(Node(f"host {choice.name}", np.zeros(3), np.zeros(3, np.int64)))
+        inside = choice.source in self.segment
+        edge = Edge(choice.source, number, choice.time, choice.memory)
+        table = self._with_absent_ends(edge, inside, True, False)
+        for source in [choice.source, *([self.twins[choice.source]] if inside else [])]:
+            self.edges.append(Edge(source, number, *table))
+        self.edges.append(Edge(twin, number, *self._waits(self.nodes[twin])))
+        return number
+
+    def _waits(self, reader: Node) -> tuple[Floats, Ints]:
+        """The table that makes an input wait exactly where its reader is present."""
+        key = "waits", reader.num_choices
+        if key not in self._known:
+            time = np.zeros((reader.num_choices, 3))
+            time[:-1, 2] = np.inf
+            time[-1, :2] = np.inf
+            self._known[key] = time, np.zeros(time.shape, np.int64)
+        return self._known[key]
 
     def _with_absent_choice(self, node: Node) -> Node:
         key = id(node.time), id(node.memory)

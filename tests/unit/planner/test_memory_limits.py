@@ -1,4 +1,6 @@
-"""A search computes the loss in chunks where memory is short, and its bounds stay bounds."""
+"""A search computes the loss in chunks, and offloads, where memory is short; bounds stay bounds."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +11,12 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.memory_limits import loss_forms
+from shardwright.planner.memory_limits import loss_forms, offload_of
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from tests.ranks.test_offload import Blocks
 
 MESHES = [Mesh.parse("dp=2")]
 WORDS, LENGTH = 4000, 512
@@ -95,3 +98,29 @@ def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
         _search(graph, loss_chunks=8)
     with pytest.raises(ValueError, match="no chunks of the loss"):
         sw.search(graph, "2xH100", method="kcut", loss_chunks=(8,))
+
+
+def test_inputs_wait_on_the_host_where_a_limit_asks_for_that():
+    with torch.device("meta"):
+        graph = sw.capture(Blocks(0.0), (torch.zeros(65536, 8),))
+    bare = _search(graph, offload=False)
+    assert not any(plan.offload for plan in (*bare, *_search(graph))), "all fits"
+    limit = int(0.9 * bare.smallest("unlimited").peak_bytes)
+    with pytest.raises(InfeasibleError):
+        _search(graph, offload=False, memory_limit=limit).fastest(limit)
+    plan = _search(graph, memory_limit=limit).fastest(limit)
+    assert plan.offload == ("activations",) and plan.peak_bytes <= limit
+    assert plan.lower_bound_seconds <= plan.step_seconds
+    assert any(note.startswith("offload saves") for note in plan.notes)
+    assert "offload activations" in plan.explain()
+    both = _search(graph, offload=True)
+    for one in bare:  # no plan is lost
+        least = min(seconds for seconds, most in both.costs if most <= one.peak_bytes)
+        assert least <= 1.01 * one.step_seconds
+    machine = preset("2xH100")
+    alone = replace(machine, device=replace(machine.device, host_bytes_per_s=None))
+    assert [offload_of(one, PlanOptions.of()) for one in (machine, alone, preset("2xcpu"))] == [
+        None, False, False
+    ]  # fmt: skip
+    with pytest.raises(OptionsError, match="no host_bandwidth"):
+        sw.search(graph, alone, offload=True)

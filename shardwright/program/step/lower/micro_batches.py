@@ -40,7 +40,7 @@ def micro_batched_step(
         rewrite,
         fixed_offsets=graph.numerics.rng == "fast",
         ahead=decisions.ahead,
-        offload="activations" in decisions.offload,
+        offload=decisions.offloaded,
     )
 
 

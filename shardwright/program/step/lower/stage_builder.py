@@ -55,7 +55,7 @@ class StageBuilder:
             lowered.reductions,
             rewrite,
             fixed_offsets=table.fixed_offsets,
-            offload="activations" in staged.decisions.offload,
+            offload=staged.decisions.offloaded,
             followed=stage + 1 < staged.pipeline.stages,
             prefix=self.prefix,
         )

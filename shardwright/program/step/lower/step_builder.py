@@ -60,7 +60,7 @@ class LoweringInput:
         alone_bytes: that of the backend (`BackendSpec`).
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
         ahead: how many buckets ahead copies of parameters are gathered.
-        offload: whether boundaries of recomputed segments are kept in the memory of the host.
+        offload: the recomputed segments whose boundaries are kept in the memory of the host.
         followed: whether `graph` is that of a pipeline stage that others follow.
         prefix: the first part of names of values, that of a stage where a rank has several.
     """
@@ -75,7 +75,7 @@ class LoweringInput:
     alone_bytes: int | None = None
     sum_bytes: int | None = None
     ahead: int = 1
-    offload: bool = False
+    offload: frozenset[int] = frozenset()
     followed: bool = False
     prefix: str = ""
 
@@ -227,7 +227,8 @@ def _offloaded(program: Program, step: LoweringInput) -> dict[str, Boundary]:
     """
     numbers = [one.number for one in program.instructions if isinstance(one, RecomputedSegment)]
     found = boundaries(program, step.graph)
-    return {one.name: one for one in found if step.followed or one.segment != numbers[-1]}
+    last = None if step.followed else numbers[-1]
+    return {one.name: one for one in found if one.segment in step.offload - {last}}
 
 
 def _made(item: Item) -> tuple[str, ...]:

@@ -27,5 +27,5 @@ def whole_step(
         rewrite=rewrite,
         fixed_offsets=graph.numerics.rng == "fast",
         ahead=decisions.ahead,
-        offload="activations" in decisions.offload,
+        offload=decisions.offloaded,
     )

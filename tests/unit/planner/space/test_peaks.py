@@ -23,7 +23,7 @@ def peaks(request):
     else:
         graph = residual_layers(7)
     space, _ = SpaceFactory(graph, recompute=True).space(
-        MACHINE, Mesh.parse("dp=2 tp=2"), "adamw", 1
+        MACHINE, Mesh.parse("dp=2 tp=2"), "adamw", 1, host=True
     )
     return Peaks(space)
 
@@ -39,6 +39,9 @@ def switched(peaks, choice, switch):
     kept = list(choice)
     for node, twin in zip(nodes[switches == switch], twins[switches == switch], strict=True):
         kept[node], kept[twin] = choice[twin], peaks._sizes[twin] - 1
+    for node, of in zip(*peaks._waiting, strict=True):
+        if of == switch:
+            kept[node] = 2  # the input waits neither here nor on the host
     kept[switch] = 0
     return tuple(kept)
 
