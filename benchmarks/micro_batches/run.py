@@ -173,14 +173,14 @@ def link_seconds(model: str, hosts: int, micro_batches: int, bit_per_s: float) -
     module, batch = MODELS[model]()
     plan = plan_of(sw.capture(module, (), batch), hosts, micro_batches)
     sent: float = sum(
-        _sent(text.split(" ")[0], hosts) * one.bytes * one.times
+        sent_part(text.split(" ")[0], hosts) * one.bytes * one.times
         for one in plan.transfers
         for text in one.collectives
     )
     return sent / (bit_per_s / 8)
 
 
-def _sent(kind: str, ranks: int) -> float:
+def sent_part(kind: str, ranks: int) -> float:
     """The part of a whole tensor that each of `ranks` sends in a collective."""
     crossing = collective_named(kind).crossing(ranks)
     return (crossing.before + crossing.after) / ranks
