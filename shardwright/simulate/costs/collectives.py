@@ -8,7 +8,8 @@ workstations", 2009):
 * all_reduce, a reduce_scatter and then an all_gather: 2 · lap + 2 · (n − 1)/n · S / B
 * all_to_all of tiles of S/n: lap + (n − 1)/n · S/n / B, with the bytes divided among the levels
 
-Each also has the seconds of a launch. All-gathers may have a bandwidth of their own.
+Each also has the seconds of a launch. All-gathers may have a bandwidth of their own, which
+scattered sums have, too, where a rank adds up their terms itself (`BackendSpec.receives_terms`).
 """
 
 from __future__ import annotations
