@@ -7,7 +7,8 @@ are alive on all of them, each running the package of its own work tree of git, 
 steps in turn, in an order that changes; while ranks of one commit take a step, those of the other
 sleep. Both train the same model by their fully sharded baseline with the same number of
 micro-batches, and must end with the same losses. Reported are the medians of the step times, of
-which the slower rank's counts, and median and quartiles of the ratios of neighbouring steps.
+which the slower rank's counts, median and quartiles of the ratios of neighbouring steps, and the
+least time in which the link sends what a rank sends in a step.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
+import shardwright as sw
 from benchmarks import record
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.network import DEVICE, address
-from benchmarks.micro_batches.worker import MODELS
+from benchmarks.micro_batches.worker import MODELS, plan_of
+from shardwright.ir.redistribution import collective_named
 
 SEED, TARGET = 0, 1.5
 BEFORE = "83c3193"
@@ -162,6 +167,25 @@ def row(model: str, before: list[float], now: list[float]) -> dict[str, Any]:
     }
 
 
+def link_seconds(model: str, hosts: int, micro_batches: int, bit_per_s: float) -> float:
+    """The least seconds in which a link sends what a rank of this commit sends in a step."""
+    torch.manual_seed(SEED)
+    module, batch = MODELS[model]()
+    plan = plan_of(sw.capture(module, (), batch), hosts, micro_batches)
+    sent: float = sum(
+        sent_part(text.split(" ")[0], hosts) * one.bytes * one.times
+        for one in plan.transfers
+        for text in one.collectives
+    )
+    return sent / (bit_per_s / 8)
+
+
+def sent_part(kind: str, ranks: int) -> float:
+    """The part of a whole tensor that each of `ranks` sends in a collective."""
+    crossing = collective_named(kind).crossing(ranks)
+    return (crossing.before + crossing.after) / ranks
+
+
 def main() -> None:
     """Measure all models, print a line each, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
@@ -181,8 +205,12 @@ def main() -> None:
     with work_tree(options.before) as earlier, hosts(options.hosts, link) as cluster:
         trees = {"before": earlier, "now": record.ROOT}
         for model in options.models:
-            rows.append(compare(cluster, trees, model, options))
-            one = rows[-1]
+            one = compare(cluster, trees, model, options)
+            bit_per_s = options.gbit_per_s * 1e9
+            one["link_seconds"] = link_seconds(
+                model, options.hosts, options.micro_batches, bit_per_s
+            )
+            rows.append(one)
             low, high = one["quartiles"]
             print(
                 f"{model:6} before {one['before_seconds']:.3f} s, now {one['now_seconds']:.3f}:"

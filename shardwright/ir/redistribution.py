@@ -121,7 +121,6 @@ Collective.REDUCE_SCATTER = known(
         (Partial, Shard),
         lambda parts: CrossingParts(before=parts - 1),
         tiled="dst",
-        overwrites=True,
     )
 )
 Collective.ALL_TO_ALL = known(

@@ -13,8 +13,8 @@ class BackendSpec:
     """Facts of one backend of `torch.distributed`.
 
     * `device`: the type of device whose ranks it joins, as torch names it;
-    * `native_reduce_scatter`: whether reduce_scatter is one collective, or an all_reduce of which
-      each rank keeps its part;
+    * `receives_terms`: whether a rank receives the terms of a scattered sum from every other rank,
+      side by side, and adds them up itself;
     * `alone_bytes`: a gathered copy of at least so many bytes has a message of its own, because to
       copy it out of one that several share takes longer; None: every copy of a bucket shares one;
     * `allocation_bytes`: torch's allocator on its device hands out multiples of it.
@@ -22,15 +22,15 @@ class BackendSpec:
 
     name: str
     device: str
-    native_reduce_scatter: bool
+    receives_terms: bool
     alone_bytes: int | None
     allocation_bytes: int
 
 
 # Gloo's 1 MiB: measured on two ranks of one host, where copying shares the memory with sending.
 _SPECS = (
-    BackendSpec("nccl", "cuda", True, None, 512),
-    BackendSpec("gloo", "cpu", False, 2**20, 1),
+    BackendSpec("nccl", "cuda", False, None, 512),
+    BackendSpec("gloo", "cpu", True, 2**20, 1),
 )
 BACKENDS = {spec.name: spec for spec in _SPECS}
 

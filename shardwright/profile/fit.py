@@ -58,11 +58,11 @@ class LinkFigures:
     """Figures of one level of links between `ranks` members.
 
     A collective takes `launch_seconds`, `hop_seconds` for each hop, and seconds per byte
-    (`_terms`). `native` says whether the backend has a reduce-scatter of its own.
+    (`_terms`). `receives_terms` is as in `BackendSpec`.
     """
 
     ranks: int
-    native: bool
+    receives_terms: bool
     launch_seconds: float
     hop_seconds: float
     bytes_per_s: float
@@ -74,7 +74,7 @@ class LinkFigures:
         """Predicted seconds of the collective `kind` on local tiles of `tile` bytes."""
         per_byte = 1 / self.bytes_per_s, 1 / self.gather_bytes_per_s
         figures = (self.launch_seconds, self.hop_seconds, *per_byte)
-        return float(np.dot(_terms(kind, tile, self.ranks, self.native), figures))
+        return float(np.dot(_terms(kind, tile, self.ranks, self.receives_terms), figures))
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
@@ -201,7 +201,7 @@ def fit_links(
     samples: Sequence[Sample],
     level: str,
     ranks: int,
-    native: bool,
+    receives_terms: bool,
     known: Machine | None = None,
 ) -> LinkFigures:
     """Fit the figures of one level of links.
@@ -215,16 +215,16 @@ def fit_links(
         samples: the samples of all levels.
         level: the name of the level.
         ranks: the number of members of the level.
-        native: whether the backend has a reduce-scatter of its own.
+        receives_terms: as in `BackendSpec`.
         known: the machine whose figures replace those that the samples do not determine, which are
             all of them without all-reduces of two sizes; None: the preset `2xcpu`.
     """
     words = [(s.kind.partition(" "), s) for s in usable(samples)]
     mine = [(parts[2], s) for parts, s in words if parts[0] == level]
     fitted = [(kind, s) for kind, s in mine if kind in ("all_reduce", "all_gather")]
-    found = _known_links(level, ranks, native, known or machine_preset("2xcpu"))
+    found = _known_links(level, ranks, receives_terms, known or machine_preset("2xcpu"))
     if len({s.work for kind, s in fitted if kind == "all_reduce"}) > 1:
-        rows = np.array([_terms(kind, s.work, ranks, native) for kind, s in fitted])
+        rows = np.array([_terms(kind, s.work, ranks, receives_terms) for kind, s in fitted])
         figures = _link_figures(rows, np.array([s.seconds for _, s in fitted]))
         found = _measured_links(found, figures.tolist(), level)
     by_kind: defaultdict[str, list[tuple[Sample, float]]] = defaultdict(list)
@@ -233,14 +233,14 @@ def fit_links(
     return replace(found, errors={kind: _errors(pairs) for kind, pairs in by_kind.items()})
 
 
-def _known_links(level: str, ranks: int, native: bool, known: Machine) -> LinkFigures:
+def _known_links(level: str, ranks: int, receives_terms: bool, known: Machine) -> LinkFigures:
     """Figures of the `known` machine's level of this name, else of its outermost one."""
     same = [one for one in known.levels if one.name == level]
     one = same[0] if same else known.levels[-1]
     gathers = one.gather_bytes_per_s or one.bytes_per_s
     names = tuple(f"{level} {name}" for name in ("latency", "bandwidth", "gather_bandwidth"))
     launch, hop = known.collective_launch_seconds, one.latency_seconds
-    return LinkFigures(ranks, native, launch, hop, one.bytes_per_s, gathers, {}, names)
+    return LinkFigures(ranks, receives_terms, launch, hop, one.bytes_per_s, gathers, {}, names)
 
 
 def _measured_links(known: LinkFigures, figures: Sequence[float], level: str) -> LinkFigures:
@@ -309,18 +309,20 @@ def fit_contention(samples: Sequence[Sample]) -> float | None:
     return float(f"{min(1.0, max(0.0, delay)):.3g}")
 
 
-def _terms(kind: str, tile: float, n: int, native: bool) -> list[float]:
+def _terms(kind: str, tile: float, n: int, receives_terms: bool) -> list[float]:
     """Coefficients of launch, hop, and seconds per byte reduced and per byte gathered.
 
     `tile` are the bytes of the local tile, and `n` the ranks.
     """
     laps = n - 1
     summed, gathered = [1, 2 * laps, 2 * laps / n * tile, 0], [1, laps, 0, laps * tile]
-    if kind == "all_reduce" or (kind == "reduce_scatter" and not native):
+    if kind == "all_reduce":
         return summed
     if kind == "all_gather":
         return gathered
     per_byte = laps / n * tile
+    if kind == "reduce_scatter" and receives_terms:  # by messages, as gathers
+        return [1, laps, 0, per_byte]
     return [1, laps, per_byte / (n if kind == "all_to_all" else 1), 0]
 
 

@@ -187,7 +187,8 @@ def _machine(
     kind = torch.cuda.get_device_name() if gpu else "cpu"
     known = _fallback_preset(kind, sizes.get("host", 1))
     compute = fit_compute(samples, known.device)
-    links = {name: fit_links(samples, name, size, gpu, known) for name, size in sizes.items()}
+    terms = backend.spec.receives_terms
+    links = {name: fit_links(samples, name, size, terms, known) for name, size in sizes.items()}
     levels = [
         Level(
             name, sizes[name], link.bytes_per_s, Seconds(link.hop_seconds), link.gather_bytes_per_s

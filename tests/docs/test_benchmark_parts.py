@@ -220,8 +220,14 @@ def test_steps_of_commits_are_compared_in_pairs():
     assert found["times_faster"] == 2.0 and found["quartiles"] == [1.75, 2.0]
     assert (found["before_seconds"], found["now_seconds"]) == (3.0, 2.0)
     result = {"before": "83c3193", "hosts": 2, "gbit_per_s": 1.0, "micro_batches": 4}
-    result |= {"target": 1.5, "rows": [found]}
-    assert "| toy | 3000 | 2000 | 2.00 (1.75 to 2.00) |" in commits_page.body(result).splitlines()
+    result |= {"target": 1.5, "rows": [{**found, "link_seconds": 1.6}]}
+    row = "| toy | 3000 | 2000 | 2.00 (1.75 to 2.00) | 1600 |"
+    assert row in commits_page.body(result).splitlines()
+
+
+def test_of_a_scattered_sum_each_rank_sends_the_parts_of_the_others():
+    sent = {kind: commits.sent_part(kind, 4) for kind in ("reduce_scatter", "all_reduce", "slice")}
+    assert sent == {"reduce_scatter": 0.75, "all_reduce": 1.5, "slice": 0.0}
 
 
 def test_a_plan_that_is_chosen_and_known_runs_once():

@@ -159,8 +159,8 @@ def _moves_what_the_plan_says(plan, module, batch):
     listed, sizes = Counter(), Counter()
     for transfer in module._sw_program.program.transfers():
         kind = transfer.collective.value
-        # Gloo scatters a sum by summing the whole.
-        listed["all_reduce" if kind == "reduce_scatter" else kind] += 1
+        # Gloo scatters a sum by messages, too.
+        listed["all_gather" if kind == "reduce_scatter" else kind] += 1
         sizes[kind] += transfer.bytes
     assert moved == listed, f"{plan.name}: {moved} instead of {listed}"
     said = Counter()

@@ -71,7 +71,7 @@ def _check_planning(kind, transfer):
     assert Communication(MESH).launches(kind).tolist() == [0.0]
     allocator = Allocator(1)
     view = View(allocator.new(transfer.bytes), SHAPE, (2, 1), "float64")
-    (result,) = started(allocator, kind, SentTensors(transfer.parts, [view], 2, own=True))()
+    (result,) = started(allocator, kind, SentTensors(transfer.parts, [view], 2, True, True))()
     assert (result.shape, allocator.total) == (SHAPE, transfer.bytes)
 
 

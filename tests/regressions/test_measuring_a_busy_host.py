@@ -40,8 +40,8 @@ def links():
 def test_one_sample_that_says_nothing_changes_nothing(bad):
     spoilt = [Sample(s.kind, s.work * 3, bad) for s in (*device(), *links())]
     assert fit_compute([*spoilt, *device()]) == fit_compute(device())
-    assert fit_links([*spoilt, *links()], "host", 2, False) == fit_links(links(), "host", 2, False)
-    found = fit_links(links(), "host", 2, False)
+    assert fit_links([*spoilt, *links()], "host", 2, True) == fit_links(links(), "host", 2, True)
+    found = fit_links(links(), "host", 2, True)
     for kind in ("all_reduce", "all_gather"):
         assert fit_overlap([*spoilt, *links()], found, kind) == fit_overlap(links(), found, kind)
     assert fit_contention([*spoilt, *links()]) == fit_contention(links()) is not None
@@ -74,7 +74,7 @@ def test_nothing_usable_gives_the_preset():
     assert dict(found.flop_per_s) == {"float32": PRESET.device.peak_flop_per_s("float32")}
     assert found.bytes_per_s == PRESET.device.bytes_per_s
     assert found.errors == {} and len(found.assumed) == 13
-    level = fit_links([], "host", 2, False, PRESET)
+    level = fit_links([], "host", 2, True, PRESET)
     assert (level.bytes_per_s, level.hop_seconds) == (0.8e9, 200e-6)
     assert level.gather_bytes_per_s == 0.5e9
     assert level.assumed == ("host latency", "host bandwidth", "host gather_bandwidth")
@@ -96,7 +96,7 @@ def test_messages_of_one_size_show_no_bandwidth(sizes, seconds):
         for kind in ("all_reduce", "all_gather")
         for one in zip(sizes, seconds, strict=True)
     ]
-    found = fit_links(samples, "host", 2, False, PRESET)
+    found = fit_links(samples, "host", 2, True, PRESET)
     assert (found.bytes_per_s, found.gather_bytes_per_s) == (0.8e9, 0.5e9)
     assert "host bandwidth" in found.assumed
 
@@ -104,7 +104,7 @@ def test_messages_of_one_size_show_no_bandwidth(sizes, seconds):
 def test_large_messages_that_seem_free_show_no_bandwidth():
     flat = [Sample(f"host {kind}", tile, 1e-3) for kind in ("all_reduce", "all_gather")
             for tile in (4096.0, 2.0**20)]  # fmt: skip
-    found = fit_links(flat, "host", 2, False, PRESET)
+    found = fit_links(flat, "host", 2, True, PRESET)
     assert (found.bytes_per_s, found.gather_bytes_per_s) == (0.8e9, 0.5e9)
     assert found.assumed == ("host bandwidth", "host gather_bandwidth")
 

@@ -122,10 +122,7 @@ class Backend:
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:
-        """Begin to write part `rank` of the sum of `given` to `own`.
-
-        `given` may be overwritten.
-        """
+        """Begin to write part `rank` of the sum of `given` to `own`; `given` stays as it is."""
         del rank  # the library knows it
         if given.is_complex():  # which torch does for every other collective
             own, given = torch.view_as_real(own), torch.view_as_real(given)

@@ -22,7 +22,8 @@ from shardwright.runtime.backend.host_tuning import (
     keep_freed_memory,
 )
 
-_TAG = 39  # keeps parts of gathers from other messages between the same two ranks
+# These keep gathers and scattered sums from other messages between the same two ranks.
+_GATHER_TAG, _SUM_TAG = 39, 40
 
 
 @final
@@ -72,15 +73,31 @@ class Gloo(Backend):
         works: list[Waited] = []
         for hop in range(1, len(parts)):
             there, back = (rank + hop) % len(parts), (rank - hop) % len(parts)
-            works.append(begun(dist.irecv(parts[back], group=group, tag=_TAG, group_src=back)))
-            works.append(begun(dist.isend(parts[rank], group=group, tag=_TAG, group_dst=there)))
+            works.append(
+                begun(dist.irecv(parts[back], group=group, tag=_GATHER_TAG, group_src=back))
+            )
+            works.append(
+                begun(dist.isend(parts[rank], group=group, tag=_GATHER_TAG, group_dst=there))
+            )
         return _Messages(works)
 
     def begin_reduce_scatter(
         self, group: dist.ProcessGroup, own: torch.Tensor, given: torch.Tensor, rank: int
     ) -> Waited:
-        # Gloo's own reduce-scatter is also an all-reduce, but copies its input first.
-        return _PartOfSum(own, given, rank, self.begin_reduce(group, given, dist.ReduceOp.SUM))
+        # Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. So every rank
+        # sends each other rank the terms of its part.
+        parts = given.view(-1).chunk(group.size())
+        received = [own, *(torch.empty_like(own) for _ in parts[2:])]
+        works: list[Waited] = []
+        for hop, term in enumerate(received[: len(parts) - 1], 1):
+            there, back = (rank + hop) % len(parts), (rank - hop) % len(parts)
+            part = parts[there]
+            works.append(begun(dist.irecv(term, group=group, tag=_SUM_TAG, group_src=back)))
+            works.append(begun(dist.isend(part, group=group, tag=_SUM_TAG, group_dst=there)))
+        if not works:
+            own.copy_(given)
+            return _Messages(works)
+        return _SumOfTerms(own, [*received[1:], parts[rank]], _Messages(works))
 
     def tune_host(self) -> None:
         """Keep freed memory, schedule Gloo's threads as `SCHED_BATCH`, and spin in short waits.
@@ -115,17 +132,14 @@ class _Messages:
             self._works.pop(0).wait()
 
 
-class _PartOfSum:
-    """A reduce-scatter that is run as an all-reduce; the rank copies its part of the sum."""
+class _SumOfTerms:
+    """A reduce-scatter by messages: one term arrives in `own`, to which the others are added."""
 
-    def __init__(self, own: torch.Tensor, given: torch.Tensor, rank: int, work: Waited) -> None:
-        self._own = own
-        self._work: Waited | None = work
-        self._part = given.narrow(0, rank * own.numel(), own.numel())
+    def __init__(self, own: torch.Tensor, terms: list[torch.Tensor], messages: _Messages) -> None:
+        self._own, self._terms, self._messages = own, terms, messages
 
     def wait(self) -> None:
-        """Return when the part is there."""
-        assert self._work is not None
-        self._work.wait()
-        self._work = None
-        self._own.copy_(self._part)
+        """Return when the sum is in `own`."""
+        self._messages.wait()
+        while self._terms:
+            self._own.add_(self._terms.pop(0))

@@ -76,8 +76,7 @@ class Bucket:
     @property
     def writes_into(self) -> bool:
         """Whether the result may overwrite the operand, if nothing else reads that."""
-        alone = len(self.moves) == 1 and all(tile.in_order for tile in self.tiles)
-        return alone and self.kind.overwrites
+        return len(self.moves) == 1 and self.kind.overwrites
 
     def start(self, given: list[torch.Tensor], owned: list[bool]) -> Arriving:
         """Begin to move this rank's tensors; nothing else reads those that are `owned`."""
@@ -106,8 +105,8 @@ class Bucket:
         work = self.backend.begin_gather(self.group, buffer, self.rank)
         return Arriving(work, lambda: gathered(self.tiles, buffer))
 
-    def reduce_scatter(self, given: list[torch.Tensor], owned: list[bool]) -> Arriving:
-        if self.writes_into and given[0].is_contiguous() and owned[0]:
+    def reduce_scatter(self, given: list[torch.Tensor], _owned: list[bool]) -> Arriving:
+        if len(given) == 1 and self.tiles[0].in_order and given[0].is_contiguous():
             buffer = given[0].view(-1)
         else:
             buffer = scatter_buffer(self.tiles, given)

@@ -8,7 +8,8 @@ workstations", 2009):
 * all_reduce, a reduce_scatter and then an all_gather: 2 · lap + 2 · (n − 1)/n · S / B
 * all_to_all of tiles of S/n: lap + (n − 1)/n · S/n / B, with the bytes divided among the levels
 
-Each also has the seconds of a launch. All-gathers may have a bandwidth of their own.
+Each also has the seconds of a launch. All-gathers may have a bandwidth of their own, which
+scattered sums have, too, where a rank adds up their terms itself (`BackendSpec.receives_terms`).
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ def _all_gather(link: Link, machine: Machine) -> StepPrice:
 
 
 def _reduce_scatter(link: Link, machine: Machine) -> StepPrice:
-    if not machine.backend_spec.native_reduce_scatter:
-        return _all_reduce(link, machine).and_then(_slice(link, machine))
     fixed, per_byte = machine.collective_launch_seconds + link.lap_seconds, 1 / link.bytes_per_s
+    if machine.backend_spec.receives_terms:  # by messages, as gathers, and then sums of two each
+        per_byte = 1 / link.gather_bytes_per_s + 3 * _touch(machine)
     return StepPrice(fixed, per_after=(link.ranks - 1) * per_byte)
 
 

@@ -24,13 +24,14 @@ Results = Callable[[], list[View]]  # what is returned when a transfer was waite
 class SentTensors(NamedTuple):
     """The tensors of a transfer among `ranks`: its parts, each as it is sent, with an owner.
 
-    `own` says whether the first one's memory is nobody else's.
+    `own` says whether the first one's memory is nobody else's; `receives_terms` as of the backend.
     """
 
     parts: Sequence[Part]
     views: Sequence[View]
     ranks: int
     own: bool
+    receives_terms: bool
 
 
 def started(allocator: Allocator, kind: Collective, sent: SentTensors) -> Results:
@@ -77,20 +78,23 @@ def all_gather(allocator: Allocator, sent: SentTensors) -> Results:
 
 
 def reduce_scatter(allocator: Allocator, sent: SentTensors) -> Results:
-    """Tiles are copied into a buffer rank by rank, unless an owned tensor is in that order."""
+    """Tiles are copied into a buffer rank by rank, unless a single tensor is in that order."""
     parts, ranks, first = sent.parts, sent.ranks, sent.views[0]
     sizes = [_longest(part.move, part.move.dst, ranks) * ITEM_BYTES[part.dtype] for part in parts]
     ordered = parts[0].in_order(ranks) and first.contiguous
-    if len(parts) == 1 and ordered and sent.own:
+    if len(parts) == 1 and ordered:
         buffer = first.block
     else:
         buffer = allocator.new(sum(sizes) * ranks, Use.COMMUNICATION)
         for view in sent.views:
             allocator.drop(view.block)
     own_tiles = allocator.new(sum(sizes), Use.COMMUNICATION)
+    others = ranks - 2 if sent.receives_terms else 0  # one term arrives where the sum will be
+    terms = [allocator.new(sum(sizes), Use.COMMUNICATION) for _ in range(others)]
 
     def results() -> list[View]:
-        allocator.drop(buffer)
+        for block in (buffer, *terms):
+            allocator.drop(block)
         return _sharing(allocator, own_tiles, parts)
 
     return results

@@ -11,6 +11,7 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
 from shardwright.ir.redistribution import LOCAL, ByKind, Collective
+from shardwright.machine.backends import BackendSpec
 from shardwright.program.instructions import Move, Shape
 from shardwright.program.step.instructions import Part, after_transfer
 from shardwright.simulate.memory.allocator import Allocator, Use
@@ -25,6 +26,7 @@ def moved(
     atoms: Shape,
     shape: Shape,
     sizes: Mapping[str, int],
+    backend: BackendSpec,
 ) -> View:
     """`view` after `moves`, as by `_run` in `runtime/comm/redistribute.py`; owns its block.
 
@@ -38,7 +40,7 @@ def moved(
         now = _copied(allocator, now)
     for move in moves:
         if move.collective.moves_data:
-            now = _communicated(allocator, now, move, sizes[move.axis])
+            now = _communicated(allocator, now, move, sizes[move.axis], backend)
         else:
             now = moved_locally(allocator, now, (move,))
     if not now.contiguous:
@@ -53,13 +55,15 @@ def moved_locally(allocator: Allocator, view: View, moves: tuple[Move, ...]) -> 
     return view
 
 
-def _communicated(allocator: Allocator, x: View, move: Move, ranks: int) -> View:
+def _communicated(
+    allocator: Allocator, x: View, move: Move, ranks: int, backend: BackendSpec
+) -> View:
     """The result of a collective that is waited for at once: `x` is there until it is done."""
     if not x.contiguous:
         x = _copied(allocator, x)
     part = Part("", "", x.shape, (), move, after_transfer(x.shape, move), x.dtype)
     allocator.own(x.block)
-    sent = SentTensors((part,), (x,), ranks, own=False)
+    sent = SentTensors((part,), (x,), ranks, own=False, receives_terms=backend.receives_terms)
     (found,) = started(allocator, move.collective, sent)()
     allocator.drop(x.block)
     allocator.becomes(found.block, Use.WORKSPACE)

@@ -240,4 +240,4 @@ class Tape(ABC):
 
     def moved(self, view: View, moves: tuple[Move, ...], atoms: Shape, shape: Shape) -> View:
         """`view` in another layout, with an owner."""
-        return moved(self.allocator, view, moves, atoms, shape, self.sizes)
+        return moved(self.allocator, view, moves, atoms, shape, self.sizes, self.rank.backend)

@@ -113,8 +113,8 @@ def test_what_is_little_but_launches_is_no_point_of_a_curve():
     assert found.efficiency.memory == fit_compute(device()).efficiency.memory
 
 
-@pytest.mark.parametrize("ranks, native", [(2, False), (4, False), (8, True)])
-def test_a_level_is_found_again_under_noise(ranks, native):
+@pytest.mark.parametrize("ranks, terms", [(2, True), (4, True), (8, False)])
+def test_a_level_is_found_again_under_noise(ranks, terms):
     call, hop, reduced, gathered = 8e-4, 5e-5, 1e9, 4e8
     noise = random.Random(0)
     samples = []
@@ -124,15 +124,15 @@ def test_a_level_is_found_again_under_noise(ranks, native):
         seconds = {
             "all_reduce": reduce,
             "all_gather": call + laps * hop + laps * tile / gathered,
-            "reduce_scatter": call + laps * hop + laps / ranks * tile / reduced
-            if native
-            else reduce,
+            "reduce_scatter": call
+            + laps * hop
+            + laps / ranks * tile / (gathered if terms else reduced),
         }
         samples += [
             Sample(f"host {kind}", tile, s * noise.uniform(0.99, 1.01))
             for kind, s in seconds.items()
         ]
-    found = fit_links(samples, "host", ranks, native)
+    found = fit_links(samples, "host", ranks, terms)
     assert found.bytes_per_s == pytest.approx(reduced, rel=0.05)
     assert found.gather_bytes_per_s == pytest.approx(gathered, rel=0.05)
     lap = found.launch_seconds + (ranks - 1) * found.hop_seconds
@@ -149,7 +149,7 @@ def test_a_link_that_lets_bursts_pass_has_the_bandwidth_that_lasts():
             samples.append(
                 Sample(f"link {kind}", tile, call + max(tile / 1e10, (tile - burst) / rate))
             )
-    found = fit_links(samples, "link", 2, native=False)
+    found = fit_links(samples, "link", 2, receives_terms=True)
     assert found.bytes_per_s == pytest.approx(rate, rel=0.01)
     assert found.gather_bytes_per_s == pytest.approx(rate, rel=0.01)
     assert found.launch_seconds + found.hop_seconds == pytest.approx(call, rel=0.4)
@@ -158,7 +158,7 @@ def test_a_link_that_lets_bursts_pass_has_the_bandwidth_that_lasts():
 def test_latency_that_only_noise_shows_is_none():
     samples = [Sample(f"host {kind}", 4096.0, 1e-3) for kind in ("all_reduce", "all_gather")]
     samples += [Sample("host all_reduce", 2**20, 2e-3), Sample("host all_gather", 2**20, 3e-3)]
-    found = fit_links(samples, "host", 2, native=False)
+    found = fit_links(samples, "host", 2, receives_terms=True)
     assert min(found.launch_seconds, found.hop_seconds) >= 0
     assert found.bytes_per_s > 0 and found.gather_bytes_per_s > 0
 

@@ -371,7 +371,9 @@ class StepMemory:
         views = [self.sent(part.value, part.atoms, part.local, part.dtype) for part in one.parts]
         ranks = len(members(one.channel, self.program.mesh))
         own = self.taken(one.parts[0], views[0])
-        return started(self.allocator, one.collective, SentTensors(one.parts, views, ranks, own))
+        terms = self.host.rank.backend.receives_terms
+        sent = SentTensors(one.parts, views, ranks, own, terms)
+        return started(self.allocator, one.collective, sent)
 
     def copied(self, one: HostCopy) -> Results:
         """Start a copy to the host, or from it to new memory; both values are there meanwhile."""

@@ -4,6 +4,7 @@ import pytest
 
 from shardwright.ir.layout import Layout, Mesh, local_atoms
 from shardwright.ir.op_memory import contiguous_strides
+from shardwright.machine.backends import BACKENDS
 from shardwright.program.instructions import flat, moves
 from shardwright.simulate.memory.allocator import Allocator
 from shardwright.simulate.memory.redistribution import moved
@@ -23,6 +24,6 @@ def test_to_cut_another_dimension_does_not_need_the_whole(src, dst):
     block = heap.new(WHOLE // 8)
     view = View(block, shape, contiguous_strides(shape), "float32")
     steps, made = moves(ATOMS, before, after, (0,)), flat(local_atoms(ATOMS, after, (0,)))
-    found = moved(heap, view, steps, shape, made, {"a": 8})
+    found = moved(heap, view, steps, shape, made, {"a": 8}, BACKENDS["gloo"])
     assert found.bytes == found.block.bytes == WHOLE // 8
     assert heap.peak == 3 * WHOLE // 8
