@@ -13,11 +13,10 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.options.constraints import Constraint
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.options.optimizers import known_optimizer
-from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
-from shardwright.planner import planner
 from shardwright.planner.arguments import search_scope
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
 from shardwright.planner.planner import Progress
@@ -26,6 +25,7 @@ from shardwright.planner.strategies.frontier import priced_frontier as strategy_
 from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
+from shardwright.public import search_with as search_with
 from shardwright.rules.operators.loss_chunks import with_loss_chunks
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.parallel_module import ParallelModule
@@ -194,17 +194,6 @@ def search(
         seconds=seconds,
     )
     return search_with(graph, machine_of(machine), options, progress)
-
-
-def search_with(
-    graph: Graph,
-    machine: Machine,
-    options: PlanOptions = DEFAULTS,
-    progress: Progress | None = None,
-) -> Frontier:
-    """`search` with its options as one value, as the commands call it."""
-    tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
-    return Frontier.of(planner.search(graph, machine, options, tracer, progress))
 
 
 def price(

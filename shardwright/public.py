@@ -1,6 +1,7 @@
 """The public classes: the values of `ir` with methods of the layers above them.
 
-`search` and `plan` return them. Values inside of the package are those of `ir`.
+`search` and `plan` return them. Values inside of the package are those of `ir`. `search_with` is
+here because commands call it, and importing `api` takes longer than many searches.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from html import escape
 
 from shardwright.ir import frontier as ir_frontier
 from shardwright.ir import plan as ir_plan
+from shardwright.ir.graph import Graph
+from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.machine import model
 from shardwright.machine.files.loading import load_machine, with_figures
 from shardwright.machine.files.toml import to_toml
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.planner import planner
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.frontier.frontier_svg import frontier_html
 from shardwright.report.text.explain import explain
@@ -325,3 +329,16 @@ class Machine(model.Machine):
     def to_toml(self) -> str:
         """The machine as readable TOML; `load` reads it back to an equal machine."""
         return to_toml(self)
+
+
+def search_with(
+    graph: Graph,
+    machine: model.Machine,
+    options: PlanOptions = DEFAULTS,
+    progress: planner.Progress | None = None,
+) -> Frontier:
+    """`search` with its options as one value, as the commands call it."""
+    from shardwright.tracing.op_memory.footprints import Footprints
+
+    tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
+    return Frontier.of(planner.search(graph, machine, options, tracer, progress))

@@ -7,6 +7,8 @@ from hypothesis import settings
 
 # Test workers and ranks share few cores. Ranks inherit this; torch reads it when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests replace parts of the capture, which a cached one would not run.
+os.environ.setdefault("SHARDWRIGHT_NO_CACHE", "1")
 
 # `pytest --hypothesis-profile explore` looks for new counterexamples.
 settings.register_profile("ci", derandomize=True, deadline=None)

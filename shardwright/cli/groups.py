@@ -15,6 +15,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.train.targets.target_text import Target, parse_target
 
 Command = Callable[..., Any]
+_OF_TARGET = ("target", "batch", "seq", "settings", "no_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,13 @@ def target(function: Command) -> Command:
 
     @functools.wraps(function)
     def collected(*args: Any, **kwargs: Any) -> Any:
-        given = [kwargs.pop(name) for name in ("target", "batch", "seq", "settings")]
-        parse_target(*given)
-        return function(*args, target=Target(*given), **kwargs)
+        text, batch, seq, settings, no_cache = (kwargs.pop(name) for name in _OF_TARGET)
+        parse_target(text, batch, seq, settings)
+        chosen = Target(text, batch, seq, settings, not no_cache)
+        return function(*args, target=chosen, **kwargs)
 
-    return click.argument("target")(_with(collected, options.batch, options.seq, options.settings))
+    named = options.batch, options.seq, options.settings, options.no_cache
+    return click.argument("target")(_with(collected, *named))
 
 
 def target_and_plan(function: Command) -> Command:

@@ -272,6 +272,12 @@ settings = click.option(
     help="What if: a field of the config.json, an argument of the function, as layers=4, or"
     " another machine, as machine=4xV100.",
 )
+no_cache = click.option(
+    "--no-cache",
+    is_flag=True,
+    envvar="SHARDWRIGHT_NO_CACHE",
+    help="Capture a config.json anew, and keep no capture in the user's cache folder.",
+)
 numerics = (
     click.option(
         "--rng",

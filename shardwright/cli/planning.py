@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -32,7 +33,8 @@ from shardwright.planner.audit.avoidable import Avoidable
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.strategies.preference import preferred
 from shardwright.report.units import size
-from shardwright.train.targets.target_text import Target
+from shardwright.train.targets.capture_cache import CachedCapture, CaptureCache, capture_key
+from shardwright.train.targets.target_text import ConfigTarget, Target, parse_target
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -51,14 +53,26 @@ def time_shares(options: PlanOptions, searches: int) -> Iterator[PlanOptions]:
 class CapturedTarget:
     """The serial graph of a target, and further inputs of a search.
 
-    `precision` says in which one it was captured, and why.
+    Attributes:
+        load: makes the job of the target.
+        graph: its graph.
+        optimizer: the name of its optimizer in plans.
+        seconds: that the capture took, or reading it from the cache.
+        weight_bytes: bytes of all parameters of the model as it is built.
+        precision: in which one it was captured, and why.
     """
 
-    job: Job
+    load: Callable[[], Job]
     graph: Graph
     optimizer: str
     seconds: float
+    weight_bytes: int = 0
     precision: str = ""
+
+    @property
+    def job(self) -> Job:
+        """The job of the target."""
+        return self.load()
 
     @property
     def state_bytes(self) -> int:
@@ -79,25 +93,62 @@ def capture(
 ) -> CapturedTarget:
     """Load TARGET and capture its model, on the meta device if it can be built there.
 
+    The capture of a `config.json` is read from the user's cache if it is there, else kept there.
+
     `numerics` override those of the job, and the precision of a config's dtype. With `machine`,
     weights that its devices cannot hold within `memory_limit` are rejected before the capture.
     """
-    with working(f"capturing {target.text}"):
-        from shardwright.train.targets.precision import chosen_precision
-        from shardwright.train.targets.target import load_job
 
-        job = load_job(target.text, target.batch, target.seq, target.settings)
-        asked = numerics.get("precision")
-        chosen = chosen_precision(target, job, asked, faster_in_bf16=faster_in_bf16)
-        options = {"precision": chosen.option} if chosen.option is not None else {}
-        captured = capture_job(
-            job,
-            optimizer,
-            numerics={**options, **numerics},
-            machine=machine,
-            memory_limit=memory_limit,
+    def checked(weight_bytes: int) -> None:
+        if machine is not None:
+            check_limit(machine, memory_limit, weight_bytes, WEIGHTS)
+
+    with working(f"capturing {target.text}"):
+        start = time.perf_counter()
+        parsed = parse_target(target.text, target.batch, target.seq, target.settings)
+        if not target.cached or not isinstance(parsed, ConfigTarget):
+            return _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
+        entries = CaptureCache.of_user()
+        key = capture_key(parsed, numerics, optimizer, faster_in_bf16=faster_in_bf16)
+        if (known := entries.find(key)) is None:
+            found = _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
+            made = found.graph, found.optimizer, found.precision, found.weight_bytes
+            entries.keep(key, CachedCapture(*made))
+            return found
+        checked(known.weight_bytes)
+        return CapturedTarget(
+            cache(partial(_job, target)),
+            known.graph,
+            known.optimizer,
+            time.perf_counter() - start,
+            known.weight_bytes,
+            known.precision,
         )
-    return replace(captured, precision=chosen.sentence(captured.graph))
+
+
+def _captured(
+    target: Target,
+    optimizer: str | None,
+    numerics: Mapping[str, str],
+    check: Callable[[int], None],
+    *,
+    faster_in_bf16: bool,
+) -> CapturedTarget:
+    """Capture the model of a target without the cache."""
+    from shardwright.train.targets.precision import chosen_precision
+
+    job = _job(target)
+    asked = numerics.get("precision")
+    chosen = chosen_precision(target, job, asked, faster_in_bf16=faster_in_bf16)
+    options = {"precision": chosen.option} if chosen.option is not None else {}
+    found = capture_job(job, optimizer, numerics={**options, **numerics}, check=check)
+    return replace(found, precision=chosen.sentence(found.graph))
+
+
+def _job(target: Target) -> Job:
+    from shardwright.train.targets.target import load_job
+
+    return load_job(target.text, target.batch, target.seq, target.settings)
 
 
 def capture_job(
@@ -105,10 +156,12 @@ def capture_job(
     optimizer: str | None = None,
     *,
     numerics: Mapping[str, str] = MappingProxyType({}),
-    machine: Machine | None = None,
-    memory_limit: int | str | None = None,
+    check: Callable[[int], None] = lambda _: None,
 ) -> CapturedTarget:
-    """Capture the model of a job; arguments are those of `capture`."""
+    """Capture the model of a job; `check` rejects too many bytes of weights before the capture.
+
+    The other arguments are those of `capture`.
+    """
     from shardwright import api
     from shardwright.tracing.arguments import weight_bytes
     from shardwright.tracing.export.opaque import WeightsNeededError
@@ -119,14 +172,13 @@ def capture_job(
     start = time.perf_counter()
     model = build_model(job, meta=True)
     name = optimizer if optimizer is not None else optimizer_name(job, model)
-    if machine is not None:
-        check_limit(machine, memory_limit, weight_bytes(model), WEIGHTS)
+    weights = weight_bytes(model)
+    check(weights)
     try:
         graph = api.capture(model, args, kwargs, **chosen)
     except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
         graph = api.capture(build_model(job), args, kwargs, **chosen)
-    seconds = time.perf_counter() - start
-    return CapturedTarget(job, graph, name, seconds)
+    return CapturedTarget(lambda: job, graph, name, time.perf_counter() - start, weights)
 
 
 def avoidable(captured: CapturedTarget, machine: Machine, found: Choice) -> Avoidable:
@@ -206,9 +258,9 @@ def search(captured: CapturedTarget, machine: Machine, options: PlanOptions = DE
     """The frontier of one graph on one machine, with the optimizer of the target."""
     options = replace(options, optimizer=captured.optimizer)
     with working(f"searching plans for {machine}") as progress:
-        from shardwright import api
+        from shardwright.public import search_with
 
-        return api.search_with(captured.graph, machine, options, progress)
+        return search_with(captured.graph, machine, options, progress)
 
 
 def frontiers(

@@ -51,14 +51,21 @@ class Replicas:
 
     def __init__(self, expansion: Expansion) -> None:
         self.expansion = expansion
+        self._known: dict[Strategy, Strategy] = {}
         self._spaces: dict[Strategy, tuple[SpaceOfStrategy, Offer]] = {}
         self._costs: dict[Strategy, ReplicaCosts] = {}
         self._crossing: dict[tuple[Strategy, int], int] = {}
         self._slowest: dict[tuple[Strategy, int], float] = {}
 
+    def of(self, strategy: Strategy) -> Strategy:
+        """The strategy of one replica, as `replica_of`."""
+        if strategy not in self._known:
+            self._known[strategy] = replica_of(strategy)
+        return self._known[strategy]
+
     def costs(self, strategy: Strategy) -> ReplicaCosts | None:
         """The costs of a replica of `strategy`; None if the graph has no such micro-batches."""
-        alone = replica_of(strategy)
+        alone = self.of(strategy)
         if alone not in self._costs:
             counts, _ = self.expansion.sources.possible((alone.micro_batches,))
             if alone.micro_batches not in counts:
@@ -83,7 +90,7 @@ class Replicas:
 
     def crossing(self, strategy: Strategy) -> int:
         """Bytes of a rank's tiles of one micro-batch at the cut that the fewest cross."""
-        alone = replace(replica_of(strategy), recompute=NONE)
+        alone = replace(self.of(strategy), recompute=NONE)
         key = alone, strategy.stages
         if key not in self._crossing:
             space, _ = self._space(alone)
@@ -97,7 +104,7 @@ class Replicas:
 
     def slowest_stage(self, strategy: Strategy) -> float:
         """The least seconds that the slowest stage of any cut computes the whole batch for."""
-        alone, stages = replica_of(strategy), strategy.stages
+        alone, stages = self.of(strategy), strategy.stages
         key = alone, stages
         if key not in self._slowest:
             space, offer = self._space(alone)

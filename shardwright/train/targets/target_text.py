@@ -21,12 +21,16 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/model
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """TARGET as text, the sizes of a batch for a config.json, and `NAME=VALUE` settings."""
+    """TARGET as text, the sizes of a batch for a config.json, and `NAME=VALUE` settings.
+
+    `cached` is whether the capture of a config.json may be read from the user's cache.
+    """
 
     text: str
     batch: int | None = None
     seq: int | None = None
     settings: tuple[str, ...] = ()
+    cached: bool = True
 
     def arguments(self) -> list[str]:
         """The worker's command-line arguments."""

@@ -22,7 +22,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links
 from shardwright.planner.strategies.expansion import Expansion, sync_of
 from shardwright.planner.strategies.layers import recomputed_layers
-from shardwright.planner.strategies.replicas import Replicas, replica_of
+from shardwright.planner.strategies.replicas import Replicas
 from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
 from shardwright.planner.tables.memory import bucket_sizes
 from shardwright.simulate.costs.collectives import step_price
@@ -67,12 +67,19 @@ class Bounds:
 
     def seconds(self, strategy: Strategy) -> float:
         """A lower bound of the step time of this strategy."""
+        return self._step(strategy, slowest=True)
+
+    def quick_seconds(self, strategy: Strategy) -> float:
+        """A lower bound of `seconds`, without the slowest stage of pipelines."""
+        return self._step(strategy, slowest=False)
+
+    def _step(self, strategy: Strategy, *, slowest: bool) -> float:
         costs = self.replicas.costs(strategy)
         work = sums = longest = 0.0
         if costs is not None:
-            parts = replica_of(strategy).micro_batches // strategy.micro_batches
+            parts = self.replicas.of(strategy).micro_batches // strategy.micro_batches
             work = costs.seconds / parts
-            if strategy.pp > 1:
+            if strategy.pp > 1 and slowest:
                 longest = self.replicas.slowest_stage(strategy) / parts
         passes = work
         if not self.expansion.machine.settles:  # elsewhere messages are hidden behind compute
@@ -81,8 +88,8 @@ class Bounds:
         if strategy.pp == 1:
             return work
         given = strategy.schedule, work, sums, strategy.pp, strategy.micro_batches
-        slowest = least_of_slowest(strategy.pp, strategy.micro_batches, passes, longest)
-        return max(least_step_seconds(*given), slowest)
+        within = least_of_slowest(strategy.pp, strategy.micro_batches, passes, longest)
+        return max(least_step_seconds(*given), within)
 
     def bytes(self, strategy: Strategy) -> int:
         """A lower bound of the peak memory of this strategy on the rank that needs most."""

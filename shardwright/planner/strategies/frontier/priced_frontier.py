@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import final
 
 from shardwright.ir.frontier import Plans
@@ -37,6 +38,7 @@ Progress = Callable[[str, float], None]
 RESOLUTION = 1e-2  # strategies whose bound permits a smaller relative gain in time are not priced
 _PLANS = 48
 _LEVELS = 3  # the number of memory limits, each half of the one before
+_NO_SIZE = -1  # in place of the bound of bytes where only the quick bound is known
 _TRIES = 24  # the most strategies priced for each limit below the memory of a device
 
 
@@ -194,25 +196,50 @@ class _Pricing:
         self._tries = Counter[float]()
 
     def search(self, progress: Progress | None, end: float) -> None:
-        """Price the strategies that bounds do not exclude."""
-        least = {one: self.bounds.bytes(one) for one in self.every}
-        fitting = {one: size for one, size in least.items() if size <= self._most}
-        order = sorted(
-            ((self.bounds.seconds(one), size, one) for one, size in (fitting or least).items()),
-            key=lambda one: one[:2],
-        )
-        for number, (seconds, size, strategy) in enumerate(order):
+        """Price the strategies that bounds do not exclude.
+
+        Bounds are computed of those only that their quick bound does not exclude. If none may fit
+        the largest limit, the others are priced.
+        """
+        queue = [
+            (self.bounds.quick_seconds(one), _NO_SIZE, number)
+            for number, one in enumerate(self.every)
+        ]
+        heapify(queue)
+        unfit: list[tuple[float, int, Strategy]] = []
+        fits = False
+        while queue and not _excludes(queue[0][0], max(known for known, _ in self._best.values())):
             if time.perf_counter() >= end:
                 return
-            level = min(limit for limit in self._best if limit >= size)
-            if self._best[level][0] <= seconds * (1 + RESOLUTION):
-                continue
-            if level < self._most and self._tries[level] >= _TRIES:
-                continue
-            self._tries[level] += 1
-            if progress is not None:
-                progress(f"strategy {strategy}", number / len(order))
-            self._price(strategy)
+            seconds, size, number = heappop(queue)
+            strategy = self.every[number]
+            if size == _NO_SIZE:
+                found = self.bounds.seconds(strategy), self.bounds.bytes(strategy)
+                heappush(queue, (*found, number))
+            elif size > self._most:
+                unfit.append((seconds, size, strategy))
+            else:
+                fits = True
+                if progress is not None:
+                    progress(f"strategy {strategy}", 1 - len(queue) / len(self.every))
+                self._try(seconds, size, strategy)
+        left = (self.every[number] for _, _, number in queue)
+        if fits or any(self.bounds.bytes(one) <= self._most for one in left):
+            return
+        for one in unfit:
+            if time.perf_counter() >= end:
+                return
+            self._try(*one)
+
+    def _try(self, seconds: float, size: int, strategy: Strategy) -> None:
+        """Price a strategy of which these are the bounds, unless they exclude it."""
+        level = min(limit for limit in self._best if limit >= size)
+        if _excludes(seconds, self._best[level][0]):
+            return
+        if level < self._most and self._tries[level] >= _TRIES:
+            return
+        self._tries[level] += 1
+        self._price(strategy)
 
     def reschedule(self) -> None:
         """Price the best pipeline within each limit under other schedules."""
@@ -232,6 +259,11 @@ class _Pricing:
         for limit, (known, _) in self._best.items():
             if candidate.peak <= limit and seconds < known:
                 self._best[limit] = seconds, strategy
+
+
+def _excludes(seconds: float, known: float) -> bool:
+    """Whether a plan of `known` seconds excludes strategies of at least `seconds`."""
+    return known <= seconds * (1 + RESOLUTION)
 
 
 _Key = tuple[object, ...]

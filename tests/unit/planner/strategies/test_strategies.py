@@ -1,5 +1,7 @@
 """Strategies become plans: fields that change them or are refused, bounds, and the enumeration."""
 
+import math
+from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
@@ -13,7 +15,12 @@ from shardwright.machine.presets import preset
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.bounds import Bounds
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
-from shardwright.planner.strategies.frontier.priced_frontier import RESOLUTION, limited, priced
+from shardwright.planner.strategies.frontier.priced_frontier import (
+    _TRIES,
+    RESOLUTION,
+    limited,
+    priced,
+)
 
 BASE = "dp_shard=2 tp=2 mb=2"
 STAGED = "pp=2 dp_shard=2 mb=4"
@@ -140,6 +147,40 @@ def test_enumeration_finds_what_brute_force_finds_and_bounds_hold(expansion):
     found = priced(expansion, every)
     assert len(found) < len(every)
     assert min(c.point.time for c in found) <= min(costs) * (1 + RESOLUTION)
+
+
+def eagerly_priced(expansion, every, limits, known):
+    """The texts of strategies that are priced if all bounds are computed first, in order."""
+    bounds, best = Bounds(expansion), dict.fromkeys((*limits, math.inf), known)
+    both = [(bounds.seconds(one), bounds.bytes(one), one) for one in every]
+    fitting = [row for row in both if row[1] <= max(limits)] or both
+    found, tries = [], Counter()
+    for seconds, size, one in sorted(fitting, key=lambda row: row[:2]):
+        level = min(limit for limit in best if limit >= size)
+        tried = level < max(limits) and tries[level] >= _TRIES
+        if tried or best[level] <= seconds * (1 + RESOLUTION):
+            continue
+        tries[level] += 1
+        try:
+            price, peak = cost(expansion, one)
+        except StrategyError:
+            continue
+        found.append(str(one))
+        for limit in best:
+            best[limit] = min(best[limit], price) if peak <= limit else best[limit]
+    return found
+
+
+@pytest.mark.parametrize("parts, known", [((1,), 1), ((1, 2, 4), 1), ((1000,), 1), ((1,), 1.05)])
+def test_bounds_that_are_computed_late_choose_the_same_strategies(expansion, parts, known):
+    """`parts` divide the largest bound of bytes, and `known` multiplies the best price."""
+    every = list(strategies_on(expansion.machine, limited(expansion, tp_across_hosts=False)))
+    bounds = Bounds(expansion)
+    most, least = max(map(bounds.bytes, every)), min(map(bounds.seconds, every))
+    given = [most / part for part in parts], math.inf if known == 1 else known * least
+    limits, seconds = given
+    found = priced(expansion, every, limits=limits, known=seconds, reschedule=False)
+    assert [one.name for one in found] == eagerly_priced(expansion, every, *given)
 
 
 def test_experts_are_enumerated_and_their_bounds_hold(mixture):
