@@ -21,7 +21,7 @@ from shardwright.report.units import milliseconds, size
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
 _PACED = 0.1  # of the step: less of the host is not named
-_ALTERNATIVES = 3  # each is simulated
+_ALTERNATIVES = 5
 _STRATEGY = 76  # columns of a strategy in the table
 
 
