@@ -60,6 +60,7 @@ class Plan(ir_plan.Plan):
         compiled: whether layers run through `torch.compile`.
         ahead: how many buckets of parameters are gathered before the one that operators read.
         offload: what is kept in the memory of the host, as in `Strategy`.
+        on_device: the recomputed segments whose inputs stay on the device nevertheless.
         overlap: part of gradient reductions that the machine hides behind computing.
         gather_overlap: that of gathers of sharded parameters; None: the same.
         useful_seconds: seconds of a step's useful operations, if one device computed them at its
