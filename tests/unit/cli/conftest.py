@@ -117,6 +117,7 @@ def api(monkeypatch):
     fake = FakeApi()
     monkeypatch.setitem(sys.modules, "shardwright.api", fake)
     monkeypatch.setattr(shardwright, "api", fake, raising=False)
+    monkeypatch.setattr("shardwright.public.search_with", fake.search_with)
     monkeypatch.setattr(planning, "avoidable", lambda *_: NOTHING)  # the plan is none of the graph
     return fake
 
