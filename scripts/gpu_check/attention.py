@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from scripts.gpu_check.models import Found
+from scripts.gpu_check.predicted import milliseconds
 from shardwright.program.instructions import Run
 from shardwright.runtime.attention.blockwise_attention import Rows, ScoreOptions, TileGradients
 from shardwright.runtime.attention.fused_blocks import kernel_of
@@ -115,18 +114,6 @@ def _error(one: Any, other: Tensor) -> float:
 def _times(tensors: list[Tensor]) -> dict[str, float]:
     given = torch.randn_like(tensors[0])
     return {
-        "ranks_ms": sum(_milliseconds(partial(_one, tensors, given, p)) for p in range(RANKS)),
-        "one_call_ms": _milliseconds(lambda: _whole(tensors, given)),
+        "ranks_ms": sum(milliseconds(partial(_one, tensors, given, p)) for p in range(RANKS)),
+        "one_call_ms": milliseconds(lambda: _whole(tensors, given)),
     }
-
-
-def _milliseconds(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(6):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return float(statistics.median(times))

@@ -128,6 +128,19 @@ def measure(step: Callable[[], object]) -> dict[str, Any]:
     }
 
 
+def milliseconds(run: Callable[[], object]) -> float:
+    """Median milliseconds of twelve calls on the device, each waited for."""
+    times = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(statistics.median(times))
+
+
 def _host_seconds(step: Callable[[], object]) -> float:
     """Median seconds until the host has issued a step to an idle device."""
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import warnings
 from functools import partial
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 import shardwright as sw
 from scripts.gpu_check.exact import planned, too_large
 from scripts.gpu_check.models import SMALL, Batch, Found, Step, eager_step, gpt2_with_dropout, made
-from scripts.gpu_check.predicted import measure
+from scripts.gpu_check.predicted import measure, milliseconds
 from shardwright.ir.graph import Op, Ref
 from shardwright.program.instructions import Dropout
 from shardwright.runtime.random.dropout import GlobalDropout, random_state, threshold_of
@@ -74,8 +73,8 @@ def _step_of_run(name: str, device: torch.device) -> dict[str, Any]:
 
     return {
         "waits": waits_of(step),
-        "milliseconds": _milliseconds(step),
-        "alone": _milliseconds(lambda: module.main.train_step(optimizer, batch)),
+        "milliseconds": milliseconds(step),
+        "alone": milliseconds(lambda: module.main.train_step(optimizer, batch)),
         "stops": _stops(stepper, run, batch),
     }
 
@@ -139,7 +138,7 @@ def _graph_of(name: str, device: torch.device) -> dict[str, float]:
             loss = step()
     torch.cuda.current_stream().wait_stream(side)
     expected = loss.item(), _norm(parallel)
-    plain = _milliseconds(step)
+    plain = milliseconds(step)
     parallel.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -148,24 +147,12 @@ def _graph_of(name: str, device: torch.device) -> dict[str, float]:
     torch.cuda.synchronize()
     got = loss.item(), _norm(parallel)
     error = max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
-    return {"error": error, "plain_ms": plain, "graph_ms": _milliseconds(graph.replay)}
+    return {"error": error, "plain_ms": plain, "graph_ms": milliseconds(graph.replay)}
 
 
 def _norm(module: torch.nn.Module) -> float:
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(grads))
-
-
-def _milliseconds(run: Step) -> float:
-    times = []
-    for _ in range(12):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return float(statistics.median(times))
 
 
 def dropout(device: torch.device) -> Found:
@@ -204,8 +191,8 @@ def _dropout_alone(device: torch.device) -> dict[str, float]:
     ones = torch.ones_like(x)
     return {
         "equal": float(torch.equal(ours(x, state), plain)),
-        "forward_ms": _milliseconds(lambda: ours(x, state)),
-        "both_ms": _milliseconds(lambda: ours(x, state).backward(ones)),
-        "torch_forward_ms": _milliseconds(lambda: F.dropout(x, 0.1)),
-        "torch_both_ms": _milliseconds(lambda: F.dropout(x, 0.1).backward(ones)),
+        "forward_ms": milliseconds(lambda: ours(x, state)),
+        "both_ms": milliseconds(lambda: ours(x, state).backward(ones)),
+        "torch_forward_ms": milliseconds(lambda: F.dropout(x, 0.1)),
+        "torch_both_ms": milliseconds(lambda: F.dropout(x, 0.1).backward(ones)),
     }

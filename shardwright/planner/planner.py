@@ -83,19 +83,7 @@ def search(
         raise OptionsError(f"progress is {progress!r}; give a function of a text and a number")
     scope = search_scope(machine, options)
     if options.method == "kcut":
-        (mesh,) = options.meshes or (mesh_of_cuts(machine),)
-        # The ends of the frontier and the baselines, for comparison.
-        baseline_options = PlanOptions(
-            optimizer=options.optimizer,
-            seconds=0,
-            recompute=False,
-            micro_batches=(1,),
-            stages=(1,),
-            loss_chunks=(1,),
-        )
-        ends = partial(search, graph, machine, baseline_options, tracer)
-        found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
-        return replace(found, device_bytes=machine.device.usable_bytes)
+        return _cut(graph, machine, options, tracer, progress)
     end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
     forms = loss_forms(graph, machine, options)
     starts: list[StartingStrategies] = []
@@ -126,6 +114,28 @@ def search(
     ):
         return if_tight(run, options.memory_limit)
     return run(tight=True)
+
+
+def _cut(
+    graph: Graph,
+    machine: Machine,
+    options: PlanOptions,
+    tracer: OpTracer,
+    progress: Progress | None,
+) -> SearchedFrontier:
+    """SoyBean's plan, with the ends of the frontier and the baselines for comparison."""
+    (mesh,) = options.meshes or (mesh_of_cuts(machine),)
+    baseline_options = PlanOptions(
+        optimizer=options.optimizer,
+        seconds=0,
+        recompute=False,
+        micro_batches=(1,),
+        stages=(1,),
+        loss_chunks=(1,),
+    )
+    ends = partial(search, graph, machine, baseline_options, tracer)
+    found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
+    return replace(found, device_bytes=machine.device.usable_bytes)
 
 
 def _start_of(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.layout import fits, is_natural
+from shardwright.ir.layout import Layout, fits, is_natural
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
@@ -47,22 +47,7 @@ def read_plan(
     storage = {p.name: p.layout for p in plan.parameters}
     if missing := {op.name for op in graph.ops} - set(tilings):
         raise PlanError(f"the plan has no tiling for the operator {min(missing)}; plan again")
-    parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-    if parameters != set(storage):
-        odd = min(parameters ^ set(storage))
-        raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
-    checked: set[object] = set()
-    for name, layout in storage.items():
-        atoms = analysis.atoms[name]
-        if (atoms, layout) in checked:
-            continue
-        checked.add((atoms, layout))
-        if fits(atoms, layout) and not is_natural(atoms, layout):
-            raise PlanError(
-                f"the plan stores the parameter {name} of shape {list(graph.tensor[name].shape)} as"
-                f" {layout}, and parameters are sharded evenly along their own dimensions; plan"
-                " again"
-            )
+    _require_storage(storage, graph, analysis)
     try:
         if plan.pipeline is not None:
             plan.pipeline.check(plan.micro_batches)
@@ -89,6 +74,26 @@ def read_plan(
         frozenset(plan.on_device),
         plan.compiled,
     )
+
+
+def _require_storage(storage: Mapping[str, Layout], graph: Graph, analysis: Analysis) -> None:
+    """Raise `PlanError` unless each parameter has a layout in which it can be stored."""
+    parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    if parameters != set(storage):
+        odd = min(parameters ^ set(storage))
+        raise PlanError(f"plan and model disagree on the parameter {odd}; plan again")
+    checked: set[object] = set()
+    for name, layout in storage.items():
+        atoms = analysis.atoms[name]
+        if (atoms, layout) in checked:
+            continue
+        checked.add((atoms, layout))
+        if fits(atoms, layout) and not is_natural(atoms, layout):
+            raise PlanError(
+                f"the plan stores the parameter {name} of shape {list(graph.tensor[name].shape)} as"
+                f" {layout}, and parameters are sharded evenly along their own dimensions; plan"
+                " again"
+            )
 
 
 def _require_offload(plan: Plan) -> None:
