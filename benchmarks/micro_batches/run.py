@@ -19,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +31,7 @@ from benchmarks import record
 from benchmarks.hosts import Cluster, Link, hosts
 from benchmarks.hosts.network import DEVICE, address
 from benchmarks.micro_batches.worker import MODELS, plan_of
+from benchmarks.work_tree import work_tree
 from shardwright.ir.redistribution import collective_named
 
 SEED, TARGET = 0, 1.5
@@ -44,23 +44,6 @@ _ALIKE = 1e-3  # how far losses may be apart, relatively
 _START_SECONDS = 300.0  # for imports, capture and the first step, on a busy machine
 _STEP_SECONDS = 120.0
 _KILLED_SECONDS = 10.0
-
-
-@contextmanager
-def work_tree(commit: str) -> Iterator[Path]:
-    """A work tree of `commit` of this repository, while it lasts."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        subprocess.run(
-            ["git", "worktree", "add", "--quiet", "--detach", str(tree), commit],
-            cwd=record.ROOT,
-            check=True,
-        )
-        try:
-            yield tree
-        finally:
-            remove = ["git", "worktree", "remove", "--force", str(tree)]
-            subprocess.run(remove, cwd=record.ROOT, check=True)
 
 
 @dataclass

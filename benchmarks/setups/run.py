@@ -21,6 +21,7 @@ import torch
 
 import shardwright as sw
 from benchmarks import record
+from benchmarks.public_models import CONFIGS
 from shardwright.ir.graph import Graph
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -32,7 +33,6 @@ from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import limited, priced
 
 _SHAPE = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
-_LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ class Setup:
     Attributes:
         title: model, devices and tokens.
         source: who published it.
-        kind: the class of its model in transformers, without `Config`.
-        config: the fields of its configuration.
+        model: of `CONFIGS`.
         machine: the preset.
         batch: sequences of a step on all devices.
         tokens: of a sequence.
@@ -52,8 +51,7 @@ class Setup:
 
     title: str
     source: str
-    kind: str
-    config: dict[str, Any]
+    model: str
     machine: str
     batch: int
     tokens: int
@@ -64,49 +62,40 @@ SETUPS = {
     "405B": Setup(
         "Llama 3.1 405B, 512 H100, 8,192 tokens",
         "torchtitan: FSDP 8, TP 8, PP 8, 32 sequences a rank of FSDP, full recomputation",
-        "Llama",
-        _LLAMA
-        | {
-            "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
-            "num_attention_heads": 128,
-        },
-        "64x8xH100-96", 256, 8192, "dp_shard=8 tp=8 pp=8 mb=32 ac=full",
+        "Llama-3.1-405B",
+        "64x8xH100-96",
+        256,
+        8192,
+        "dp_shard=8 tp=8 pp=8 mb=32 ac=full",
     ),
     "70B": Setup(
         "Llama 3.1 70B, 256 H100, 8,192 tokens",
         "torchtitan: FSDP 32, TP 8, 16 sequences a rank of FSDP, full recomputation",
-        "Llama",
-        _LLAMA
-        | {
-            "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-        },
-        "32x8xH100-96", 512, 8192, "dp_shard=32 tp=8 ac=full",
+        "Llama-3.1-70B",
+        "32x8xH100-96",
+        512,
+        8192,
+        "dp_shard=32 tp=8 ac=full",
     ),
     "235B": Setup(
         "Qwen3 235B-A22B, 256 H100, 4,096 tokens",
         "Megatron-Bridge: TP 2, PP 8, EP 32",
-        "Qwen3Moe",
-        {
-            "vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 94,
-            "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536,
-            "decoder_sparse_step": 1, "mlp_only_layers": [],
-        },
-        "32x8xH100", 1024, 4096, "dp_shard=16 tp=2 pp=8 ep=32 mb=32",
+        "Qwen3-235B-A22B",
+        "32x8xH100",
+        1024,
+        4096,
+        "dp_shard=16 tp=2 pp=8 ep=32 mb=32",
     ),
     "8B": Setup(
         "Llama 3.1 8B, 8 H100, 131,072 tokens",
         "torchtitan: FSDP 2, CP 4, one sequence a rank of FSDP, full recomputation",
-        "Llama",
-        _LLAMA
-        | {
-            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-        },
-        "8xH100-96", 2, 131072, "dp_shard=2 cp=4 ac=full",
+        "Llama-3.1-8B",
+        "8xH100-96",
+        2,
+        131072,
+        "dp_shard=2 cp=4 ac=full",
     ),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -149,13 +138,12 @@ def row(setup: Setup) -> dict[str, Any]:
 
 def captured(setup: Setup) -> Graph:
     """A step of the model of a setup."""
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = getattr(transformers, f"{setup.kind}Config")(
-        **setup.config, max_position_embeddings=setup.tokens, tie_word_embeddings=False
-    )
+    known = {**CONFIGS[setup.model], "max_position_embeddings": setup.tokens}
+    config = AutoConfig.for_model(**known)
     with torch.device("meta"):
-        model = getattr(transformers, f"{setup.kind}ForCausalLM")(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         ids = torch.zeros((setup.batch, setup.tokens), dtype=torch.long)
     graph: Graph = sw.capture(model, (), {"input_ids": ids, "labels": ids}, precision="bf16")
     return graph
