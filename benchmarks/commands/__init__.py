@@ -1,0 +1,1 @@
+"""Wall time of whole commands, of this commit and of an earlier one."""

@@ -43,6 +43,8 @@ from shardwright.profile.local_ranks import START_SECONDS, Tell, join, run_ranks
 from shardwright.profile.timing import Sample, Stopwatch
 from shardwright.runtime.backend.registry import backend_of
 
+_FREE_MEMORY = 2**28  # bytes: results and temporaries of the largest probes
+
 
 def measure_here(devices: int | None = None, *, tune_host: bool = False) -> Machine:
     """Measure the ranks of the process group if there is one, else new processes on this host.
@@ -125,6 +127,7 @@ def measure_ranks(
     update_probes.add_all(stopwatch)
     link_probes.add_all(stopwatch, levels)
     backend.tune_new_groups()
+    stopwatch.access(_FREE_MEMORY)
     samples = stopwatch.samples()
     sizes = {name: mesh.size() for name, mesh in levels.items()}
     found: list[tuple[float, int, int]] = [(0.0, 0, 0)] * world

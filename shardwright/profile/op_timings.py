@@ -9,6 +9,7 @@ import json
 import platform
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -145,58 +146,88 @@ def time_calls(
         if start and stopwatch.is_past(end):
             break
         runs = {str(call): _runnable(call, stopwatch.device) for call in some}
-        if kind == "cpu":
-            # The first access to a page takes microseconds, and ten times as long on a virtual
-            # machine; in a step all pages have been accessed before.
-            torch.empty(min(_MOST_ROOM, _ROOM * max(map(_size, some))), dtype=torch.uint8).fill_(1)
+        room = _ROOM * max(_size(call) * _sets(call) for call in some)
+        stopwatch.access(min(_MOST_ROOM, room))
         for text, run in runs.items():
             if run is not None:
-                stopwatch.add(f"{text} forward", 1, run[0], alone=True)
-                stopwatch.add(f"{text} both", 1, run[1], alone=True)
+                _add(stopwatch, text, run)
         times = {sample.kind: sample.seconds for sample in stopwatch.samples()}
         for text, run in runs.items():
             found[text] = None
             if run is not None:
-                forward, both = times[f"{text} forward"], times[f"{text} both"]
-                found[text] = forward, max(0.0, both - forward)
+                forward = times[f"{text} forward"]
+                both = times.get(f"{text} both", forward)
+                found[text] = forward, times.get(f"{text} backward", max(0.0, both - forward))
     return found
 
 
-def _runnable(
-    call: OpCall, device: torch.device
-) -> tuple[Callable[[], object], Callable[[], object]] | None:
-    """Functions that run the call forward, and forward and backward; None if it cannot run.
+def _add(stopwatch: Stopwatch, text: str, run: _CallRuns) -> None:
+    """Add the probes of a call: forward, and backward if its results have gradients."""
+    stopwatch.add(f"{text} forward", 1, run.forward, alone=True)
+    if not run.gradients:
+        return
+    if stopwatch.device.type == "cpu":
+        stopwatch.add(f"{text} backward", 1, run.backward, alone=True, after=run.ahead)
+    else:  # the queue of a GPU takes no function between the runs
+        stopwatch.add(f"{text} both", 1, run.both, alone=True)
 
-    Consecutive runs use different tensors, because in a step other operators evict a call's tensors
-    from the caches.
+
+def _sets(call: OpCall) -> int:
+    """The number of copies of a call's tensors that its runs use in turn."""
+    return min(_SETS, 1 + _CACHES // max(1, _size(call)))
+
+
+class _CallRuns:
+    """Runs of a call, forward and backward.
+
+    Consecutive runs use different tensors, and the results of the last runs stay alive, because in
+    a step other operators evict a call's arguments, its results and what it saves from the caches
+    before they are used again. Raises what the call raises if it cannot run with these arguments.
     """
-    given = [_tensor(one, device) for one in call.given]
-    count = min(_SETS, 1 + _CACHES // max(1, _size(call)))
-    sets = [_arguments(call, given) for _ in range(count)]
-    turns = cycle(sets)
-    function = operator_of(call.target)
 
-    def run() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Run forward; the results, and the given tensors that require gradients."""
-        args, kwargs, trained = next(turns)
-        returned = function(*args, **kwargs)
-        made = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-        return made, trained
+    def __init__(self, call: OpCall, device: torch.device) -> None:
+        given = [_tensor(one, device) for one in call.given]
+        self._function = operator_of(call.target)
+        self._turns = cycle([_arguments(call, given) for _ in range(_sets(call))])
+        made = self._made()[0]
+        self.gradients = [torch.ones_like(result) for result in made if result.requires_grad]
+        self._held = deque([self._made() for _ in range(_sets(call))], _sets(call))
+        if self.gradients:
+            self.backward()
+            self.ahead()
 
+    def forward(self) -> object:
+        """Run forward, and let go of the results of an earlier run."""
+        self._held.append(self._made())
+        return self._held
+
+    ahead = forward
+
+    def backward(self) -> object:
+        """Run the backward pass of the earliest forward run, after which `ahead` makes another."""
+        return self._backward(*(self._held.popleft() if self._held else self._made()))
+
+    def both(self) -> object:
+        """Run forward and backward."""
+        return self._backward(*self._made())
+
+    def _backward(self, made: list[torch.Tensor], trained: list[torch.Tensor]) -> object:
+        outputs = [result for result in made if result.requires_grad]
+        return torch.autograd.grad(outputs, trained, self.gradients, allow_unused=True)
+
+    def _made(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The results, and the arguments that require gradients."""
+        args, kwargs, trained = next(self._turns)
+        returned = self._function(*args, **kwargs)
+        return [returned] if isinstance(returned, torch.Tensor) else list(returned), trained
+
+
+def _runnable(call: OpCall, device: torch.device) -> _CallRuns | None:
+    """Runs of the call; None if it cannot run."""
     try:
-        gradients = [torch.ones_like(result) for result in run()[0] if result.requires_grad]
-
-        def both() -> object:
-            made, trained = run()
-            outputs = [result for result in made if result.requires_grad]
-            if not outputs:
-                return outputs
-            return torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
-
-        both()
+        return _CallRuns(call, device)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return None  # its arguments do not fit these sizes, or it runs only within a program
-    return run, both
 
 
 def _size(call: OpCall) -> int:

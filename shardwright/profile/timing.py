@@ -37,9 +37,9 @@ ARRIVAL_SKEW = "apart"
 class RepeatTimes(NamedTuple):
     """Statistics of a probe's repeats in one round, in seconds.
 
-    `usual` is their mean and `low` their first decile. `before` has the time of the preceding
-    operation in each repeat, if that makes ranks late (`_Probe.drifts`). `host` is what the host
-    took to issue one on a GPU.
+    `usual` is their mean and `low` their first decile; of probes that drift `low` is the median.
+    `before` has the time of the preceding operation in each repeat, if that makes ranks late
+    (`_Probe.drifts`). `host` is what the host took to issue one on a GPU.
     """
 
     usual: float
@@ -124,6 +124,14 @@ class Stopwatch:
         """
         self._probes.append(_Probe(kind, work, run, alone, times, after, issued))
 
+    def access(self, size: int) -> None:
+        """Access free memory of `size` bytes, on a CPU, as steps before have done in training.
+
+        The first access to a page takes microseconds, and ten times as long on a virtual machine.
+        """
+        if self.device.type == "cpu":
+            torch.empty(size, dtype=torch.uint8).fill_(1)
+
     def samples(self) -> list[Sample]:
         """Time all probes; one sample for each, and the samples `ARRIVAL_SKEW`.
 
@@ -179,9 +187,10 @@ class Stopwatch:
         if probe.drifts:
             early = self._waits_for_slowest(before)
             found = [max(0.0, took - lead) for took, lead in zip(found, early, strict=True)]
+            # Differences of two times: noise makes them too short as often as too long.
+            return RepeatTimes(fmean(found), median(found), tuple(before))
         # Some operations of a step are slow and add to its time, so the mean counts.
-        low = sorted(found)[len(found) // 10]
-        return RepeatTimes(fmean(found), low, tuple(before if probe.drifts else ()))
+        return RepeatTimes(fmean(found), sorted(found)[len(found) // 10])
 
     def _waits_for_slowest(self, took: Sequence[float]) -> list[float]:
         """For each repeat, the seconds by which this rank was faster than the slowest one."""
@@ -235,11 +244,12 @@ def _of_ranks(figures: Sequence[Sequence[RepeatTimes]], quiet: bool, probe: _Pro
     """The seconds of a probe from its `figures`, of every rank in every round.
 
     On a quiet host it is the median over rounds of means; on a noisy host the minimum over rounds
-    of first deciles, because noise only adds time. Over ranks it is the maximum, or the mean for
+    of first deciles, because noise only adds time, and for probes that drift the median of medians.
+    Over ranks it is the maximum, or the mean for
     probes that drift. Rounds are combined first for probes that run alone: ranks are slow in
     different rounds, and the maximum of each round would have the noise of several ranks.
     """
-    weigh: Callable[[Sequence[float]], float] = median if quiet else min
+    weigh: Callable[[Sequence[float]], float] = median if quiet or probe.drifts else min
     values = [[one.usual if quiet else one.low for one in rounds] for rounds in figures]
     if probe.alone:
         return max(weigh(rounds) for rounds in values)

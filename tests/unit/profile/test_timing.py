@@ -97,7 +97,7 @@ def test_of_a_wait_counts_what_follows_the_last_rank(monkeypatch):
     monkeypatch.setattr(stopwatch, "once", lambda run, alone=False: next(took))
     stopwatch.add("sum", 8, torch.zeros, after=torch.zeros)
     found = stopwatch._round(stopwatch._probes[0], 3)
-    assert found == RepeatTimes((0.5 + 1.5 + 1.0) / 3, 0.5, (2.0, 4.0, 3.0))
+    assert found == RepeatTimes((0.5 + 1.5 + 1.0) / 3, 1.0, (2.0, 4.0, 3.0))
 
 
 def test_what_only_computes_is_late_for_nobody(monkeypatch):
