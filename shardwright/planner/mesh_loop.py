@@ -112,6 +112,7 @@ class MeshLoop:
     host: bool = False  # whether inputs of recomputed segments may wait in its memory
     # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
     bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
+    best_start: float = math.inf  # seconds of the fastest strategy of `start_from` that fits
     made: dict[tuple[Mesh, int], _Result] = field(default_factory=dict)  # without stages
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
 
@@ -146,6 +147,8 @@ class MeshLoop:
     def start_from(self, candidates: Sequence[Candidate]) -> None:
         """Add plans of uniform strategies as baselines, and their costs to the lower bound."""
         self.known += candidates
+        within = (one.seconds_within(self._limit) for one in candidates)
+        self.best_start = min(within, default=math.inf)
         for one in candidates:
             at: Callable[[float], float] = one.seconds_within
             mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
@@ -176,7 +179,7 @@ class MeshLoop:
             decide: the choices to search, if not all, of a mesh of this search's own.
 
         Returns:
-            Whether a plan was found that no known plan beats.
+            Whether a plan was found that is clearly faster or smaller than each known one.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -194,7 +197,7 @@ class MeshLoop:
             self.fastest[mesh] = min(best, self.fastest.get(mesh, best))
         if compare:
             self.known += baseline_candidates(writer)
-        return any(is_new(c.cost, costs) for c in new)
+        return any(is_new(c.cost, costs, GAIN) for c in new)
 
     def _result(
         self,

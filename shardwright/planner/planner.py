@@ -183,7 +183,9 @@ def _search(
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
         asked = (1, *several) if 1 in groups else several
-        started = strategies.candidates(tried, (1,) if options.stages == AUTO else asked, end)
+        known = min((one.best_start for one in before), default=math.inf)
+        without = (1,) if options.stages == AUTO else asked
+        started = strategies.candidates(tried, without, known, end)
         loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
@@ -250,18 +252,18 @@ def _search_meshes(
 ) -> None:
     """Search every mesh with all numbers of micro-batches, or until more of them add no plan."""
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
-    useful = counts[0]  # the last number of micro-batches that gave a plan
+    useful = {mesh: counts[0] for mesh in meshes}  # the last number that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
     for i, (count, mesh) in enumerate(turns):
-        if while_useful and count > 2 * useful:
-            break
+        if while_useful and count > 2 * useful[mesh]:
+            continue
         best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
         batches = f", {count} micro-batches" if count > 1 else ""
         notify(f"mesh {_shown(mesh, loop.options)}{batches}{best}", i / len(turns))
         first = count == counts[0]
         try:
             if loop.run(mesh, count, end - time.perf_counter(), compare=first and compare):
-                useful = count
+                useful[mesh] = count
         except ConstraintError as e:
             if first:
                 loop.refuse(e)

@@ -61,6 +61,7 @@ class Refinement:
         ] = {}  # those that were given, by what they became
         self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
+        self._simulated_plans: dict[int, tuple[Plan, Plan]] = {}  # without notes
         self._remembered: dict[int, tuple[Plan, Plan]] = {}  # plans with their memory
         self._worst: dict[int, tuple[Plan, RankPeak]] = {}  # of plans that were compared
         self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
@@ -93,7 +94,7 @@ class Refinement:
         if id(plan) in self._settled:
             return self._settled[id(plan)][1]
         if id(plan) not in self._compared:
-            found = self._from_few_layers(plan) or self.settled(plan)
+            found = self._from_few_layers(plan) or self._whole(plan)
             self._compared[id(plan)] = plan, found
             self._originals.setdefault(id(found), (found, plan))
         return self._compared[id(plan)][1]
@@ -162,10 +163,17 @@ class Refinement:
         """`plan` with the time and the memory of its step, as it is shown to users."""
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
-            found = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
+            found = self._whole(plan)
             found = replace(found, notes=(*found.notes, *self._note_on_offload(found)))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
+
+    def _whole(self, plan: Plan) -> Plan:
+        """`plan` with its simulated time and memory, from all of its layers."""
+        if id(plan) not in self._simulated_plans:
+            found = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
+            self._simulated_plans[id(plan)] = plan, found
+        return self._simulated_plans[id(plan)][1]
 
     def _note_on_offload(self, plan: Plan) -> tuple[str, ...]:
         """The note on the memory and time of a plan's offload; none for plans with stages."""

@@ -59,6 +59,7 @@ class Skeleton:
             for those that are worth it (`kept_operators.py`).
         host_bytes: bytes of the memory of the host that the input of a recomputed segment may take;
             None if inputs stay on the device.
+        last_moves: whether the input of the last segment may wait there, too.
         ends_again: whether an operator at the end of a segment is recomputed if it saves values
             that the segment produces.
     """
@@ -68,6 +69,7 @@ class Skeleton:
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     kept: frozenset[str] | None = frozenset()
     host_bytes: int | None = None
+    last_moves: bool = False
     ends_again: bool = False
 
 
@@ -251,9 +253,8 @@ class Assembly:
         written, op_nodes = self.clusters.written, self.clusters.op_nodes
         edges = []
         kept: set[tuple[str, int]] = set()  # (value, segment) that an edge pays for
-        hosts = HostInputs(
-            self.clusters, self._segment, self.segment_of, recomputed, self._given.host_bytes
-        )
+        given = self.clusters, self._segment, self.segment_of, recomputed
+        hosts = HostInputs(*given, self._given.host_bytes, last_moves=self._given.last_moves)
         for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
             source = written[reading.value]
             again = reading.readers[0].name in recomputed

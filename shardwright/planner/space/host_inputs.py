@@ -10,8 +10,9 @@ copy back is not hidden. The simulation of a plan decides what copies really cos
 Offered are segments with one input of their own, read by no other segment and not returned
 (`program/lower/boundaries.py`), that at most one operator saves where nothing is recomputed; an
 input that several save belongs to its producer in the tables. The last segment runs again at once,
-so its input stays. All inputs may have equal shares of the memory of the host, so together they
-never exceed it.
+so its input stays; in folded spaces it is offered nevertheless, because layers with different
+choices do not fold, and programs keep it on the device. All inputs may have equal shares of the
+memory of the host, so together they never exceed it.
 
 Paper: Rhu et al. 2016 (arXiv 1602.08124), vDNN. Deviation: only inputs of recomputed segments are
 copied, and the search decides for each.
@@ -61,6 +62,7 @@ class HostInputs:
         segment_of: the segment of each node that may be recomputed.
         recomputed: every operator that may be recomputed, with those that are recomputed with it.
         share: bytes of the memory of the host for each input; None if all stay on the device.
+        last_moves: whether that of the last segment may wait there, too.
     """
 
     def __init__(
@@ -70,9 +72,12 @@ class HostInputs:
         segment_of: Mapping[int, int],
         recomputed: Mapping[str, frozenset[str]],
         share: int | None,
+        *,
+        last_moves: bool = False,
     ) -> None:
         self._clusters, self._model, self._segment = clusters, clusters.model, segment
         self._segment_of, self._recomputed, self._share = segment_of, recomputed, share
+        self._last_moves = last_moves
         self.found: list[HostInput] = []
         self._tables: dict[object, tuple[Floats, Ints]] = {}
 
@@ -117,7 +122,7 @@ class HostInputs:
         last, found = max(inputs, default=0), dict[int, str]()
         for segment, values in inputs.items():
             own = [one for one in values if len(readers[one]) == 1 and one not in returned]
-            if len(own) == 1 and segment != last:
+            if len(own) == 1 and (segment != last or self._last_moves):
                 (found[segment],) = own
         return found
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -242,6 +242,8 @@ def make_folded_space(
     Raises:
         TooWideError: there are segments, and the table of a run has more than `most_run` entries.
     """
+    # The last layer has the same choices as those before, or they would not fold.
+    skeleton = replace(skeleton, last_moves=bool(repeats))
     assembly = Assembly(model, segments, skeleton)
     kept, recomputed = assembly.problem({}), assembly.recomputed()
     if segments and repeats:

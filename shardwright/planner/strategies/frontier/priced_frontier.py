@@ -126,6 +126,7 @@ def priced(
     known: float = math.inf,
     reschedule: bool = True,
     shared: SharedSpaces | None = None,
+    patience: int | None = None,
 ) -> list[Candidate]:
     """Price the strategies that bounds do not exclude, and the best ones under other schedules.
 
@@ -134,12 +135,13 @@ def priced(
     The best strategy is searched within each of `limits`, in bytes; None means the memory of a
     device, half of it, and so on. After the time `end` (of the performance counter), pricing stops.
     `known` are the seconds of another plan that fits all limits, which strategies have to beat.
-    `shared` keeps bounds and spaces of the expansion for further calls.
+    `shared` keeps bounds and spaces of the expansion for further calls. Strategies are priced in
+    order of their bounds; with `patience` pricing stops after so many that are no better.
     """
     if limits is None:
         memory = expansion.machine.device.usable_bytes
         limits = tuple(memory / 2**i for i in range(_LEVELS))
-    pricing = _Pricing(shared or SharedSpaces(expansion), every, limits, known)
+    pricing = _Pricing(shared or SharedSpaces(expansion), every, limits, known, patience)
     pricing.search(progress, end)
     if reschedule:
         pricing.reschedule()
@@ -182,7 +184,9 @@ class _Pricing:
         every: Sequence[Strategy],
         limits: Sequence[float],
         known: float,
+        patience: int | None = None,
     ) -> None:
+        self._patience, self._in_vain = patience, 0
         self.expansion, self.bounds, self._spaces = spaces.expansion, spaces.bounds, spaces
         self.every = every
         self.candidates: list[Candidate] = []
@@ -209,7 +213,7 @@ class _Pricing:
         unfit: list[tuple[float, int, Strategy]] = []
         fits = False
         while queue and not _excludes(queue[0][0], max(known for known, _ in self._best.values())):
-            if time.perf_counter() >= end:
+            if time.perf_counter() >= end or self._in_vain == self._patience:
                 return
             seconds, size, number = heappop(queue)
             strategy = self.every[number]
@@ -227,7 +231,7 @@ class _Pricing:
         if fits or any(self.bounds.bytes(one) <= self._most for one in left):
             return
         for one in unfit:
-            if time.perf_counter() >= end:
+            if time.perf_counter() >= end or self._in_vain == self._patience:
                 return
             self._try(*one)
 
@@ -256,9 +260,11 @@ class _Pricing:
             return
         self.candidates.append(candidate)
         seconds = candidate.point.time
+        self._in_vain += 1
         for limit, (known, _) in self._best.items():
             if candidate.peak <= limit and seconds < known:
                 self._best[limit] = seconds, strategy
+                self._in_vain = 0
 
 
 def _excludes(seconds: float, known: float) -> bool:

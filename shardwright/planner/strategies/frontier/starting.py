@@ -35,6 +35,7 @@ from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
+_PATIENCE = 48  # strategies in a row that may be no better than those before
 _MOST = 8  # candidates of a search
 _MOST_PIPELINES = 4  # candidates with stages, beside those
 _MOST_MESHES = 4  # of three and four axes, and of pipelines, around them
@@ -60,13 +61,15 @@ class StartingStrategies:
         return self.options.meshes is None and not self.options.exact
 
     def candidates(
-        self, counts: Sequence[int], groups: Sequence[int], end: float
+        self, counts: Sequence[int], groups: Sequence[int], known: float, end: float
     ) -> list[Candidate]:
         """The best strategies, fastest first.
 
         Args:
             counts: numbers of micro-batches of plans without stages.
             groups: numbers of pipeline groups; 1 is no pipeline.
+            known: seconds of a strategy of another form of the graph that fits; slower ones are
+                left out.
             end: the time limit, by the performance counter.
         """
         if not self.are_wanted or time.perf_counter() >= end:
@@ -77,7 +80,8 @@ class StartingStrategies:
         limit = limit_on(self.machine, self.options.memory_limit)
         most = self.machine.device.usable_bytes if limit is None else limit
         shared = self._shared
-        found = priced(self._expansion, every, limits=(most,), end=end, shared=shared)
+        given = partial(priced, self._expansion, every, limits=(most,), end=end, known=known)
+        found = given(shared=shared, patience=_PATIENCE)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
 
@@ -97,7 +101,7 @@ class StartingStrategies:
         most = math.inf if limit is None else limit
         given = self._expansion, every
         within = partial(priced, limits=(most,), end=end, known=best, shared=self._shared)
-        found = within(*given, reschedule=False)
+        found = within(*given, reschedule=False, patience=_PATIENCE)
         faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
         return sorted(faster, key=lambda one: one.cost)[:_MOST_PIPELINES]
 
