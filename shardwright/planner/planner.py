@@ -183,9 +183,9 @@ def _search(
     if strategies.are_wanted:
         notify("uniform strategies", 0.0)
         asked = (1, *several) if 1 in groups else several
-        known = min((one.best_start for one in before), default=math.inf)
+        best_start = min((one.best_start for one in before), default=math.inf)
         without = (1,) if options.stages == AUTO else asked
-        started = strategies.candidates(tried, without, known, end)
+        started = strategies.candidates(tried, without, best_start, end)
         loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
@@ -252,7 +252,7 @@ def _search_meshes(
 ) -> None:
     """Search every mesh with all numbers of micro-batches, or until more of them add no plan."""
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
-    useful = {mesh: counts[0] for mesh in meshes}  # the last number that gave a plan
+    useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
     for i, (count, mesh) in enumerate(turns):
         if while_useful and count > 2 * useful[mesh]:
