@@ -137,7 +137,7 @@ class MicroBatchBuilder:
             if (segment := self.parts.made_again.get(copy)) is not None:
                 if segment not in self.rerun:
                     self.recompute(segment)
-            elif copy not in self.again:
+            elif copy in self.redistributed and copy not in self.again:
                 self.again.add(copy)
                 self.redistribute(self.redistributed[copy])
             copies.append((position, self.value(copy)))
