@@ -26,7 +26,7 @@ from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_lin
 from shardwright.runtime.device import default_device
 from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.parameter_store import place_in
-from shardwright.runtime.pipeline.stage import StageModule, StagePrograms, Stages, capture_stages
+from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.pipeline.stage_links import Seat, StageLinks
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class AsyncPipeline(StageModule):
         seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
         group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
         stages = stages.under(weights)
-        programs = StagePrograms.of(stages, seat.stage, seat.place)
+        programs = stages.programs(seat.stage, seat.place)
         link = StageLinks(programs.call, seat, device, timeout)
         super().__init__(stages, seat.stage, programs, link, model, device, seed, group)
         self._sw_seat, self._sw_link = seat, link

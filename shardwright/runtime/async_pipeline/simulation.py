@@ -18,7 +18,7 @@ from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.step.instructions import Recv, Send
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
 from shardwright.runtime.modes import WithoutDropout
-from shardwright.runtime.pipeline.stage import StageModule, StagePrograms, Stages, capture_stages
+from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Scheduler]
@@ -109,7 +109,7 @@ class AsyncSimulation:
         device = next(model.parameters()).device
         stages, boxes = stages.under(how), Mailboxes()
         modules = [
-            StageModule(stages, k, StagePrograms.of(stages, k, 0), boxes, model, device, seed)
+            StageModule(stages, k, stages.programs(k, 0), boxes, model, device, seed)
             for k in range(count)
         ]
         self.stages = [AsyncStage(m, k, count, how) for k, m in enumerate(modules)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,17 +21,10 @@ from shardwright.ir.schedules.registry import continuous
 from shardwright.ir.schedules.weight_versions import Weights
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
-from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
-from shardwright.program.step.async_pipeline.lowering import (
-    STAGE_PASSES,
-    evaluation_of,
-    lower_stage,
-)
-from shardwright.program.step.async_pipeline.steady_call import steady_call
+from shardwright.program.step.async_pipeline.stage_programs import StagePrograms, stage_programs
 from shardwright.program.step.instructions import Recv, Send, StepProgram
-from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.executor.executor import Values
@@ -81,6 +74,10 @@ class Stages:
         """The analysis of the whole graph, whose operator positions determine random numbers."""
         return self.staged.analysis
 
+    def programs(self, stage: int, place: int) -> StagePrograms:
+        """The programs of the rank at `place` of the group that has the stage."""
+        return stage_programs(self.staged, stage * self.staged.decisions.mesh.size + place)
+
     @property
     def fingerprints(self) -> tuple[str, ...]:
         return tuple(part.graph.fingerprint for part in self.parts)
@@ -120,23 +117,6 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
     names = tuple(graph.ops[cut].name for cut in cuts)
     pipeline = Pipeline(names, continuous("stale").name, stages)
     return Stages.planned(captured, analysis, replace(everything_whole(graph), pipeline=pipeline))
-
-
-class StagePrograms(NamedTuple):
-    """The programs of one rank of a stage: a call in training, and an evaluation."""
-
-    call: StepProgram
-    evaluation: StepProgram
-
-    @classmethod
-    def of(cls, stages: Stages, stage: int, place: int) -> StagePrograms:
-        """The programs of the rank at `place` of the group that has the stage."""
-        staged = stages.staged
-        assert staged.weights is not None, "the pipeline is asynchronous"
-        rank = stage * staged.decisions.mesh.size + place
-        both = optimized(lower_stage(staged, rank, in_place), STAGE_PASSES)
-        call = steady_call(both, staged.weights, stage, len(stages.parts))
-        return cls(call, evaluation_of(both))
 
 
 class Neighbours(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from shardwright.program.step.async_pipeline.renaming import renamed
 from shardwright.program.step.host_copies import HostCopy
@@ -41,25 +42,28 @@ def in_sequence(program: StepProgram, mini_batches: int) -> StepProgram:
             return f"{value}@{call - int(age)}"
 
         found += [renamed(one, new, new) for one in played]
-    numbers = range(mini_batches)
+    pairs = partial(_numbered, mini_batches=mini_batches)
+    inputs = ((leaf, n, name) for leaf, _, value in program.inputs for n, name in pairs(value))
     return replace(
         program,
         instructions=tuple(_waiting_for_what_started(found)),
-        inputs=tuple(
-            (leaf, number, f"{value.rpartition('@')[0]}@{number}")
-            for number in numbers
-            for leaf, _, value in program.inputs
-        ),
+        inputs=tuple(inputs),
         seeds=tuple(
-            (f"{value.rpartition('@')[0]}@{number}", f"{seed.rpartition('@')[0]}@{number}")
-            for number in numbers
-            for value, seed in program.seeds
+            (value, seed)
+            for given, gradient in program.seeds
+            for (_, value), (_, seed) in zip(pairs(given), pairs(gradient), strict=True)
         ),
-        outputs=(),
-        gradients=(),
-        updates=(),
+        outputs=tuple(name for value in program.outputs for _, name in pairs(value)),
+        gradients=tuple((x, name) for x, value in program.gradients for _, name in pairs(value)),
+        updates=tuple((x, name) for x, value in program.updates for _, name in pairs(value)),
         carried=None,
     )
+
+
+def _numbered(name: str, mini_batches: int) -> Iterator[tuple[int, str]]:
+    """A value of every mini-batch, with the number of the mini-batch."""
+    value, _, _ = name.rpartition("@")
+    return ((number, f"{value}@{number}") for number in range(mini_batches))
 
 
 def _waiting_for_what_started(instructions: list[StepInstruction]) -> Iterator[StepInstruction]:

@@ -11,8 +11,8 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
-from shardwright.program.step.async_pipeline.lowering import STAGE_PASSES, lower_stage
-from shardwright.program.step.async_pipeline.steady_call import steady_call
+from shardwright.program.step.async_pipeline.lowering import STAGE_PASSES
+from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
@@ -61,9 +61,7 @@ def step_program(
     staged = StagedGraph(graph, analysis, decisions)
     if staged.weights is not None:
         chosen = STAGE_PASSES if passes is STEP_PASSES else passes
-        both = optimized(lower_stage(staged, rank, in_place), chosen)
-        stage = rank // decisions.mesh.size
-        return steady_call(both, staged.weights, stage, staged.pipeline.stages)
+        return stage_programs(staged, rank, chosen).call
     # Its results are summed behind everything else, so none is made later.
     chosen = PASSES if passes is STEP_PASSES else passes
     return optimized(lower_pipeline(staged, rank, in_place), chosen)
