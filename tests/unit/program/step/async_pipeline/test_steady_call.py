@@ -7,15 +7,9 @@ import pytest
 
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.schedules.weight_versions import WEIGHTS, lag
-from shardwright.program.lower.inplace import in_place
 from shardwright.program.step.async_pipeline.call_sequence import in_sequence
-from shardwright.program.step.async_pipeline.lowering import (
-    GRADIENTS_OUT,
-    STAGE_PASSES,
-    evaluation_of,
-    lower_stage,
-)
-from shardwright.program.step.async_pipeline.steady_call import steady_call
+from shardwright.program.step.async_pipeline.lowering import GRADIENTS_OUT, STAGE_PASSES
+from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.async_pipeline.versions import Version
 from shardwright.program.step.instructions import (
     Backward,
@@ -28,7 +22,6 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.optimize import optimized
 from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_from_json, program_to_json
 from shardwright.program.step.verify import verify
@@ -37,32 +30,26 @@ from tests.unit.program.step.lower.test_pipeline import staged
 MESHES = {"pp=2 dp=1": 2, "pp=4 dp=1": 4, "pp=2 dp=2": 2}
 
 
-def both_passes(how, mesh, passes=STAGE_PASSES):
-    """The passes of a mini-batch on every rank, with everything in any layout."""
+def programs_of(how, mesh, passes=STAGE_PASSES):
+    """The programs of all ranks, with everything in any layout."""
     one = staged(f"async {how}", mesh, MESHES[mesh], 1)
     ranks = range(one.pipeline.groups * one.decisions.mesh.size)
-    return [optimized(lower_stage(one, rank, in_place), passes) for rank in ranks]
+    return [stage_programs(one, rank, passes) for rank in ranks]
 
 
-def calls(how, mesh, passes=STAGE_PASSES):
+def calls(how, mesh):
     """The calls of all ranks."""
-    found, stages = both_passes(how, mesh, passes), MESHES[mesh]
-    size = len(found) // stages
-    return [
-        steady_call(program, WEIGHTS[how], rank // size, stages)
-        for rank, program in enumerate(found)
-    ]
+    return [one.call for one in programs_of(how, mesh)]
 
 
 @pytest.mark.parametrize("passes", [STAGE_PASSES, ()], ids=["passes", "naive"])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("how", WEIGHTS)
 def test_programs_of_all_ranks_fit_together(how, mesh, passes):
-    programs = calls(how, mesh, passes)
+    programs, evaluations = zip(*programs_of(how, mesh, passes), strict=True)
     check_order(programs)
     for program in programs:
         assert program_from_json(program_to_json(program)) == program
-    evaluations = [evaluation_of(program) for program in both_passes(how, mesh, passes)]
     for program in evaluations:
         verify(program)
     check_order(evaluations)
