@@ -56,13 +56,11 @@ class _Update(NamedTuple):
     factor: float
 
     def step(self) -> None:
-        """Clip gradients, update, and step the schedule."""
+        """Clip gradients, and update."""
         if self.how.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.how.clip_norm)
         with scaled(self.how.optimizer, self.factor):
             self.how.optimizer.step()
-        if self.how.scheduler is not None:
-            self.how.scheduler.step()
 
 
 class AsyncStage:
@@ -118,6 +116,8 @@ class AsyncStage:
         if call.backward is not None:
             self.module.take_gradients(run.results())
             run.finish(_Update(update, self.module.trained(), factor))
+            if update.scheduler is not None:  # also of a stage that updates nothing
+                update.scheduler.step()
         return loss
 
     def _forward(
