@@ -341,10 +341,13 @@ class _Writer:
             segment,
         )
         self.redistributed[key] = result
-        if value in self.regathered and (forward or self.names[value] in self.reread):
+        own = self.names[value]
+        if value in self.regathered and (forward or own in self.reread):
             self.copies[result] = result
             if not forward:
                 self.reread.add(result)
+        elif self.rereads and own in self.copies and not forward:  # another name of a view
+            self.copies[result] = self.copies[own]
         return result
 
     def write(self, instruction: Instruction, segment: int | None = None) -> None:
