@@ -215,17 +215,17 @@ def _cut(
     return found
 
 
-class View(NamedTuple):
+class CopyView(NamedTuple):
     """A view of a copy of a parameter, and the operator that makes it."""
 
     copy: str
     maker: Compute
 
 
-def views_of_copies(program: Program, graph: Graph) -> dict[str, View]:
+def views_of_copies(program: Program, graph: Graph) -> dict[str, CopyView]:
     """The views, by name, of copies of parameters that are dropped; also their other names."""
     copy_of = {name: name for name in dropped_copies(program)}
-    found: dict[str, View] = {}
+    found: dict[str, CopyView] = {}
     serial = {op.name: op for op in graph.ops}
     for one, *_ in _flat(program.instructions):
         if isinstance(one, Redistribute) and not one.forward and one.value in found:
@@ -237,5 +237,5 @@ def views_of_copies(program: Program, graph: Graph) -> dict[str, View]:
             source = given.get(graph.tensor[name].alias_of, "")
             if source in copy_of:
                 copy_of[name] = copy_of[source]
-                found[name] = View(copy_of[name], one)
+                found[name] = CopyView(copy_of[name], one)
     return found
