@@ -8,6 +8,7 @@ No GPU and no process group is needed until the very last step, which is left to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from shardwright.planner.tables.model import CostModel
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.rank_program import lower
+from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.pipeline import lower_pipeline
@@ -123,6 +125,14 @@ def stages() -> Iterator[tuple[str, str]]:
     )
     staged = StagedGraph(graph, analysis, pipeline)
     yield "pipeline step", "\n\n".join(str(optimized(lower_pipeline(staged, i))) for i in range(2))
+
+    # Without flushes: a call of each group trains on, with weights that SpecTrain predicts.
+    endless = replace(
+        pipeline, micro_batches=1, pipeline=Pipeline(("linear_1",), "async spectrain", 2)
+    )
+    staged = StagedGraph(graph, analysis, endless)
+    calls = (stage_programs(staged, rank).call for rank in range(2))
+    yield "asynchronous call", "\n\n".join(map(str, calls))
 
     # The same machinery gives data parallelism: another split, and the gradients are reduced.
     storage = {leaf.name: Layout.replicated(mesh) for leaf in parameters}

@@ -74,7 +74,7 @@ class Plan(ir_plan.Plan):
         rivals: time and memory of other plans of the same search and of the baselines.
         memory: what `peak_bytes` is made of; None where the memory was not simulated.
         timeline: start and seconds of everything in a step, as its step program was simulated;
-            None where it was not, and for asynchronous pipelines.
+            None where it was not. Of an asynchronous pipeline it has several steps.
     """
 
     @classmethod

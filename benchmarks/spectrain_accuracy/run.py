@@ -31,7 +31,7 @@ from benchmarks import record
 from benchmarks.spectrain_accuracy.plot import draw
 from benchmarks.spectrain_accuracy.subjects import SUBJECTS
 from benchmarks.spectrain_accuracy.training import Run, prediction_errors, train
-from shardwright.runtime.weight_versions import WEIGHTS
+from shardwright.ir.schedules.weight_versions import WEIGHTS
 
 HERE = Path(__file__).parent
 OPTIMIZERS = ("momentum", "adamw")

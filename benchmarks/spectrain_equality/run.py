@@ -32,12 +32,12 @@ from benchmarks import record
 from benchmarks.spectrain_accuracy.subjects import LENGTH, VOCABULARY, Batch, Transformer
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.decisions import everything_whole
 from shardwright.rules.placements import tilings
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.pipeline.stage import Stages, capture_stages
-from shardwright.runtime.weight_versions import weights_named
 from tests.harness.ranks import run_ranks
 
 HERE = Path(__file__).parent

@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.spectrain_speed.models import made
 from shardwright.ir.pipeline import AXIS
+from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.decisions import everything_whole
 from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel import build
 from shardwright.runtime.pipeline.stage import Stages, capture_stages
-from shardwright.runtime.weight_versions import weights_named
 
 Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")

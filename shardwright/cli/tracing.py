@@ -11,7 +11,6 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.timeline import Timeline
 from shardwright.report.timelines.profiled import profiled
 from shardwright.report.timelines.trace import chrome_trace
-from shardwright.simulate.time.async_pipeline import async_timeline
 
 NOT_TRACED = "no step was traced: the run went on from a checkpoint and had too few left"
 _LARGEST = 2**30  # bytes of a trace; one of a step of a thousand layers has some hundred MiB
@@ -25,8 +24,6 @@ def simulated_step(plan: Plan) -> Timeline:
     """
     if plan.timeline is not None:
         return plan.timeline
-    if plan.is_asynchronous:
-        return async_timeline(plan)
     how = "`shardwright recost TARGET plan.json` simulates it"
     if plan.pipeline is not None:
         how = "plan again, as plans with stages are not costed again"

@@ -208,7 +208,7 @@ class Plan:
     * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
       0 where none do;
     * `timeline`: when everything of a step runs, as its step program was simulated; None where it
-      was not, and for asynchronous pipelines, which have none;
+      was not; of an asynchronous pipeline it has several steps, from an empty pipeline on;
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`;

@@ -16,7 +16,8 @@ class Decisions:
     """The decisions of a plan: tilings, storage, micro-batches and recomputation on `mesh`.
 
     `tilings` are by operator, `storage` by parameter name. Copies of parameters
-    that are `regathered` are not kept for the backward pass. Operators with the same non-zero
+    that are `regathered` are not kept for the backward pass, nor, if it `rereads`, parameters
+    themselves, which may change before it. Operators with the same non-zero
     number in `segments` are recomputed together in the backward pass, except those that are
     `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
     (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
@@ -38,6 +39,7 @@ class Decisions:
     offload: tuple[str, ...] = ()
     on_device: frozenset[int] = frozenset()
     compiled: bool = False
+    rereads: bool = False
 
     @property
     def offloaded(self) -> frozenset[int]:

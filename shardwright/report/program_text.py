@@ -24,7 +24,8 @@ def program_text(program: StepProgram, *, full: bool = False) -> str:
         return str(program)
     lines = str(program).splitlines()
     instructions = [str(one) for one in program.instructions]
-    end = len(lines) - len(program.gradients) - len(program.updates) - 1
+    carried = int(program.carried is not None)
+    end = len(lines) - len(program.gradients) - len(program.updates) - carried - 1
     folded = _folded(instructions, [_key(one) for one in program.instructions])
     return "\n".join([*lines[: end - len(instructions)], *folded, *lines[end:]])
 

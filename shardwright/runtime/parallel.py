@@ -15,6 +15,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan, PlanError, require_plan
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import Analysis, analyze
@@ -34,7 +35,6 @@ from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.pipeline.stage import Stages
 from shardwright.runtime.plan_transfer import plan_for_graph
 from shardwright.runtime.weight_files.pretrained import PretrainedForm
-from shardwright.runtime.weight_versions import weights_named
 from shardwright.tracing.call import example_call
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.export.opaque import WeightsNeededError

@@ -14,7 +14,6 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.micro_batches import micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
-from shardwright.program.passes import without_regathers
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.whole_batch import whole_step
@@ -83,7 +82,7 @@ class ParallelModule(TrainModule):
             (forward,) = step.programs
             self._sw_program: WholeBatch | MicroBatched = WholeBatch(
                 lower_step(step),
-                to_module(without_regathers(forward), device, make),
+                to_module(forward, device, make),
                 graph,
                 groups,
                 make,

@@ -16,10 +16,8 @@ from torch import fx, nn
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import PlanError
 from shardwright.runtime.device import autocast_dtype
-from shardwright.runtime.executor.executor import Regions
 from shardwright.runtime.executor.failures import agree
-from shardwright.runtime.executor.whole_batch import WholeBatch
-from shardwright.runtime.graph_modules.compiled import compiled
+from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.modes import Modes
 from shardwright.runtime.parameters.optimizer_hooks import require_own
 from shardwright.runtime.parameters.submodules import (
@@ -315,18 +313,9 @@ class TrainModule(LastingModule, ABC):
         if self._sw_compiled:
             return
         self._sw_compiled = True
-        owned: set[int] = set()  # modules of a step program
         for module in list(self.modules()):
             if isinstance(module, Regions):
                 module.compile_segments(self.get_buffer("_sw_random").device)
-            if isinstance(module, Regions | WholeBatch):  # its `plain` is differentiated twice
-                owned.update(map(id, module.modules()))
-        found = [program for program in self.programs() if id(program) not in owned]
-        owned.update(id(m) for program in found for m in program.modules() if m is not program)
-        for parent in list(self.modules()):
-            for name, program in list(parent.named_children()):
-                if isinstance(program, fx.GraphModule) and id(program) not in owned:
-                    setattr(parent, name, compiled(program))
 
 
 def _has_dropout(graph: Graph) -> bool:

@@ -22,6 +22,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.pipeline import Pipeline, stage_mesh
 from shardwright.ir.plan import PlanError
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.rules.placements import tilings
@@ -33,7 +34,6 @@ from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.pipeline.stage import Stages, capture_stages, cut_stages
-from shardwright.runtime.weight_versions import weights_named
 from tests.harness.models import cnn, double, gpt2
 from tests.harness.ranks import run_ranks, whole
 from tests.ranks.test_random_tilings import error, some_segments, stored_as

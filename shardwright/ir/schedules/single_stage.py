@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.schedules.schedule import Kind, Pass, Schedule
-
-# Which weights the passes of a continuous pipeline use (`runtime/weight_versions.py`).
-WEIGHTS = ("spectrain", "pipeoptim", "spectrain-decay", "pipeoptim-decay", "stash", "stale")
+from shardwright.ir.schedules.weight_versions import WEIGHTS
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -64,7 +64,7 @@ class Candidate:
             return found
         names = tuple(self.writer.graph.ops[cut].name for cut in self.staged.cuts)
         seconds = Seconds(self.point.time)  # of the pipeline, without overlap
-        asynchronous = schedule_named(self.staged.schedule).asynchronous  # it has no step program
+        asynchronous = schedule_named(self.staged.schedule).asynchronous  # no memory of its program
         return replace(
             found,
             step_seconds=seconds,

@@ -46,7 +46,7 @@ class MemoryRefinement:
     def settled(self, plan: Plan, lowering: PlanLowering, worst: RankPeak | None = None) -> Plan:
         """`plan`, lowered by `lowering`, with its simulated memory.
 
-        Asynchronous pipelines have no step program and keep the additive memory. `worst` is the
+        The memory of asynchronous pipelines is not simulated, and stays additive. `worst` is the
         rank that needs most, if it is known.
 
         Raises:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import final
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import Timeline
 from shardwright.machine.model import Machine
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.simulate.time.async_pipeline import simulated_calls
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.stages import group_names, simulated_stages
 from shardwright.simulate.time.steady_state import SteadyStateError
@@ -31,28 +33,32 @@ class TimeRefinement:
     def refined(self, plan: Plan, lowering: PlanLowering) -> Plan:
         """`plan`, lowered by `lowering`, with the time of its step program, and its timeline.
 
-        Asynchronous pipelines have no step program and keep their time.
-
         Raises:
             NotPeriodicError, SteadyStateError: micro-batches that the lowering of a pipeline leaves
                 out do not run like others.
         """
-        if plan.timeline is not None or plan.is_asynchronous:
+        if plan.timeline is not None:
             return plan
-        staged = plan.pipeline is not None
-        found = (self._stages if staged else self._timeline)(plan, lowering)
-        least = min(plan.lower_bound_seconds, found.seconds)
-        return replace(plan, step_seconds=found.seconds, lower_bound_seconds=least, timeline=found)
+        if plan.pipeline is None:
+            found = self._timeline(plan, lowering)
+            seconds = found.seconds
+        else:
+            found, seconds = self._stages(plan, lowering)
+        least = min(plan.lower_bound_seconds, seconds)
+        return replace(plan, step_seconds=seconds, lower_bound_seconds=least, timeline=found)
 
-    def _stages(self, plan: Plan, lowering: PlanLowering) -> Timeline:
-        """The timeline of a pipeline."""
+    def _stages(self, plan: Plan, lowering: PlanLowering) -> tuple[Timeline, Seconds]:
+        """The timeline of a pipeline, and the seconds of a step."""
         assert plan.pipeline is not None, "this plan has stages"
         width = plan.layout_mesh.size
         programs = [lowering.program(group * width) for group in range(plan.pipeline.groups)]
         prices = prices_of(plan, self.graph, self.machine)
         names = group_names(plan.pipeline.homes, width)
+        if plan.is_asynchronous:
+            return simulated_calls(plan, programs, prices, names)
         repeats = lowering.repeats(programs)
-        return simulated_stages(programs, [prices] * len(programs), names, repeats)
+        found = simulated_stages(programs, [prices] * len(programs), names, repeats)
+        return found, found.seconds
 
     def _timeline(self, plan: Plan, lowering: PlanLowering) -> Timeline:
         prices = prices_of(plan, self.graph, self.machine)

@@ -10,13 +10,14 @@ Their gradients come back the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, local_atoms, shape_of
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.schedules.weight_versions import weights_named
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Shape
 from shardwright.program.lower.micro_batches import (
@@ -43,6 +44,8 @@ class Crossing:
 class StagedGraph:
     """A graph in stages with all layouts; `micro` is its batch in micro-batches, if known.
 
+    `weights` has the weight versions of an asynchronous pipeline.
+
     Raises `PipelineError` for an impossible pipeline.
     """
 
@@ -58,9 +61,11 @@ class StagedGraph:
         self.analysis = analysis
         self.decisions = decisions
         self.pipeline = decisions.pipeline
+        name = self.pipeline.weights
+        self.weights = None if name is None else weights_named(name)
         self.pipeline.check(decisions.micro_batches)
         # Stages that update their weights on their own cannot have copies of one.
-        self.parts = _parts(graph, self.pipeline, copies=self.pipeline.weights is None)
+        self.parts = _parts(graph, self.pipeline, copies=name is None)
         if micro is None:
             count = decisions.micro_batches
             whole = count == 1
@@ -88,7 +93,18 @@ class StagedGraph:
         one = self.parts[stage]
         received = {name: self.layouts[name] for name in one.received}
         part = GraphPart(one.graph, self.layouts_by_op, received, one.sent)
-        return lower_part(part, self.analysis, self.micro, self.decisions, rank, numbers)
+        return lower_part(part, self.analysis, self.micro, self._decisions_of(stage), rank, numbers)
+
+    def _decisions_of(self, stage: int) -> Decisions:
+        """The decisions for a stage, which reads weights again if they change before then.
+
+        No asynchronous stage keeps copies of weights for its backward pass.
+        """
+        if self.weights is None:
+            return self.decisions
+        parameters = frozenset(leaf.name for leaf in self.graph.leaves_of(LeafKind.PARAMETER))
+        keeps = self.weights.keeps(stage, self.pipeline.stages)
+        return replace(self.decisions, regathered=parameters, rereads=not keeps)
 
     def crossing(self, stage: int, number: int, rank: int) -> tuple[Crossing, ...]:
         """The values that `rank` sends from `stage` to the next in micro-batch `number`."""

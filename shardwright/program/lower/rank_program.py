@@ -103,7 +103,7 @@ def write(
     `graph` may be a part of the one that `analysis` is of. Of `decisions` only
     those about memory are looked at.
     """
-    writer = _Writer(graph, analysis, placed, rank, decisions.regathered)
+    writer = _Writer(graph, analysis, placed, rank, decisions.regathered, decisions.rereads)
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind)
     for op in graph.ops:
@@ -176,6 +176,7 @@ class _Writer:
         placed: ProgramLayouts,
         rank: int,
         regathered: frozenset[str],
+        rereads: bool,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -191,8 +192,10 @@ class _Writer:
         self.views: set[str] = set()  # operators whose results share memory of an operand
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
-        self.regathered = regathered
-        self.copies: dict[str, str] = {}  # copy of a regathered parameter, or view of one -> copy
+        self.regathered, self.rereads = regathered, rereads
+        # What is not kept of a parameter: a copy, the parameter itself, or a view -> that copy.
+        self.copies: dict[str, str] = {}
+        self.reread: set[str] = set()  # parameters themselves, under the names that are read
 
     def leaf(self, name: str, kind: LeafKind) -> None:
         whole = Layout.replicated(self.placed.mesh)
@@ -203,6 +206,9 @@ class _Writer:
             self.names[name] = f"{name}/local"
             shape = self.local_shape(name, self.layouts[name])
             self.write(Load(name, self.names[name], shape))
+            if self.rereads and self.graph.tensor[name].requires_grad:
+                self.copies[self.names[name]] = self.names[name]
+                self.reread.add(self.names[name])
 
     def operator(self, op: Op, op_layouts: OpLayouts) -> None:
         operands = [
@@ -234,7 +240,7 @@ class _Writer:
         kept = {
             self.copies[read]: None
             for value, read in zip(op.operands, operands, strict=True)
-            if read in self.copies and value in op.saves
+            if read in self.copies and (value in op.saves or read in self.reread)
         }
         for name, layout in zip(op.outputs, op_layouts.results, strict=True):
             self.layouts[name] = layout
@@ -335,8 +341,13 @@ class _Writer:
             segment,
         )
         self.redistributed[key] = result
-        if value in self.regathered and forward:
+        own = self.names[value]
+        if value in self.regathered and (forward or own in self.reread):
             self.copies[result] = result
+            if not forward:
+                self.reread.add(result)
+        elif self.rereads and own in self.copies and not forward:  # another name of a view
+            self.copies[result] = self.copies[own]
         return result
 
     def write(self, instruction: Instruction, segment: int | None = None) -> None:

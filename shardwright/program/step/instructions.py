@@ -22,6 +22,7 @@ from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.layout import Mesh, Shard
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Load, Move, Shape
+from shardwright.program.step.async_pipeline.versions import Carried, Version
 from shardwright.program.step.host_copies import Fetch, HostCopy, Offload
 from shardwright.program.step.region import Region
 
@@ -295,21 +296,24 @@ class Seed:
 
     def __str__(self) -> str:
         before = f", behind {_names(self.results)}" if self.results else ""
-        return f"{_names(name for _, name in self.gradients)} = seed{before}"
+        made = f"{_names(name for _, name in self.gradients)} = " if self.gradients else ""
+        return f"{made}seed{before}"
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """The optimizer's step, the last instruction: (parameter, its gradient).
 
-    It writes the parameters in place.
+    It writes the parameters in place. Their gradients are those of weights `late` updates ago.
     """
 
     parameters: tuple[tuple[str, str], ...]
+    late: int = 0
 
     def __str__(self) -> str:
         leaves = _names(leaf for leaf, _ in self.parameters)
-        return f"update {leaves} by {_names(gradient for _, gradient in self.parameters)}"
+        late = f", {self.late} update{'s' * (self.late > 1)} late" if self.late else ""
+        return f"update {leaves} by {_names(gradient for _, gradient in self.parameters)}{late}"
 
 
 StepInstruction = (
@@ -326,6 +330,7 @@ StepInstruction = (
     | Accumulate
     | Free
     | Seed
+    | Version
     | Update
 )
 
@@ -341,7 +346,8 @@ class StepProgram:
     `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
     least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
     `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read. `passes`
-    names the passes that were applied.
+    names the passes that were applied. In an asynchronous pipeline a program is one call,
+    which goes on with what the call before has `carried`.
     """
 
     mesh: Mesh
@@ -360,6 +366,7 @@ class StepProgram:
     sum_bytes: int = 0
     ahead: int = 1
     passes: tuple[str, ...] = ()
+    carried: Carried | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -369,9 +376,10 @@ class StepProgram:
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The names of all values that are wanted at the end."""
+        """The names of all values that are wanted at the end, or in the next call."""
         gradients, updates = (v for _, v in self.gradients), (v for _, v in self.updates)
-        return (*self.outputs, *gradients, *updates)
+        carried = self.carried.kept if self.carried is not None else ()
+        return (*self.outputs, *gradients, *updates, *carried)
 
     def transfers(self) -> Iterator[Transfer]:
         """All collectives, in the order in which they are started."""
@@ -391,6 +399,8 @@ class StepProgram:
         lines += [str(one) for one in self.instructions]
         lines += [f"gradient of %{leaf} is %{value}" for leaf, value in self.gradients]
         lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
+        if self.carried is not None:
+            lines.append(str(self.carried))
         lines.append(f"return {_names(self.outputs)}")
         return "\n".join(lines)
 
@@ -431,6 +441,7 @@ _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Add: lambda one: one.terms,
     Accumulate: lambda one: (one.value,),
     Seed: lambda one: one.results,
+    Version: lambda one: tuple([leaf for leaf, _ in one.parameters]),
     Update: lambda one: tuple([gradient for _, gradient in one.parameters]),
 }
 _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
@@ -441,6 +452,7 @@ _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Add: lambda one: (one.result,),
     Accumulate: lambda one: (one.total,),
     Seed: lambda one: tuple([name for _, name in one.gradients]),
+    Version: lambda one: tuple([result for _, result in one.parameters]),
 }
 
 

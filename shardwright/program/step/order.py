@@ -4,6 +4,7 @@ Ranks of a group must start the same collectives in the same order, every send m
 receive, and waits of different ranks must not form a cycle. As in NCCL, operations of one
 communicator run in the order in which they are started, and a message is sent when its receiver is
 ready. Gloo, which matches messages by tags and collectives by order, also runs all such programs.
+Those of an asynchronous pipeline are called until each has run some calls of its steady state.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.graph import VerifyError
+from shardwright.program.step.async_pipeline.call_sequence import in_sequence
 from shardwright.program.step.channels import axis_of, members
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
@@ -26,10 +28,15 @@ from shardwright.program.step.instructions import (
 )
 
 Group = tuple[str, tuple[int, ...]]  # the channel, and the coordinates along all other axes
+_STEADY_CALLS = 3  # of the first group, which has the fewest
 
 
 def check_order(programs: Sequence[StepProgram]) -> None:
     """Raise `VerifyError` where the programs, one for each rank in order, do not fit together."""
+    carried = [one.carried for one in programs if one.carried is not None]
+    if carried:
+        count = max(one.lag for one in carried) + _STEADY_CALLS
+        programs = [in_sequence(one, count) for one in programs]
     ranks = [_Rank(program) for program in programs]
     queues: defaultdict[Group, list[deque[_Started]]] = defaultdict(list)
     for channel in _channels(programs):

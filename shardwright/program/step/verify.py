@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shardwright.ir.graph import VerifyError
+from shardwright.program.step.async_pipeline.versions import Carried
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -29,7 +30,8 @@ def verify(program: StepProgram) -> None:
 
     It checks that every value is defined when it is read; that each transfer is waited for once,
     after its start; that each run that saves values is followed by one backward pass, or by one for
-    inputs and then one for weights; that nothing is defined twice; and that the update is last.
+    inputs and then one for weights; that nothing is defined twice; and that the update is last. A
+    call of an asynchronous pipeline begins with what such a call leaves.
     """
     there, freed = set(program.given), set[str]()
     in_flight: dict[str, tuple[str, ...]] = {}
@@ -37,6 +39,8 @@ def verify(program: StepProgram) -> None:
     halves: dict[str, int] = {}  # calls whose weights have no gradients yet
     read: set[str] = set()
     updated = False
+    if program.carried is not None:
+        _begin_with_carried(program, program.carried, there, calls, in_flight)
     for one in program.instructions:
         if updated:
             raise VerifyError(f"{one}: comes after the update")
@@ -77,6 +81,8 @@ def verify(program: StepProgram) -> None:
                 updated = True
         _check_definitions(one, there, freed, read)
         there.update(writes(one))
+    if program.carried is not None:
+        _leave_carried(program.carried, calls, in_flight)
     if in_flight:
         raise VerifyError(f"{min(in_flight)} is never waited for")
     if calls:
@@ -86,6 +92,39 @@ def verify(program: StepProgram) -> None:
     lost = [name for name in program.returned if name not in there]
     if lost:
         raise VerifyError(f"%{lost[0]} is returned but never defined")
+
+
+def _begin_with_carried(
+    program: StepProgram,
+    carried: Carried,
+    there: set[str],
+    calls: dict[str, int],
+    in_flight: dict[str, tuple[str, ...]],
+) -> None:
+    """Add what the call before leaves: values, calls with their regions, handles with results."""
+    there.update(start for _, start in carried.values)
+    regions = {one.call: one.region for one in program.instructions if isinstance(one, Forward)}
+    for end, start in carried.calls:  # each age after the one before
+        if end not in regions:
+            raise VerifyError(f"{end} is carried to the next call but never started")
+        calls[start] = regions[start] = regions[end]
+    begun = (*program.transfers(), *program.messages())
+    results = {one.handle: _arriving(one) for one in begun}
+    for end, start in carried.handles:
+        if end not in results:
+            raise VerifyError(f"{end} is carried to the next call but never started")
+        in_flight[start] = results[start] = results[end]
+
+
+def _leave_carried(
+    carried: Carried, calls: dict[str, int], in_flight: dict[str, tuple[str, ...]]
+) -> None:
+    """Take what the next call begins with; raise `VerifyError` if something is missing."""
+    for pairs, left in ((carried.calls, calls), (carried.handles, in_flight)):
+        for end, _ in pairs:
+            if end not in left:
+                raise VerifyError(f"{end} is carried to the next call but has ended")
+            del left[end]
 
 
 def _check_update(one: Update, program: StepProgram) -> None:

@@ -60,6 +60,9 @@ def decayed(weight: torch.Tensor, direction: Direction, updates: int) -> torch.T
     return torch.add(weight, direction.step, alpha=-faded * direction.lr)
 
 
+PREDICTORS: Mapping[str, Predictor] = {"linear": linear, "decayed": decayed}
+
+
 @torch.no_grad()
 def sgd_direction(
     weight: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.schedules.weight_versions import Weights, weights_named
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
 from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.first_error import FirstErrorRecord, is_broken_link
@@ -27,7 +28,6 @@ from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.parameter_store import place_in
 from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
 from shardwright.runtime.pipeline.stage_links import Seat, StageLinks
-from shardwright.runtime.weight_versions import Weights, weights_named
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
@@ -92,14 +92,14 @@ class AsyncPipeline(StageModule):
         self._sw_board = FirstErrorRecord()
         seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
         group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
-        super().__init__(stages, seat.stage, model, device, seed, group)
-        self._sw_seat = seat
-        self._sw_link = StageLinks(stages.staged, seat, device, timeout)
+        stages = stages.under(weights)
+        programs = stages.programs(seat.stage, seat.place)
+        link = StageLinks(programs.call, seat, device, timeout)
+        super().__init__(stages, seat.stage, programs, link, model, device, seed, group)
+        self._sw_seat, self._sw_link = seat, link
         self._sw_async = AsyncStage(self, seat.stage, len(stages.parts), weights)
         self._sw_failure = ""
         self._sw_evaluation = WithoutDropout(model, stages.captured.graph)
-        (loss,) = stages.captured.graph.outputs
-        self._sw_loss_dtype = getattr(torch, stages.captured.graph.tensor[loss].dtype)
 
     @property
     def lag(self) -> int:
@@ -142,8 +142,8 @@ class AsyncPipeline(StageModule):
 
         def work() -> torch.Tensor:
             self._sw_link.open()
-            loss = self._sw_async.step(update, self._sw_link, self.part_of(batch))
-            return torch.tensor(float("nan")) if loss is None else self._sw_loss(loss)
+            loss = self._sw_async.step(update, self.part_of(batch))
+            return torch.tensor(float("nan")) if loss is None else loss
 
         return self._sw_guard(work)
 
@@ -169,9 +169,9 @@ class AsyncPipeline(StageModule):
         update = StageUpdate(optimizer, scheduler, clip_norm, discount_steps)
 
         def work() -> list[torch.Tensor]:
-            losses = self._sw_async.drain(update, self._sw_link)
+            losses = self._sw_async.drain(update)
             self._sw_link.close()
-            return [self._sw_loss(loss) for loss in losses]
+            return losses
 
         return self._sw_guard(work)
 
@@ -187,24 +187,18 @@ class AsyncPipeline(StageModule):
         if self._sw_link.is_open:
             raise PipelineError("mini-batches are under way; call drain(optimizer) before evaluate")
         self.check_evaluation()
-        stage, link = self._sw_async, self._sw_link
 
         def work() -> torch.Tensor:
-            received = link.receive_once() if stage.index else ()
-            values = stage.evaluate(received, self.part_of(batch))
-            if stage.is_last:
-                return link.return_loss(values[0])
-            link.send_values(values)
-            return link.return_loss(None)
+            run = self._sw_async.evaluation(self.part_of(batch))
+            loss = self._sw_async.evaluate(run, returning=True)
+            assert loss is not None, "the program ends with the loss"
+            return loss
 
-        return self._sw_loss(self._sw_guard(work))
+        return self._sw_guard(work)
 
     def check_evaluation(self) -> None:
         """Raise `PlanError` if evaluation differs from training in more than dropout."""
         self._sw_evaluation.check()
-
-    def _sw_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss.to(self._sw_loss_dtype)
 
     def _sw_guard(self, work: Callable[[], T]) -> T:
         """Run `work`; report an error in it to the neighbours before it is raised."""

@@ -1,4 +1,4 @@
-"""The order of work in an asynchronous pipeline, and the staleness of its weights.
+"""The order of work in an asynchronous pipeline.
 
 A continuous 1F1B that never flushes (PipeDream, arXiv 1806.03377). N stages, k
 from 0, a mini-batch m every two ticks:
@@ -15,13 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """The number of updates of its stage by which each of the two passes predicts weights."""
-
-    forward: int
-    backward: int
+from shardwright.ir.schedules.weight_versions import lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +29,6 @@ class StagePasses:
     backward: int | None
 
 
-def lag(stage: int, stages: int) -> int:
-    """Updates that a stage makes between the two passes of a mini-batch: N - k - 1."""
-    return stages - stage - 1
-
-
-def spectrain_horizon(stage: int, stages: int) -> Horizon:
-    """SpecTrain (arXiv 1809.02839): to the end of the mini-batch's round trip at stage 0.
-
-    The backward pass predicts ⌊k/2⌋ updates, the number of complete rounds (a forward and a
-    backward pass) in the k ticks until its gradient reaches stage 0. The forward pass predicts
-    `lag` more.
-
-    >>> [(h.forward, h.backward) for h in (spectrain_horizon(k, 4) for k in range(4))]
-    [(3, 0), (2, 0), (2, 1), (1, 1)]
-    """
-    return Horizon(stage // 2 + lag(stage, stages), stage // 2)
-
-
-def pipeoptim_horizon(stage: int, stages: int) -> Horizon:
-    """PipeOptim (arXiv 2312.00839): the forward pass predicts the weights of the backward pass."""
-    return Horizon(lag(stage, stages), 0)
-
-
 def call_at(minibatch: int, stage: int, stages: int, start: int) -> StagePasses:
     """The passes of a stage when `minibatch` arrives; `start` is the first in the pipeline."""
     behind = minibatch - lag(stage, stages)
@@ -65,6 +36,9 @@ def call_at(minibatch: int, stage: int, stages: int, start: int) -> StagePasses:
 
 
 def remaining(stage: int, stages: int, start: int, stop: int) -> Iterator[StagePasses]:
-    """The passes that remain when no mini-batch follows `stop - 1`: the drain."""
-    for m in range(max(start, stop - lag(stage, stages)), stop):
-        yield StagePasses(None, m)
+    """The passes that remain when no mini-batch follows `stop - 1`: the drain.
+
+    Of a pipeline with fewer mini-batches than `lag`, the first calls have none.
+    """
+    for behind in range(stop - lag(stage, stages), stop):
+        yield StagePasses(None, behind if behind >= start else None)

@@ -6,52 +6,65 @@ depend only on that order, so the losses are bit-identical to those of real rank
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate, Tensors
+from shardwright.ir.schedules.weight_versions import weights_named
+from shardwright.program.step.instructions import Recv, Send
+from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
 from shardwright.runtime.modes import WithoutDropout
 from shardwright.runtime.pipeline.stage import StageModule, Stages, capture_stages
-from shardwright.runtime.weight_versions import weights_named
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Scheduler]
+Tensors = list[torch.Tensor]
 
 
-class Mailbox:
-    """The link between a stage and its neighbours when all are in one process."""
-
-    def __init__(self, before: _Boundary | None, behind: _Boundary | None) -> None:
-        self.before = before
-        self.behind = behind
-
-    def send_values(self, values: Tensors) -> None:
-        assert self.behind is not None
-        self.behind.values.append([value.contiguous() for value in values])
-
-    def receive_values(self) -> Tensors:
-        assert self.before is not None
-        return self.before.values.popleft()
-
-    def send_gradients(self, gradients: Tensors, loss: torch.Tensor) -> None:
-        assert self.before is not None
-        self.before.gradients.append(([g.contiguous() for g in gradients], loss))
-
-    def receive_gradients(self) -> tuple[Tensors, torch.Tensor]:
-        assert self.behind is not None
-        return self.behind.gradients.popleft()
-
-
-class _Boundary:
-    """Messages in flight between two stages."""
+class Mailboxes:
+    """The messages between stages when all are in one process, by channel."""
 
     def __init__(self) -> None:
-        self.values: deque[Tensors] = deque()
-        self.gradients: deque[tuple[Tensors, torch.Tensor]] = deque()
+        self.boxes: defaultdict[str, deque[Tensors]] = defaultdict(deque)
+
+    def end(self, one: Send | Recv, *, ahead: bool) -> _End:
+        """The end of a message; there is none to receive `ahead`."""
+        return _End(one, self.boxes[one.channel])
+
+
+@dataclass(frozen=True)
+class _End:
+    """Puts the messages of one instruction into a box, or takes them out."""
+
+    one: Send | Recv
+    box: deque[Tensors]
+
+    def send(self, values: Sequence[torch.Tensor | None], device: torch.device) -> _Arrived:
+        """Put a message into the box; None is zeros."""
+        message: Tensors = []
+        for value, part in zip(values, self.one.payload, strict=True):
+            tensor = torch.zeros(part.shape, dtype=getattr(torch, part.dtype), device=device)
+            message.append(tensor if value is None else tensor.copy_(value))
+        self.box.append(message)
+        return _Arrived([])
+
+    def receive(self, _device: torch.device) -> _Arrived:
+        """Take the oldest message out of the box."""
+        return _Arrived(self.box.popleft())
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """A message that is there."""
+
+    values: Tensors
+
+    def results(self) -> Tensors:
+        return self.values
 
 
 def async_simulation(
@@ -94,7 +107,11 @@ class AsyncSimulation:
     ) -> None:
         how, count = weights_named(weights), len(stages.parts)
         device = next(model.parameters()).device
-        modules = [StageModule(stages, k, model, device, seed) for k in range(count)]
+        stages, boxes = stages.under(how), Mailboxes()
+        modules = [
+            StageModule(stages, k, stages.programs(k, 0), boxes, model, device, seed)
+            for k in range(count)
+        ]
         self.stages = [AsyncStage(m, k, count, how) for k, m in enumerate(modules)]
         self.updates = []
         self.evaluation = WithoutDropout(model, stages.captured.graph)
@@ -102,28 +119,29 @@ class AsyncSimulation:
             steps = optimizer(module.parameters())
             schedule = scheduler(steps) if scheduler is not None else None
             self.updates.append(StageUpdate(steps, schedule, clip_norm, discount_steps))
-        between = [None, *(_Boundary() for _ in range(count - 1)), None]
-        self.links = [Mailbox(between[k], between[k + 1]) for k in range(count)]
 
     def train_step(self, batch: Any) -> torch.Tensor:
         """Put one mini-batch (a mapping of keywords or a tuple) into the pipeline; its loss."""
-        for stage, update, link in zip(self.stages, self.updates, self.links, strict=True):
-            loss = stage.step(update, link, stage.module.part_of(batch))
+        for stage, update in zip(self.stages, self.updates, strict=True):
+            loss = stage.step(update, stage.module.part_of(batch))
         assert loss is not None  # the last stage does both passes at once
         return loss
 
     def drain(self) -> None:
         """Finish the mini-batches in flight; then all stages have made equally many updates."""
-        for k in reversed(range(len(self.stages))):
-            self.stages[k].drain(self.updates[k], self.links[k])
+        for stage, update in reversed(list(zip(self.stages, self.updates, strict=True))):
+            stage.drain(update)
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of one batch with the weights as they are, without dropout; drain first."""
         self.evaluation.check()
-        values: Tensors = ()
-        for stage in self.stages:
-            values = stage.evaluate(values, stage.module.part_of(batch))
-        return values[0]
+        runs = [stage.evaluation(stage.module.part_of(batch)) for stage in self.stages]
+        for stage, run in zip(self.stages, runs, strict=True):
+            stage.evaluate(run, returning=False)
+        for stage, run in reversed(list(zip(self.stages, runs, strict=True))):
+            loss = stage.evaluate(run, returning=True)
+        assert loss is not None  # of the first stage, which the others have sent it to
+        return loss
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and persistent buffers of all stages as the module has them; drain first."""

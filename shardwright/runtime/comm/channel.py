@@ -4,7 +4,7 @@ Each boundary has two channels, one for values and one for gradients, each with 
 its two ranks, so that none blocks another. A message is one flat buffer of a size that both ends
 know:
 
-    status, loss, text of an error | tensor | tensor | …   (each on a multiple of 64 bytes)
+    status, text of an error | tensor | tensor | …   (each on a multiple of 64 bytes)
 
 Where the backend can, the next message is received while the stage computes with the current one.
 It is a mini-batch, the token that ends a drain, or the error of a stage that failed, so every
@@ -28,7 +28,7 @@ from shardwright.runtime.backend.registry import backend_of
 
 _ALIGN = 64  # the alignment of tensors in one process, so that vector kernels round equally
 _HEADER = 512
-_TEXT = slice(16, _HEADER)
+_TEXT = slice(8, _HEADER)
 _DATA, _TOKEN, _FAILED = 0, 1, 2
 _TELLING = timedelta(seconds=15)  # to send an error; the peer has already posted a receive
 
@@ -60,9 +60,26 @@ class MessageForm:
         ]
 
 
+@dataclass(eq=False)
+class SentMessage:
+    """A message under way, whose memory is in use until it was waited for."""
+
+    channel: Channel
+    message: torch.Tensor
+    works: list[Any]
+
+    def results(self) -> list[torch.Tensor]:
+        """Wait for it; nothing results."""
+        self.channel.end_of(self)
+        return []
+
+
 @dataclass
 class Channel:
-    """One direction between this rank and the rank `peer`, of stage `stage`."""
+    """One direction between this rank and the rank `peer`, of stage `stage`.
+
+    All its messages are as large as one of `form`.
+    """
 
     form: MessageForm
     peer: int
@@ -70,7 +87,7 @@ class Channel:
     group: Any
     device: torch.device
     timeout: timedelta
-    under_way: deque[tuple[torch.Tensor, list[Any]]] = field(default_factory=deque)
+    under_way: deque[SentMessage] = field(default_factory=deque)
     coming: tuple[torch.Tensor, list[Any]] | None = None
     lost: bool = False  # the peer failed or is gone: it reads nothing any more
 
@@ -79,20 +96,18 @@ class Channel:
         """Whether a receive may be posted before its message is needed."""
         return backend_of(self.group).receives_ahead
 
-    def send(self, tensors: Sequence[torch.Tensor], loss: float = 0.0, *, keep: int) -> None:
-        """Begin to send data; the last `keep` messages may still be in flight when it returns."""
-        message = self._message(_DATA, loss)
-        for view, tensor in zip(self.form.views(message), tensors, strict=True):
-            view.copy_(tensor)
-        self._begin(message)
-        while len(self.under_way) > keep:
-            self._wait(self.under_way.popleft()[1])
+    def send(self, form: MessageForm, tensors: Sequence[torch.Tensor | None]) -> SentMessage:
+        """Begin to send data of a `form` that is no larger than the channel's; None is zeros."""
+        message = self._message(_DATA)
+        for view, tensor in zip(form.views(message), tensors, strict=True):
+            view.zero_() if tensor is None else view.copy_(tensor)
+        return self._begin(message)
 
     def send_token(self) -> None:
         """Send the end token, and wait until all messages are sent."""
         self._begin(self._message(_TOKEN))
         while self.under_way:
-            self._wait(self.under_way.popleft()[1])
+            self.under_way[0].results()
 
     def send_failure(self, text: str) -> bool:
         """Report that a stage failed; False if the peer cannot be reached, as it has ended."""
@@ -102,8 +117,7 @@ class Channel:
             bytearray(raw), dtype=torch.uint8
         ).to(self.device)
         try:
-            self._begin(message)
-            self._wait(self.under_way[-1][1], _TELLING)
+            self._wait(self._begin(message).works, _TELLING)
         except StageFailed:
             return False
         return True
@@ -115,13 +129,13 @@ class Channel:
             op = dist.P2POp(dist.irecv, message, self.peer, self.group)
             self.coming = message, self._start(op)
 
-    def receive(self, *, ahead: bool = True) -> tuple[list[torch.Tensor], float]:
-        """The next data and its loss; begins to receive the message after it, if there is one."""
+    def receive(self, form: MessageForm, *, ahead: bool) -> list[torch.Tensor]:
+        """The next data, of `form`; `ahead` begins to receive the message after it."""
         message, status = self._receive()
         assert status == _DATA, "a stage sent a token where a mini-batch is due"
         if ahead and self.ahead:
             self.begin_receive()
-        return self.form.views(message), float(message[8:16].view(torch.float64))
+        return form.views(message)
 
     def receive_token(self) -> None:
         """Wait until the peer says that it is done."""
@@ -141,16 +155,22 @@ class Channel:
             raise StageFailed(text)
         return message, status
 
-    def _message(self, status: int, loss: float = 0.0) -> torch.Tensor:
+    def _message(self, status: int) -> torch.Tensor:
         message = torch.empty(self.form.starts()[-1], dtype=torch.uint8, device=self.device)
         message[:_HEADER] = 0
         message[:8].view(torch.int64).fill_(status)
-        message[8:16].view(torch.float64).fill_(loss)
         return message
 
-    def _begin(self, message: torch.Tensor) -> None:
+    def _begin(self, message: torch.Tensor) -> SentMessage:
         op = dist.P2POp(dist.isend, message, self.peer, self.group)
-        self.under_way.append((message, self._start(op)))
+        sent = SentMessage(self, message, self._start(op))
+        self.under_way.append(sent)
+        return sent
+
+    def end_of(self, sent: SentMessage) -> None:
+        """Wait until a message was sent."""
+        self._wait(sent.works)
+        self.under_way.remove(sent)
 
     def _start(self, op: dist.P2POp) -> list[Any]:
         try:

@@ -60,12 +60,6 @@ class Redistribution(nn.Module):
         x = x if self.narrow is None else x.to(self.narrow)
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
-    def keep(
-        self, x: torch.Tensor, how: Callable[[torch.Tensor], Callable[[], torch.Tensor]]
-    ) -> Callable[[], torch.Tensor]:
-        """A function that returns `x` for another `run_forward` in the backward pass."""
-        return how(x)
-
     def sent_back(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradient's tile in the layout that the producer of the value needs.
 

@@ -24,7 +24,7 @@ from shardwright.program.step.instructions import (
     StepProgram,
     Update,
 )
-from shardwright.runtime.executor.executor import Regions
+from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 
 # Operators of running statistics, whose results share no memory with what they read.

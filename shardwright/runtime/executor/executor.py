@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, Protocol, TypeVar, final
 from weakref import finalize
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
-from torch.optim import Optimizer
+from torch import nn
 
+from shardwright.program.step.async_pipeline.versions import Pairs, Version
 from shardwright.program.step.host_copies import Fetch, HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -39,84 +39,59 @@ from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.device import autocast_dtype, without_autocast
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, HostMemory
-from shardwright.runtime.executor.messages import Messages
+from shardwright.runtime.executor.messages import MessageEnd, Messages
 from shardwright.runtime.executor.region_calls import RegionCall
+from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight, alone_in_memory
-from shardwright.runtime.graph_modules.compiled import CompiledRegions
-from shardwright.runtime.graph_modules.fx import Special, region_module
-from shardwright.runtime.graph_modules.indexed_offsets import chosen_by
-from shardwright.runtime.graph_modules.repeats import SharedCode
 
 Values = dict[str, torch.Tensor | None]
+EndOf = Callable[[Send | Recv], MessageEnd]
+MakeVersions = Callable[[Version], Sequence[torch.Tensor]]
+T = TypeVar("T")
 
 
-class Regions(nn.Module):
-    """The distinct regions of a program as modules; `make` as in `to_module`.
+class Left(NamedTuple):
+    """All that a run leaves to the next one, under the names that it has there (`Carried`)."""
 
-    `parts` run operators one by one. `executed` are the modules that a step runs: these, or
-    compiled ones. `running` is the instruction for which a region runs. After a `failure` nothing
-    runs.
-    """
-
-    def __init__(
-        self,
-        regions: Sequence[Region],
-        make: Callable[[Special], nn.Module],
-        device: torch.device,
-    ) -> None:
-        super().__init__()
-        self.forms = tuple(regions)
-        self.make, self.device = make, device
-        self.running: Forward | None = None
-        self.failure: Failure | None = None  # of a step that communicates
-        self.variant = torch.zeros(1, dtype=torch.int64, device=device)
-        self.parts = nn.ModuleList(
-            region_module(
-                region.variants[0],
-                region.inputs,
-                region.outputs,
-                device,
-                chosen_by(self.variant, region.variants, make, device),
-            )
-            for region in regions
-        )
-        self.executed: Sequence[nn.Module] = tuple(self.parts)
-        self.compiled: CompiledRegions | None = None
-
-    def compile_segments(self, device_of_state: torch.device) -> None:
-        """From now on run compiled regions; the random state is on `device_of_state`."""
-        self.compiled = CompiledRegions(self._segment, device_of_state)
-        self.executed = tuple(map(self.compiled.region, self.forms))
-
-    def _segment(self, code: SharedCode) -> fx.GraphModule:
-        make = chosen_by(self.variant, code.variants, self.make, self.device)
-        given = code.variants[0], code.inputs, code.outputs, self.device
-        return region_module(*given, make, numbered=code.draws)
+    values: Values
+    calls: dict[str, RegionCall]
+    in_flight: dict[str, InFlight]
 
 
 @final
 class StepExecutor:
-    """Runs one rank's step. `groups` has the process group of each channel.
+    """Runs one rank's step. `groups` has the process group of each channel of collectives.
+
+    `messages` gives the ends of messages; without it they are sent in `groups`.
 
     `steps` has for each instruction the method of `ProgramRun` that runs it, with its argument;
     both are looked up once.
     """
 
     def __init__(
-        self, program: StepProgram, regions: Regions, groups: Mapping[str, dist.ProcessGroup]
+        self,
+        program: StepProgram,
+        regions: Regions,
+        groups: Mapping[str, dist.ProcessGroup],
+        messages: EndOf | None = None,
     ) -> None:
         self.program, self.regions, self.groups = program, regions, groups
         self.collectives = {
             one.handle: Collectives(one, groups[one.channel], dist.get_rank(groups[one.channel]))
             for one in program.transfers()
         }
-        self.messages = {
-            one.handle: Messages(one, groups[one.channel]) for one in program.messages()
-        }
+        end = messages or (lambda one: Messages(one, groups[one.channel]))
+        self.messages = {one.handle: end(one) for one in program.messages()}
+        # Messages of the call before, which the first call finds none of.
+        carried = () if program.carried is None else program.carried.handles
+        self.of_earlier = frozenset(start for _, start in carried)
         read = Counter(name for one in program.instructions for name in reads(one))
         backward = [one for one in program.instructions if isinstance(one, Backward)]
         self.totals = {one.call: dict(one.totals) for one in backward if one.part is Gradients.ALL}
+        if program.carried is not None:  # the backward pass has the last name
+            for earlier, later in reversed(program.carried.calls):
+                self.totals[earlier] = self.totals[later]
         # The positions of weights, for calls whose backward pass has two parts.
         self.weights = {
             one.call: [i for i in range(len(one.made)) if one.made[i] or i in dict(one.totals)]
@@ -161,6 +136,11 @@ class StepExecutor:
                 return ProgramRun.send, one
             case Recv():
                 return ProgramRun.receive, one
+            case Wait() if one.handle in self.of_earlier:
+                return ProgramRun.wait_for_earlier, (
+                    one,
+                    tuple(self.taken.intersection(one.results)),
+                )
             case Wait():
                 return ProgramRun.wait, (one, tuple(self.taken.intersection(one.results)))
             case Relayout():
@@ -173,6 +153,8 @@ class StepExecutor:
                 return ProgramRun.free, one.names
             case Seed():
                 return ProgramRun.seed, one
+            case Version():
+                return ProgramRun.version, one
             case Update():
                 return ProgramRun.update, one
 
@@ -193,6 +175,12 @@ class StepExecutor:
         """A run of the program, which has not played anything yet."""
         refuse_after(self.regions.failure)
         return ProgramRun(self, dict(given), state, trace)
+
+
+class Updater(Protocol):
+    """An optimizer, or what makes its step."""
+
+    def step(self) -> Any: ...
 
 
 class ProgramRun:
@@ -218,7 +206,8 @@ class ProgramRun:
         self.partial = False
         self.missing: set[str] = set()  # results of transfers of nothing
         self.position = 0  # of the next instruction
-        self.optimizer: Optimizer | None = None  # that updates the parameters
+        self.optimizer: Updater | None = None  # that updates the parameters
+        self.make_versions: MakeVersions | None = None
         if executor.collectives or executor.messages or executor.host_memory:
             # If the results are dropped, wait for transfers in flight: their buffers are in use.
             finalize(self, _drain, self.in_flight).atexit = False
@@ -268,7 +257,23 @@ class ProgramRun:
         self.values.clear()
         return found
 
-    def finish(self, optimizer: Optimizer) -> None:
+    def take_over(self, left: Left) -> None:
+        """Go on with what the run before has left."""
+        self.values.update(left.values)
+        self.calls.update(left.calls)
+        self.in_flight.update(left.in_flight)
+
+    def leave(self) -> Left:
+        """Take out what the next run goes on with."""
+        carried = self.executor.program.carried
+        assert carried is not None, "the program goes on with nothing"
+        return Left(
+            _moved(self.values, carried.values),
+            _moved(self.calls, carried.calls),
+            _moved(self.in_flight, carried.handles),
+        )
+
+    def finish(self, optimizer: Updater) -> None:
         """Play the rest, in which `optimizer` updates the parameters by their gradients."""
         self.optimizer = optimizer
         self.play(len(self.executor.program.instructions))
@@ -374,6 +379,17 @@ class ProgramRun:
         for name in self.missing.intersection(one.results):
             self.values[name] = None
 
+    def wait_for_earlier(self, given: tuple[Wait, tuple[str, ...]]) -> None:
+        """Wait for a message of an earlier call, if there was one."""
+        if given[0].handle in self.in_flight:
+            self.wait(given)
+
+    def version(self, one: Version) -> None:
+        """Make versions of parameters, in the shapes in which these are given."""
+        assert self.make_versions is not None, "the program has versions"
+        for (leaf, result), made in zip(one.parameters, self.make_versions(one), strict=True):
+            self.values[result] = made.view(self.tensor(leaf).shape)
+
     def relayout(self, one: Relayout) -> None:
         """Change a value's layout without communication."""
         x = self.values[one.value]
@@ -441,6 +457,11 @@ class ProgramRun:
         if len(region.variants) > 1:
             regions.variant.fill_(one.variant)
         return region, regions.executed[one.region]
+
+
+def _moved(found: dict[str, T], pairs: Pairs) -> dict[str, T]:
+    """Take out what has the first name of a pair; the same under the second name."""
+    return {start: found.pop(end) for end, start in pairs if end in found}
 
 
 def _drain(in_flight: dict[str, InFlight]) -> None:

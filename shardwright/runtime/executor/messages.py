@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,16 @@ from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.executor.transfers import InFlight
 
 _ALIGN = 64  # bytes; the alignment of each value, for vector instructions
+
+
+class MessageEnd(Protocol):
+    """The end of one message of a program at this rank."""
+
+    def send(self, values: Sequence[torch.Tensor | None], device: torch.device, /) -> InFlight:
+        """Start to send values; None is zeros."""
+
+    def receive(self, device: torch.device, /) -> InFlight:
+        """Start to receive."""
 
 
 class Messages:

@@ -11,14 +11,16 @@ from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph
 from shardwright.program.step.instructions import StepProgram
-from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
+from shardwright.runtime.executor.executor import EndOf, ProgramRun, StepExecutor
+from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
 
 
 class ProgramModule(nn.Module):
     """Executors of a step program in training, and of a program without gradients in evaluation.
 
-    `groups` has the process group of each channel, `make` is as in `to_module`.
+    `groups` has the process group of each channel, `make` is as in `to_module`. `messages` gives
+    the ends of the messages of either, where they are not sent in `groups`.
     """
 
     def __init__(
@@ -29,13 +31,14 @@ class ProgramModule(nn.Module):
         groups: Mapping[str, dist.ProcessGroup],
         make: Callable[[Special], nn.Module],
         device: torch.device,
+        messages: tuple[EndOf, EndOf] | tuple[None, None] = (None, None),
     ) -> None:
         super().__init__()
         self.program = program
         self.loads = {load.leaf: load.shape for load in program.loads}
         self.regions = Regions(program.regions, make, device)
-        self.training_step = StepExecutor(program, self.regions, groups)
-        self.evaluation = StepExecutor(evaluation, self.regions, groups)
+        self.training_step = StepExecutor(program, self.regions, groups, messages[0])
+        self.evaluation = StepExecutor(evaluation, self.regions, groups, messages[1])
         self.ended: ProgramRun | None = None  # a step whose update has not run yet
         loss = graph.tensor[graph.outputs[0]]
         self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)

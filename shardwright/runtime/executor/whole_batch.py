@@ -36,8 +36,9 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
-from shardwright.runtime.executor.executor import ProgramRun, Regions, StepExecutor
+from shardwright.runtime.executor.executor import ProgramRun, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
+from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
 from shardwright.tracing.torch_private import version_of

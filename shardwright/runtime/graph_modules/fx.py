@@ -38,7 +38,7 @@ from shardwright.runtime.graph_modules.fused_norms import (
 from shardwright.tracing.export.operators import operator_of, to_torch
 
 Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
-# Those that need a module each; of `Compute` those that regather or route, and some operators.
+# Those that need a module each; of `Compute` those that route, and some operators.
 Special = Draws | Redistribute | Compute | Joint | SharedAttention
 
 _RANDOM_STATE = "random state"
@@ -52,8 +52,7 @@ def to_module(
 
     Parameters are passed as local tiles, all other leaves whole. It returns the outputs, then the
     new contents of updated buffers. `make` creates the modules of instructions that are not plain
-    operators, and of operators that regather; the latter are called with the values to redistribute
-    again, the results of the first redistribution, and the operator's arguments.
+    operators.
     """
     results = [*program.outputs, *(value for _, value in program.updates)]
     writer = _Writer(program.leaves, device, make)
@@ -106,7 +105,6 @@ class _Writer:
         if numbered:
             self.nodes[_NUMBERS] = self.graph.placeholder("numbers")
         self.drawn = 0  # random operators so far
-        self.sources: dict[str, str] = {}  # copy of a parameter -> what it is made of again
 
     def module(self, instructions: Sequence[Instruction], results: Sequence[str]) -> fx.GraphModule:
         norms = fused_norms(instructions, results)
@@ -138,8 +136,6 @@ class _Writer:
             )
         else:
             module = self.make(instruction)
-        if isinstance(instruction, Redistribute):
-            self.sources[instruction.result] = instruction.value
         if isinstance(instruction, Draws | RecomputedSegment):
             given.append(self.random_state())
         name = f"{type(instruction).__name__.lower()}_{number}"
@@ -174,15 +170,11 @@ class _Writer:
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
         plain = instruction.routing is None and op.target not in (FUNCTION, LINEAR_CROSS_ENTROPY)
-        if not instruction.regathers and plain:
+        if plain:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"
         self.root.add_module(name, self.make(instruction))
-        if not instruction.regathers:
-            return self.graph.call_module(name, args, kwargs)
-        again = tuple(self.nodes[self.sources[result]] for result in instruction.regathers)
-        first = tuple(self.nodes[result] for result in instruction.regathers)
-        return self.graph.call_module(name, (again, first, args, kwargs))
+        return self.graph.call_module(name, args, kwargs)
 
     def name(self, node: fx.Node, instruction: Instruction) -> None:
         """Note which node has which of the values that an instruction defines."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +27,6 @@ from shardwright.runtime.comm.p2p_group import AxisGroup
 from shardwright.runtime.comm.redistribute import Redistribution, reduced_over
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.graph_modules.opaque_module import OpaqueModule, OwnFunction
-from shardwright.runtime.parameters.reshard_after_forward import (
-    CopySource,
-    Keep,
-    ReshardAfterForward,
-    as_it_is,
-)
 from shardwright.runtime.random.dropout import (
     GlobalAttention,
     GlobalDropout,
@@ -43,7 +36,6 @@ from shardwright.runtime.random.dropout import (
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.experts import local_experts
 from shardwright.runtime.sharded_ops.linear_cross_entropy import ChunkedLoss
-from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -53,31 +45,19 @@ def module_maker(
     device_mesh: DeviceMesh | None,
     device: torch.device,
     training: bool,
-    keep: Keep = as_it_is,
 ) -> Callable[[Special], nn.Module]:
-    """A function that makes an instruction's module for `to_module`, for one rank of `mesh`.
-
-    An operator that regathers uses the modules of the redistributions before it. `keep` stores the
-    tiles from which it makes copies again.
-    """
+    """A function that makes an instruction's module for `to_module`, for one rank of `mesh`."""
     # Once for all redistributions: taking an axis out of a device mesh is slow.
     axes = {name: device_mesh[name] for name in mesh.names} if device_mesh is not None else {}
-    made: dict[str, CopySource] = {}
     fast = captured.graph.numerics.rng == "fast"
     keys = StepKeys()
 
     def make(instruction: Special) -> nn.Module:
         match instruction:
             case Redistribute():
-                redistribution = made[instruction.result] = Redistribution(instruction, axes)
-                return redistribution
+                return Redistribution(instruction, axes)
             case Compute():
-                operator: Callable[..., Any] = _operator(instruction, captured, axes, device)
-                if not instruction.regathers:
-                    assert isinstance(operator, nn.Module)
-                    return operator
-                again = [made[name] for name in instruction.regathers]
-                return ReshardAfterForward(operator, again, keep)
+                return _operator(instruction, captured, axes, device)
             case Dropout():
                 return (
                     FastDropout(instruction, device)
@@ -108,12 +88,11 @@ def _operator(
     captured: Captured,
     axes: Mapping[str, DeviceMesh],
     device: torch.device,
-) -> Callable[..., Any]:
-    """The callable of an instruction's operator; a module where it is no operator of torch."""
+) -> nn.Module:
+    """The module of an operator that is none of torch."""
     if instruction.op.target == FUNCTION:
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
     if instruction.op.target == LINEAR_CROSS_ENTROPY:
         return ChunkedLoss()
-    if instruction.routing is not None:
-        return local_experts(instruction.routing, axes, device)
-    return operator_of(instruction.op.target)
+    assert instruction.routing is not None, "torch has the operator"
+    return local_experts(instruction.routing, axes, device)

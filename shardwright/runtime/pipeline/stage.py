@@ -1,14 +1,14 @@
-"""One pipeline stage on one device: its parameters, buffers and program.
+"""One stage of an asynchronous pipeline on one device: its parameters, buffers and programs.
 
-The program takes the weights as arguments, so that it can run with other weights than the stored
-ones. If several devices share a stage, the program is that of one device and weights are its tiles.
+If several devices share a stage, weights are tiles, and programs are those of one device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,15 +18,18 @@ from torch.distributed.tensor import DTensor
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.registry import continuous
+from shardwright.ir.schedules.weight_versions import Weights
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
-from shardwright.program.passes import stage_program
+from shardwright.program.step.async_pipeline.stage_programs import StagePrograms, stage_programs
+from shardwright.program.step.instructions import Recv, Send, StepProgram
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.runtime.async_pipeline.weight_swap_hooks import WeightSwap
 from shardwright.runtime.batch import local_inputs, stage_inputs
-from shardwright.runtime.graph_modules.fx import to_module
+from shardwright.runtime.executor.executor import Values
+from shardwright.runtime.executor.messages import MessageEnd
+from shardwright.runtime.executor.program_module import ProgramModule
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
@@ -48,12 +51,19 @@ class Stages:
 
     @classmethod
     def planned(cls, captured: Captured, analysis: Analysis, decisions: Decisions) -> Stages:
-        """The stages of a plan. Weights that are stored in another layout than they are read are
-        redistributed again in the backward pass, from the weight version of that pass.
-        """
-        weights = captured.graph.leaves_of(LeafKind.PARAMETER)
-        again = replace(decisions, regathered=frozenset(leaf.name for leaf in weights))
-        return cls(captured, StagedGraph(captured.graph, analysis, again))
+        """The stages of a plan."""
+        return cls(captured, StagedGraph(captured.graph, analysis, decisions))
+
+    def under(self, weights: Weights) -> Stages:
+        """The same stages with these weight versions."""
+        staged = self.staged
+        pipeline = replace(staged.pipeline, schedule=continuous(weights.name).name)
+        if pipeline == staged.pipeline:
+            return self
+        decisions = replace(staged.decisions, pipeline=pipeline)
+        return Stages(
+            self.captured, StagedGraph(staged.graph, staged.analysis, decisions, staged.micro)
+        )
 
     @property
     def parts(self) -> tuple[Stage, ...]:
@@ -63,6 +73,10 @@ class Stages:
     def analysis(self) -> Analysis:
         """The analysis of the whole graph, whose operator positions determine random numbers."""
         return self.staged.analysis
+
+    def programs(self, stage: int, place: int) -> StagePrograms:
+        """The programs of the rank at `place` of the group that has the stage."""
+        return stage_programs(self.staged, stage * self.staged.decisions.mesh.size + place)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -105,8 +119,15 @@ def cut_stages(captured: Captured, stages: int, cuts: Sequence[int] | None = Non
     return Stages.planned(captured, analysis, replace(everything_whole(graph), pipeline=pipeline))
 
 
+class Neighbours(Protocol):
+    """The way to the previous and the next stage."""
+
+    def end(self, one: Send | Recv, *, ahead: bool) -> MessageEnd:
+        """The end of a message; with `ahead` another one of its kind will follow."""
+
+
 class StageModule(LastingModule):
-    """The parameters of a stage, under the module's names, and its program.
+    """The parameters of a stage, under the module's names, and the executors of its programs.
 
     They have the model's shapes; with a device mesh, on which the stage is shared, they are
     DTensors, as those of a `ParallelModule`.
@@ -116,6 +137,8 @@ class StageModule(LastingModule):
         self,
         stages: Stages,
         index: int,
+        programs: StagePrograms,
+        neighbours: Neighbours,
         model: nn.Module,
         device: torch.device,
         seed: int,
@@ -124,30 +147,23 @@ class StageModule(LastingModule):
         super().__init__()
         staged, graph = stages.staged, stages.parts[index].graph
         captured, decisions = stages.captured, staged.decisions
-        place = place_in(device_mesh)
         self._sw_stage = stages.parts[index]
         self._sw_device = device
-        self._sw_swap = WeightSwap()
         self._sw_holds = ParameterStore(
             self, captured, staged.analysis, decisions, device_mesh, device
         )
         self._sw_holds.take(graph, ModuleOptions.of(model, device))
         check_on_load(self, self._sw_holds.elsewhere)
-        make = module_maker(
-            captured, decisions.mesh, device_mesh, device, model.training, self._sw_swap.later
-        )
-        lowered = staged.programs(index, place)
-        (program,) = lowered.programs
-        self._sw_program = to_module(stage_program(program, graph), device, make)
-        self._sw_reductions = {one.value: make(one) for one in lowered.reductions}
-        self._sw_inputs = stage_inputs(staged, index, place)
+        make = module_maker(captured, decisions.mesh, device_mesh, device, model.training)
+        groups = {}
+        if device_mesh is not None:
+            groups = {name: device_mesh[name].get_group() for name in decisions.mesh.names}
+        ends = partial(neighbours.end, ahead=True), partial(neighbours.end, ahead=False)
+        self._sw_step = ProgramModule(*programs, staged.graph, groups, make, device, ends)
+        self._sw_inputs = stage_inputs(staged, index, place_in(device_mesh))
         self._sw_form = CallForm(captured.graph, captured.signature)
-        parameters = graph.leaves_of(LeafKind.PARAMETER)
-        self._sw_trained = [
-            leaf.name for leaf in parameters if graph.tensor[leaf.name].requires_grad
-        ]
+        self._sw_keys = {leaf.name: leaf.keys[0] for leaf in graph.leaves_of(LeafKind.INPUT)}
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
-        self._sw_tiles = [_tile(parameter) for parameter in self.trained()]
         fast = captured.graph.numerics.rng == "fast"
         state = random_state(seed, 0, torch.device("cpu") if fast else device)
         self.register_buffer("_sw_random", state, persistent=False)
@@ -158,53 +174,64 @@ class StageModule(LastingModule):
         return self._sw_stage
 
     @property
-    def swap(self) -> WeightSwap:
-        """The weight versions that its passes run with."""
-        return self._sw_swap
+    def step(self) -> ProgramModule:
+        """The executors of its programs."""
+        return self._sw_step
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that get a gradient here, in the order in which `run` takes weights."""
-        return [self.get_parameter(name) for name in self._sw_trained]
-
-    def tiles(self) -> list[nn.Parameter]:
-        """This device's tiles of `trained`, sharing their memory; they receive the gradients."""
-        return self._sw_tiles
-
-    def collect_gradients(self) -> None:
-        """Set `grad` of each parameter to the sum over all devices of the stage."""
-        for name, parameter, tile in zip(
-            self._sw_trained, self.trained(), self._sw_tiles, strict=True
-        ):
-            if not isinstance(parameter, DTensor):
-                continue  # it is its own tile, and whole
-            gradient, tile.grad = tile.grad, None
-            if gradient is not None and name in self._sw_reductions:
-                gradient = self._sw_reductions[name](gradient)
-            parameter.grad = None if gradient is None else DTensorSpec(parameter).whole(gradient)
-
-    def run(
-        self,
-        weights: Sequence[torch.Tensor],
-        received: Sequence[torch.Tensor],
-        batch: Mapping[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, ...]:
-        """The stage's outputs, with `weights` in place of its trained parameters.
-
-        In training mode buffers are updated, and random numbers go on to the next step's.
-        """
+        """The parameters that get a gradient here."""
         graph = self._sw_stage.graph
-        given = dict(zip(self._sw_trained, weights, strict=True))
-        given |= dict(zip(self._sw_stage.received, received, strict=True))
-        leaves = (local(leaf) for leaf in self._sw_holds.leaves(graph, batch, given))
-        state = self.get_buffer("_sw_random")
-        results = self._sw_program(*leaves, state)
-        outputs = results[: len(graph.outputs)]
-        if self.training:
-            with torch.no_grad():
-                self._sw_holds.update(graph, results[len(outputs) :])
-            # Not in place: tensors that autograd saved in this step may still read the old state.
-            self._sw_random = state + state.new_tensor([0, 1])
-        return tuple(outputs)
+        return [
+            self.get_parameter(leaf.name)
+            for leaf in graph.leaves_of(LeafKind.PARAMETER)
+            if graph.tensor[leaf.name].requires_grad
+        ]
+
+    def stored(self, leaf: str) -> torch.Tensor:
+        """The parameter or buffer of that leaf."""
+        return self._sw_holds.tensor(leaf)
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """The initial values of a call, or of an evaluation, but for the batch."""
+        step, holds = self._sw_step, self._sw_holds
+        values: dict[str, torch.Tensor] = {}
+        for name in step.program.leaves:
+            constant = holds.constants.get(name)
+            tile = local(holds.tensor(name)) if constant is None else constant
+            if name in self._sw_updates:  # autograd may keep what it read of them
+                tile = tile.clone()
+            values[name] = tile.detach().view(step.loads.get(name, tile.shape))
+        values.update((seed, step.one) for _, seed in step.program.seeds)
+        return values
+
+    def inputs(
+        self, program: StepProgram, batch: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The values of a program that are this part of a batch."""
+        return {value: batch[self._sw_keys[leaf]] for leaf, _, value in program.inputs}
+
+    def take_gradients(self, found: Values) -> None:
+        """Set `grad` of each parameter, from what the program returned."""
+        for leaf, value in self._sw_step.program.gradients:
+            gradient, parameter = found[value], self._sw_holds.tensor(leaf)
+            if gradient is None:
+                parameter.grad = None
+                continue
+            gradient = gradient.view(local(parameter).shape)
+            if isinstance(parameter, DTensor):
+                gradient = DTensorSpec(parameter).whole(gradient)
+            parameter.grad = gradient
+
+    def finish_forward(self, found: Values) -> None:
+        """In training mode update buffers, and go on to the random numbers of the next step."""
+        if not self.training:
+            return
+        with torch.no_grad():
+            for buffer, name in self._sw_step.program.updates:
+                value = found[name]
+                assert value is not None, f"{buffer} has no new content"
+                self._sw_holds.tensor(buffer).copy_(value)
+        self._sw_advance()
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:
         """This device's part of a global batch; raises `BatchError` if an input is missing."""
@@ -221,10 +248,3 @@ class StageModule(LastingModule):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.set_random_state((int(self._sw_random[0]), state["minibatches"]))
-
-
-def _tile(parameter: nn.Parameter) -> nn.Parameter:
-    """This device's tile of a parameter, sharing its memory; a plain one is its own."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return nn.Parameter(local(parameter).detach())

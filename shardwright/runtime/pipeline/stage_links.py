@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.program.lower.pipeline import Crossing, StagedGraph
-from shardwright.runtime.async_pipeline.stage import Tensors
-from shardwright.runtime.comm.channel import Channel, MessageForm
+from shardwright.program.step.instructions import Payload, Recv, Send, StepProgram
+from shardwright.runtime.comm.channel import Channel, MessageForm, SentMessage
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,35 @@ class Seat:
         return f"stage {self.stage} ({'one of ranks' if self.others[1:] else 'rank'} {ranks})"
 
 
+@dataclass(frozen=True)
+class ChannelEnd:
+    """Sends or receives the messages of one instruction on a channel."""
+
+    channel: Channel
+    form: MessageForm
+    ahead: bool
+
+    def send(self, values: Sequence[torch.Tensor | None], _device: torch.device) -> SentMessage:
+        """Start to send values; None is zeros."""
+        return self.channel.send(self.form, values)
+
+    def receive(self, _device: torch.device) -> Arrival:
+        """Start to receive, unless that was started ahead."""
+        self.channel.begin_receive()
+        return Arrival(self)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that is being received."""
+
+    end: ChannelEnd
+
+    def results(self) -> list[torch.Tensor]:
+        """Wait for it; its values."""
+        return self.end.channel.receive(self.end.form, ahead=self.end.ahead)
+
+
 class StageLinks:
     """Four channels: to and from the ranks with this index in the previous and the next stage.
 
@@ -51,29 +79,30 @@ class StageLinks:
     """
 
     def __init__(
-        self, staged: StagedGraph, seat: Seat, device: torch.device, timeout: timedelta
+        self, program: StepProgram, seat: Seat, device: torch.device, timeout: timedelta
     ) -> None:
-        stage, stages = seat.stage, len(staged.parts)
+        stage, stages = seat.stage, len(seat.ranks)
         self.lag = stages - stage - 1
         self.is_open = False
 
         groups = [(_pairs(seat, k), _pairs(seat, k)) for k in range(stages - 1)]
 
-        def channel(form: MessageForm, peer: int, group: Any) -> Channel:
+        messages = {(type(one), one.backward): form_of(one.payload) for one in program.messages()}
+
+        def channel(kind: type[Send | Recv], backward: bool, peer: int, group: Any) -> Channel:
             dist.barrier(group=group)  # connects both, before any of them sends
+            form = messages[kind, backward]
             return Channel(form, seat.ranks[peer], peer, group, device, timeout)
 
         self.values_in = self.values_out = self.gradients_in = self.gradients_out = None
         if stage > 0:
-            forward, backward = _forms(staged, stage - 1, seat.place)
             values, gradients = groups[stage - 1]
-            self.values_in = channel(forward, stage - 1, values)
-            self.gradients_out = channel(backward, stage - 1, gradients)
+            self.values_in = channel(Recv, False, stage - 1, values)
+            self.gradients_out = channel(Send, True, stage - 1, gradients)
         if stage < stages - 1:
-            forward, backward = _forms(staged, stage, seat.place)
             values, gradients = groups[stage]
-            self.values_out = channel(forward, stage + 1, values)
-            self.gradients_in = channel(backward, stage + 1, gradients)
+            self.values_out = channel(Send, False, stage + 1, values)
+            self.gradients_in = channel(Recv, True, stage + 1, gradients)
 
     def open(self) -> None:
         """Start to receive from both neighbours, where that does not keep the device waiting."""
@@ -104,41 +133,14 @@ class StageLinks:
                 continue
             sending.send_failure(text)
 
-    def send_values(self, values: Tensors) -> None:
-        assert self.values_out is not None
-        self.values_out.send(values, keep=self.lag + 1)
-
-    def receive_values(self) -> Tensors:
-        assert self.values_in is not None
-        return self.values_in.receive()[0]
-
-    def send_gradients(self, gradients: Tensors, loss: torch.Tensor) -> None:
-        assert self.gradients_out is not None
-        self.gradients_out.send(gradients, float(loss), keep=self.lag + 1)
-
-    def receive_gradients(self) -> tuple[Tensors, torch.Tensor]:
-        assert self.gradients_in is not None
-        gradients, loss = self.gradients_in.receive()
-        return gradients, torch.tensor(loss, dtype=torch.float64)
-
-    def receive_once(self) -> Tensors:
-        """Receive values without posting a receive for a next message."""
-        assert self.values_in is not None
-        return self.values_in.receive(ahead=False)[0]
-
-    def return_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """Send the last stage's loss back to the first stage."""
-        if loss is None:
-            assert self.gradients_in is not None
-            _, number = self.gradients_in.receive(ahead=False)
-            loss = torch.tensor(number, dtype=torch.float64)
-        if (channel := self.gradients_out) is not None:
-            zeros = [
-                torch.zeros(shape, dtype=dtype)
-                for shape, dtype in zip(channel.form.shapes, channel.form.dtypes, strict=True)
-            ]
-            channel.send(zeros, float(loss), keep=0)
-        return loss
+    def end(self, one: Send | Recv, *, ahead: bool) -> ChannelEnd:
+        """The end of a message; `ahead` begins to receive the next one when it has arrived."""
+        if isinstance(one, Send):
+            channel = self.gradients_out if one.backward else self.values_out
+        else:
+            channel = self.gradients_in if one.backward else self.values_in
+        assert channel is not None, f"no stage is at the other end of {one}"
+        return ChannelEnd(channel, form_of(one.payload), ahead)
 
 
 def _pairs(seat: Seat, stage: int) -> Any:
@@ -149,12 +151,7 @@ def _pairs(seat: Seat, stage: int) -> Any:
     return dist.new_subgroups_by_enumeration([list(c[stage : stage + 2]) for c in seat.chains])[0]
 
 
-def _forms(staged: StagedGraph, stage: int, place: int) -> tuple[MessageForm, MessageForm]:
-    """Of the messages from `place` of a stage to the next and back: values, gradients."""
-    values = staged.crossing(stage, 0, place)
-    return _form(values), _form([value for value in values if value.differentiable])
-
-
-def _form(values: Sequence[Crossing]) -> MessageForm:
-    dtypes = tuple(getattr(torch, value.dtype) for value in values)
-    return MessageForm(tuple(value.shape for value in values), dtypes)
+def form_of(payload: Sequence[Payload]) -> MessageForm:
+    """The form of a message with this payload."""
+    dtypes = tuple(getattr(torch, one.dtype) for one in payload)
+    return MessageForm(tuple(one.shape for one in payload), dtypes)

@@ -286,8 +286,10 @@ class Player:
         """Schedule the optimizer's kernels, after all gradients."""
         self._order()
         self._phase = "update"
-        self._updated += sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
-        self._compute("update of parameters", self._updated)
+        seconds = sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
+        self._updated += seconds
+        self._compute("update of parameters", seconds)
+        self._phase = "forward"  # of the next call
 
     def _run_of(self, one: Forward) -> Run:
         """The run of a region, priced by its operators; that of equal operators is kept."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.ir.graph import LeafKind
-from shardwright.program.instructions import Program, Redistribute
+from shardwright.program.instructions import Program, Redistribute, reads, writes
 from shardwright.program.lower.boundaries import Boundary
 from shardwright.program.step.host_copies import Fetch, Offload
 from shardwright.program.step.instructions import Add, Backward, Forward, Gradients
@@ -117,7 +117,7 @@ class MicroBatchBuilder:
                 item.outputs,
                 map(self.is_trained, item.inputs),
                 map(self.is_trained, item.outputs),
-                (name in item.copies for name in item.inputs),
+                (name in item.dropped for name in item.inputs),
             )
         region, variant = self.used[index]
         ops = tuple(op_name(one) for one in item.instructions)
@@ -132,18 +132,45 @@ class MicroBatchBuilder:
             return
         copies: list[tuple[int, str]] = []
         for position, name in enumerate(item.inputs):
-            if (copy := item.copies.get(name)) is None:
+            if name not in item.dropped:
                 continue
-            if (segment := self.parts.made_again.get(copy)) is not None:
+            if (segment := self.parts.made_again.get(name)) is not None:
                 if segment not in self.rerun:
                     self.recompute(segment)
-            elif copy not in self.again:
-                self.again.add(copy)
-                self.redistribute(self.redistributed[copy])
-            copies.append((position, self.value(copy)))
+            else:
+                self.copy_again(name)
+            copies.append((position, self.value(name)))
         if part is Gradients.INPUTS:
             self.weights_left[index] = copies
         self.add_backward(index, item, part, given, copies)
+
+    def copy_again(self, name: str) -> None:
+        """Append what makes a copy of a parameter again, or a view of one."""
+        name = self.first_name(name)
+        if name in self.again:
+            return
+        view = self.parts.views.get(name)
+        if view is None:
+            if name in self.redistributed:  # a parameter itself is there
+                self.again.add(name)
+                self.redistribute(self.redistributed[name])
+            return
+        maker, made = view.maker, writes(view.maker)
+        for operand in reads(maker):
+            if operand == view.copy or operand in self.parts.views:
+                self.copy_again(operand)
+        nothing = [False] * len(reads(maker))
+        region, variant = self.builder.table.add(
+            [maker], reads(maker), made, nothing, [False] * len(made), nothing
+        )
+        inputs = tuple(map(self.value, reads(maker)))
+        self.again.update(made)
+        outputs = tuple(map(self.value, made))
+        call = f"{self.builder.step.prefix}view {name}{self.tag}"
+        ops = (op_name(maker),)
+        self.builder.instructions.append(
+            Forward(region, variant, call, inputs, outputs, saves=False, again=True, ops=ops)
+        )
 
     def run_backward_of_weights(self, index: int, item: Stretch) -> None:
         """Append the gradients of a stretch's weights, after those of its inputs."""
@@ -229,8 +256,7 @@ class MicroBatchBuilder:
 
     def value(self, name: str) -> str:
         """The name in the step program of a value of this micro-batch's program."""
-        while (found := self.redistributed.get(name)) and not found.instruction.forward:
-            name = found.instruction.value
+        name = self.first_name(name)
         if name in self.loads:
             return self.loads[name].leaf
         kind = self.builder.kind.get(name)
@@ -241,6 +267,12 @@ class MicroBatchBuilder:
         if name in self.builder.shared:
             return f"{self.builder.step.prefix}{name}"
         return f"{self.own(name)}{'~' if name in self.again else ''}"
+
+    def first_name(self, name: str) -> str:
+        """The name of the value that redistributions without moves give other names."""
+        while (found := self.redistributed.get(name)) and not found.instruction.forward:
+            name = found.instruction.value
+        return name
 
     def own(self, name: str) -> str:
         """The name in the step program of a value of this micro-batch alone."""

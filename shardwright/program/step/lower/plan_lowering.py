@@ -12,6 +12,7 @@ from shardwright.ir.layout import chunk
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
@@ -122,13 +123,15 @@ class PlanLowering:
         return tuple(sorted({*firsts, *following, count - 1}))
 
     def program(self, rank: int) -> StepProgram:
-        """The step program of a rank, after all passes."""
+        """The step program of a rank, after all passes; of an asynchronous pipeline a call."""
         if rank not in self._programs:
             self._programs[rank] = self._lowered(rank)
         return self._programs[rank]
 
     def _lowered(self, rank: int) -> StepProgram:
         if self.decisions.pipeline is not None:
+            if self.staged.weights is not None:
+                return stage_programs(self.staged, rank).call
             staged, same_as = self.staged, self.first_equal[: len(self.numbers)]
             program = lower_pipeline(
                 staged, rank, in_place, same_as=same_as, sum_bytes=self._sum_bytes

@@ -6,6 +6,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from shardwright.program.step.async_pipeline.versions import Version
 from shardwright.program.step.instructions import (
     Accumulate,
     Backward,
@@ -61,6 +62,8 @@ def purposes(program: StepProgram) -> dict[str, Purpose]:
     for one in program.instructions:
         if isinstance(one, Relayout) and one.value in from_leaves:
             from_leaves.add(one.result)
+        elif isinstance(one, Version):
+            from_leaves.update(result for _, result in one.parameters)
         if not isinstance(one, Transfer):
             continue
         made = waits[one.handle].results

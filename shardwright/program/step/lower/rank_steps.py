@@ -11,6 +11,8 @@ from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
+from shardwright.program.step.async_pipeline.lowering import STAGE_PASSES
+from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
@@ -25,15 +27,10 @@ PASSES_BY_NAME: Mapping[str, Sequence[Pass]] = {"all": STEP_PASSES, "naive": ()}
 
 
 def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
-    """Raise `PlanError` for an asynchronous pipeline, and for a rank that the plan does not have.
+    """Raise `PlanError` for a rank that the plan does not have.
 
     `mesh` is that of layouts: in a pipeline that of one group.
     """
-    if pipeline is not None and pipeline.weights is not None:
-        raise PlanError(
-            f"{pipeline.schedule} is asynchronous and has no step program; give a plan without"
-            " weight versions"
-        )
     ranks = mesh.size * (1 if pipeline is None else pipeline.groups)
     if not 0 <= rank < ranks:
         raise PlanError(f"rank {rank} is none of the plan's {ranks} ranks; give 0 to {ranks - 1}")
@@ -54,14 +51,17 @@ def step_program(
     rank: int,
     passes: Sequence[Pass] = STEP_PASSES,
 ) -> StepProgram:
-    """The step program of `rank` after `passes`.
+    """The step program of `rank` after `passes`; of an asynchronous pipeline that of a call.
 
     Raises `PlanError` as `check_rank` does.
     """
     check_rank(decisions.pipeline, decisions.mesh, rank)
-    if decisions.pipeline is not None:
-        staged = StagedGraph(graph, analysis, decisions)
-        # Its results are summed behind everything else, so none is made later.
-        chosen = PASSES if passes is STEP_PASSES else passes
-        return optimized(lower_pipeline(staged, rank, in_place), chosen)
-    return optimized(lower_step(step_of(graph, analysis, decisions, rank)), passes)
+    if decisions.pipeline is None:
+        return optimized(lower_step(step_of(graph, analysis, decisions, rank)), passes)
+    staged = StagedGraph(graph, analysis, decisions)
+    if staged.weights is not None:
+        chosen = STAGE_PASSES if passes is STEP_PASSES else passes
+        return stage_programs(staged, rank, chosen).call
+    # Its results are summed behind everything else, so none is made later.
+    chosen = PASSES if passes is STEP_PASSES else passes
+    return optimized(lower_pipeline(staged, rank, in_place), chosen)

@@ -41,6 +41,7 @@ from shardwright.program.step.lower.stretches import (
     loads,
     made_again,
     value_types,
+    views_of_copies,
 )
 
 
@@ -216,6 +217,7 @@ class _Parts:
             if (leaf := self.weights.get(one.instruction.value)) is not None:
                 self.weights[one.instruction.result] = leaf
         self.made_again = made_again(program)
+        self.views = views_of_copies(program, step.graph)
         self.offloaded = _offloaded(program, step) if step.offload else {}
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.ir.graph import Graph
@@ -27,15 +27,15 @@ from shardwright.program.step.region import inner_axes
 class Stretch:
     """Instructions without communication between them, all in one segment of recomputation or none.
 
-    `copies` has those of its inputs, by name, of which nothing is to be saved: of each the copy of
-    a parameter whose memory it shares, or what a recomputed segment makes again, which is itself.
+    Of the inputs that are `dropped` nothing is to be saved: copies of parameters, views of these,
+    and what a recomputed segment makes again.
     """
 
     instructions: tuple[Instruction, ...]
     segment: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    copies: Mapping[str, str] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def items(
     cut = _cut(program, reduced)
     again = made_again(program)
     returned = {*program.outputs, *(value for _, value in program.updates)}
-    copy_of = _copies(program, graph)
+    views = views_of_copies(program, graph)
     read_later: set[str] = set(returned)
     found: list[Item] = []
     for run, segment, kept in reversed(cut):
@@ -74,19 +74,18 @@ def items(
             found.append(RunRedistribution(run, segment))
             continue
         made = [name for one in run for name in writes(one)]
+        copies = {name for one in run if isinstance(one, Compute) for name in one.regathers}
+        copies.update(name for name, view in views.items() if view.copy in copies)
         inside = set(made)
         inputs = dict.fromkeys(name for one in run for name in reads(one) if name not in inside)
         outputs = tuple(name for name in made if name in read_later)
         read_later.update(inputs)
-        dropped = {name for one in run if isinstance(one, Compute) for name in one.regathers}
-        copies = {name: copy_of[name] for name in inputs if copy_of.get(name) in dropped}
-        if kept:
-            copies.update((name, name) for name in inputs if name in again)
+        dropped = {name for name in inputs if name in copies or (kept and name in again)}
         instructions = tuple(run)
         if rewrite is not None:
             part = Program(program.mesh, program.rank, tuple(inputs), instructions, outputs, ())
             instructions = rewrite(part, graph).instructions
-        found.append(Stretch(instructions, segment, tuple(inputs), outputs, copies))
+        found.append(Stretch(instructions, segment, tuple(inputs), outputs, frozenset(dropped)))
     return found[::-1]
 
 
@@ -216,16 +215,27 @@ def _cut(
     return found
 
 
-def _copies(program: Program, graph: Graph) -> dict[str, str]:
-    """Copies of parameters that are gathered again, and their views, each with its copy."""
-    found = {name: name for name in dropped_copies(program)}
+class CopyView(NamedTuple):
+    """A view of a copy of a parameter, and the operator that makes it."""
+
+    copy: str
+    maker: Compute
+
+
+def views_of_copies(program: Program, graph: Graph) -> dict[str, CopyView]:
+    """The views, by name, of copies of parameters that are dropped; also their other names."""
+    copy_of = {name: name for name in dropped_copies(program)}
+    found: dict[str, CopyView] = {}
     serial = {op.name: op for op in graph.ops}
     for one, *_ in _flat(program.instructions):
+        if isinstance(one, Redistribute) and not one.forward and one.value in found:
+            copy_of[one.result], found[one.result] = copy_of[one.value], found[one.value]
         if not isinstance(one, Compute) or one.op.name not in serial:
             continue
         given = dict(zip(serial[one.op.name].operands, one.op.operands, strict=True))
         for name in one.op.outputs:
             source = given.get(graph.tensor[name].alias_of, "")
-            if source in found:
-                found[name] = found[source]
+            if source in copy_of:
+                copy_of[name] = copy_of[source]
+                found[name] = CopyView(copy_of[name], one)
     return found

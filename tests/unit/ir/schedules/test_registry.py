@@ -14,8 +14,7 @@ from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules import registry
 from shardwright.ir.schedules.registry import SCHEDULES, continuous, orders, schedule_named
 from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError, Schedule
-from shardwright.ir.schedules.single_stage import WEIGHTS
-from shardwright.runtime import weight_versions
+from shardwright.ir.schedules.weight_versions import WEIGHTS
 from shardwright.runtime.async_pipeline.schedule import call_at, remaining
 from shardwright.simulate.time.pipeline_schedules import waiting
 from shardwright.simulate.time.pipelines import StageTime, least_step_seconds, step_seconds
@@ -92,7 +91,6 @@ def test_asynchronous_stages_make_the_passes_of_their_schedule(stage):
 
 
 def test_the_runtime_knows_the_weights_of_every_asynchronous_schedule():
-    assert set(weight_versions.WEIGHTS) == set(WEIGHTS)
     assert {s.weights for s in SCHEDULES.values() if s.asynchronous} == set(WEIGHTS)
     with pytest.raises(PipelineError, match="'fresh'; there are spectrain"):
         continuous("fresh")

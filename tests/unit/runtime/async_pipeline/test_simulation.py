@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shardwright.ir.schedules.weight_versions import WEIGHTS, WeightsError
 from shardwright.program.lower.stages import StageError
 from shardwright.runtime.async_pipeline.prediction import PredictionError
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation, async_simulation
 from shardwright.runtime.pipeline.stage import capture_stages
-from shardwright.runtime.weight_versions import WEIGHTS, WeightsError
 from tests.harness.models import cnn, double, gpt2
 from tests.harness.oracles import train_asynchronously
 
@@ -179,7 +179,7 @@ def test_predicted_weights_are_not_kept_for_the_backward_pass():
 def test_mistakes_are_told_before_anything_runs():
     model, batches = tower(2)
     options = {"stages": 2, "optimizer": sgd}
-    with pytest.raises(WeightsError, match="'fresh' is not known; choose one of stale, stash, sp"):
+    with pytest.raises(WeightsError, match="'fresh' is not known; choose one of spectrain, pipe"):
         async_simulation(model, batches[0], weights="fresh", **options)
     with pytest.raises(StageError, match="2 stages need 1 cuts; 2 were given"):
         async_simulation(model, batches[0], weights="stash", cuts=[1, 2], **options)

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
+from shardwright.program.step.instructions import Payload, Recv, Send
 from shardwright.runtime.comm.channel import MessageForm
 from shardwright.runtime.pipeline.stage_links import StageLinks
 
 CHANNELS = "values_in", "values_out", "gradients_in", "gradients_out"
-TENSORS, LOSS = [torch.ones(2, 3)], 0.5
+TENSORS = [torch.ones(2, 3)]
 
 
 class Recorded:
-    """A channel that answers each message with `TENSORS` and `LOSS`."""
+    """A channel that answers each message with `TENSORS`."""
 
     ahead, lost = True, False
     form = MessageForm(((2, 3),), (torch.float32,))
@@ -22,12 +23,12 @@ class Recorded:
     def __getattr__(self, asked):
         return lambda *args, **kwargs: self.told.append(f"{self.name} {asked}")
 
-    def receive(self, ahead=True):
-        self.told.append(f"{self.name} receive")
-        return TENSORS, LOSS
+    def receive(self, form, ahead):
+        self.told.append((f"{self.name} receive", form.shapes, ahead))
+        return TENSORS
 
-    def send(self, tensors, loss=0.0, keep=0):
-        self.told.append((f"{self.name} send", [tuple(t.shape) for t in tensors], loss, keep))
+    def send(self, form, tensors):
+        self.told.append((f"{self.name} send", form.shapes, tensors))
 
 
 @pytest.fixture
@@ -45,18 +46,22 @@ def links(told):
     return found
 
 
-def test_a_stage_gets_what_its_neighbours_send(links, told):
-    assert links.receive_values() is links.receive_once() is TENSORS
-    gradients, loss = links.receive_gradients()
-    assert gradients is TENSORS and (loss.dtype, loss.item()) == (torch.float64, LOSS)
-    links.send_values(TENSORS)
-    links.send_gradients(TENSORS, torch.tensor(0.25))
+VALUE, LOSS = Payload("x", (2, 3), "float32"), Payload("out/0", (), "float32")
+
+
+def test_messages_of_the_program_go_through_the_channel_of_their_kind(links, told):
+    cpu = torch.device("cpu")
+    for one in (Recv((VALUE,), "pp:0>1", "v"), Recv((LOSS, VALUE), "pp:2>1", "g", backward=True)):
+        assert links.end(one, ahead=True).receive(cpu).results() is TENSORS
+    links.end(Send((VALUE,), "pp:1>2", "v"), ahead=True).send(TENSORS, cpu)
+    links.end(Send((LOSS,), "pp:1>0", "g", backward=True), ahead=False).send([], cpu)
     assert told == [
-        "values_in receive",
-        "values_in receive",
-        "gradients_in receive",
-        ("values_out send", [(2, 3)], 0.0, 3),
-        ("gradients_out send", [(2, 3)], 0.25, 3),
+        "values_in begin_receive",
+        ("values_in receive", ((2, 3),), True),
+        "gradients_in begin_receive",
+        ("gradients_in receive", ((), (2, 3)), True),
+        ("values_out send", ((2, 3),), TENSORS),
+        ("gradients_out send", ((),), []),
     ]
 
 
@@ -84,10 +89,3 @@ def test_an_error_is_sent_to_both_neighbours_that_are_there(links, told, gone):
         "values_out send_failure": "values_out",
     }
     assert told == [asked for asked, name in wanted.items() if name not in gone]
-
-
-def test_the_loss_of_the_last_stage_returns_through_all(links, told):
-    assert links.return_loss(None).item() == LOSS
-    assert told == ["gradients_in receive", ("gradients_out send", [(2, 3)], LOSS, 0)]
-    links.gradients_out = None  # of the first stage
-    assert links.return_loss(torch.tensor(0.125)).item() == 0.125

@@ -1,0 +1,1 @@
+"""Step programs of asynchronous pipelines, whose calls run two passes of different mini-batches."""
