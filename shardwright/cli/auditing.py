@@ -26,6 +26,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
+from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
@@ -226,7 +227,8 @@ class Audit:
             with working(f"searching plans like {best.strategy}"):
                 return self.auditor.beyond(best.strategy)
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
-        frontier = planning.search(self.captured, self.pricing.machine, options)
+        captured = replace(self.captured, graph=form_of(self.captured.graph, self._as))
+        frontier = planning.search(captured, self.pricing.machine, options)
         found = frontier.fastest_compared(self.pricing.memory_limit)
         near = strategy_of(found) if self._as.compile != "off" else None
         if near is None:
