@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
+from shardwright.frameworks.reading import read_text
 from shardwright.ir.options.numerics import NumericsError
+from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
@@ -120,6 +122,37 @@ def test_an_audit_prices_a_recipe_and_proposes_none(graph):
         assert auditor.uniform(like).strategy.fp8 == like.fp8
     nearest, (replaced,) = priced_as(given, graph, preset("2xA100"))
     assert (nearest.fp8, replaced.field, replaced.given) == (None, "fp8", "rowwise")
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 2
+seq_len = 16
+[parallelism]
+data_parallel_shard_degree = 2
+[compile]
+enable = true
+"""
+BRIDGE = """\
+train: {micro_batch_size: 1, global_batch_size: 2}
+model: {seq_length: 16}
+ddp: {use_distributed_optimizer: true}
+mixed_precision: bf16_with_fp8_delayed_scaling_mixed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [(TITAN, "torchao:tensorwise"), (BRIDGE, "TransformerEngine:delayed")]
+)
+def test_the_config_of_a_framework_is_priced_with_its_recipe(graph, text, key):
+    machine, read = preset("2xH100"), read_text(text, devices=2)
+    given, replaced = priced_as(read.strategy, graph, machine)
+    assert {one.field for one in replaced} <= {*DTYPE_FIELDS, "loss"}
+    assert sw.price(graph, machine, given).numerics.fp8 == key
 
 
 def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
