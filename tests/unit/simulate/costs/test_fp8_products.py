@@ -111,17 +111,24 @@ def test_the_host_issues_casts_while_the_device_multiplies():
     assert kernel_seconds(cast, hosted)[0] == hosted.launch_seconds
 
 
-def test_small_layers_are_slower_in_8_bits_and_large_ones_faster():
-    """Examples of torchao's page: 0.80 at 1024 x 2048 x 1024, 1.39 at 4096 x 8192 x 16384."""
+@pytest.mark.parametrize(
+    ("m", "k", "n", "published"),
+    [  # the examples of torchao's former page (pytorch/ao at 0cf1281a), and pytorch/ao#2185
+        (1024, 2048, 1024, 0.80),
+        (4096, 8192, 16384, 1.39),
+        (16384, 8192, 1280, 1.11),
+        (16384, 1024, 8192, 1.43),
+        (16384, 8192, 7168, 1.73),
+        (16384, 3584, 8192, 1.71),
+    ],
+)
+def test_layers_gain_what_was_measured_and_small_ones_lose(m, k, n, published):
+    """Forward and backward pass over that in bfloat16, on an H100 of 500 W."""
     device = replace(preset("8xH100-96").device, issue_seconds=0.0)  # in a trace of kernels
     fp8 = Fp8Work(executed_by("tensorwise", compiled=True), True, 1.0)
-
-    def speedup(m, k, n):
-        sizes = np.array([[m], [n], [k]])
-        half, eighth = (
-            operator_seconds(linear(one, (m, n, k)), sizes, device)[0] for one in (None, fp8)
-        )
-        return half / eighth
-
-    assert 0.6 < speedup(1024, 2048, 1024) < 1
-    assert 1.3 < speedup(4096, 8192, 16384) < 1.8
+    sizes = np.array([[m], [n], [k]])
+    half, eighth = (
+        operator_seconds(linear(one, (m, n, k)), sizes, device)[0] for one in (None, fp8)
+    )
+    assert half / eighth == pytest.approx(published, rel=0.2)
+    assert (half < eighth) == (published < 1)
