@@ -18,6 +18,8 @@ from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
+from shardwright.report.headline import headline
+from shardwright.report.summary import summary
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.op_memory.footprints import Footprints
 
@@ -165,7 +167,8 @@ def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
 def test_a_plan_in_8_bits_is_kept_in_files_and_not_executed(graph):
     plan = sw.price(graph, "1xH100", "fp8=delayed")
     assert plan_from_json(plan_to_json(plan)).numerics == plan.numerics
-    assert any("priced, not executed here" in text for _, text in plan.numerics.lines())
+    label = "fp8 delayed by TransformerEngine: priced, not executed here"
+    assert label in headline(plan) and label in summary(plan)
     model = Mlp().to(torch.bfloat16)
     for run in (
         lambda: sw.parallelize(model, plan),
