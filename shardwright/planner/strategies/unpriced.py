@@ -74,10 +74,10 @@ def _instead_of_fp8(strategy: Strategy, device: Device) -> str:
         return "its layers are TransformerEngine's, which are not compiled, so take compile=off"
     if device.multiplies_in(recipe.products):
         return ""
-    needed = "Blackwell" if recipe.products == MXFP8 else "Hopper, Ada, Blackwell or CDNA 3"
+    having = "Blackwell" if recipe.products == MXFP8 else "Hopper, Ada, Blackwell and CDNA 3"
     return (
-        f"{device.kind} has no rate of products in {recipe.products}, which GPUs from {needed} on"
-        " have, so leave it out"
+        f"{device.kind} has no rate of products in {recipe.products}, which GPUs of {having} have,"
+        " so leave it out"
     )
 
 

@@ -92,7 +92,7 @@ def test_weights_are_cast_once_a_step_by_transformer_engine(graph):
     ("machine", "text", "said"),
     [
         ("2xA100", "dp_shard=2 fp8=delayed", "A100 has no rate of products in float8_e4m3fn"),
-        ("2xH100", "dp_shard=2 fp8=mxfp8", "which GPUs from Blackwell on have"),
+        ("2xH100", "dp_shard=2 fp8=mxfp8", "mxfp8, which GPUs of Blackwell have"),
         ("2xH100", "dp_shard=2 fp8=rowwise", "need the compiler, so add compile=regional"),
         ("2xH100", "dp_shard=2 fp8=delayed compile=regional", "so take compile=off"),
         ("32xH100", "tp=32 zero=0 fp8=delayed", ""),
