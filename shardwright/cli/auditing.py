@@ -26,7 +26,6 @@ from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Auditor, Priced
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
@@ -227,14 +226,16 @@ class Audit:
             with working(f"searching plans like {best.strategy}"):
                 return self.auditor.beyond(best.strategy)
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
-        captured = replace(self.captured, graph=form_of(self.captured.graph, self._as))
-        frontier = planning.search(captured, self.pricing.machine, options)
-        found = frontier.fastest_compared(self.pricing.memory_limit)
-        near = strategy_of(found) if self._as.compile != "off" else None
-        if near is None:
+        frontier = planning.search(self.captured, self.pricing.machine, options)
+        found, like = frontier.fastest_compared(self.pricing.memory_limit), self._as
+        if like.compile == "off" and like.fp8 is None:
             return found
-        with working(f"searching compiled plans like {near}"):
-            return self.auditor.beyond(near.but(compile=self._as.compile)) or found
+        near, further = strategy_of(found), None  # a search compiles nothing, and has no fp8
+        if near is not None:
+            near = near.but(compile=like.compile, fp8=like.fp8)
+            with working(f"searching plans like {near}"):
+                further = self.auditor.beyond(near)
+        return found if further is None and like.fp8 is None else further
 
     def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
         """The fastest that the file's format can say with the same results; None: nothing is.
