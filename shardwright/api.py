@@ -232,6 +232,7 @@ def strategies(
     optimizer: object = "adamw",
     *,
     tp_across_hosts: bool = False,
+    fp8: str | None = None,
     progress: Progress | None = None,
 ) -> Frontier:
     """Enumerate uniform strategies and return the best of them.
@@ -241,13 +242,15 @@ def strategies(
         machine: the hardware, or the name of a preset such as `"8xH100"`.
         optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
         tp_across_hosts: whether tensor parallelism may reach beyond the innermost links.
+        fp8: a recipe of products in 8 bits for all of them, such as `"rowwise"`, which changes
+            numerics: these plans are priced and not executed here. None: no such products.
         progress: called with what is being done and the part of the work, 0 to 1, that is done.
 
     Returns:
         Their plans, fastest first, each named by the text of its strategy.
 
     Raises:
-        StrategyError: no strategy divides the batch over the devices.
+        StrategyError: no strategy divides the batch over the devices, or the recipe has no price.
         OptimizerError: the optimizer is not known.
         MachineError: there is no such machine.
         GraphError: `graph` is no graph.
@@ -258,7 +261,7 @@ def strategies(
     wide = tp_across_hosts
     return Frontier.of(
         strategy_frontier.strategies(
-            graph, known, name, tracer, tp_across_hosts=wide, progress=progress
+            graph, known, name, tracer, tp_across_hosts=wide, progress=progress, fp8=fp8
         )
     )
 

@@ -20,12 +20,16 @@ from pathlib import Path
 from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
 from benchmarks.published.row import Row
 from benchmarks.published.setups import approximations, machine_of, optimizer_of, strategy_of
+from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies.form import recipe_for
+from shardwright.planner.strategies.unpriced import require_recipe
+from shardwright.rules.operators.fp8_layers import with_fp8
 from shardwright.tracing.op_memory.footprints import Footprints
 
 LOG = Path(__file__).with_name("predictions.rows")
@@ -64,7 +68,8 @@ def predict(row: Row) -> Prediction:
     """
     try:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
-        expansion = _expansion(shape, machine, optimizer_of(row))
+        require_recipe(strategy, machine)
+        expansion = _expansion(shape, machine, optimizer_of(row), recipe_for(strategy))
         plan = _plan(expansion, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
@@ -95,8 +100,11 @@ def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
 
 
 @lru_cache(maxsize=2)  # rows of one graph and machine are priced after each other
-def _expansion(shape: Shape, machine: Machine, optimizer: str) -> Expansion:
-    return Expansion(graph_of(shape), machine, optimizer)
+def _expansion(
+    shape: Shape, machine: Machine, optimizer: str, recipe: Fp8Recipe | None
+) -> Expansion:
+    graph = graph_of(shape)
+    return Expansion(graph if recipe is None else with_fp8(graph, recipe), machine, optimizer)
 
 
 def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:

@@ -113,6 +113,8 @@ def approximations(row: Row) -> tuple[str, ...]:
         found.append("fp16 priced as bf16 mixed precision")
     if row.loss in ("fused", "in place"):
         found.append(f"loss {row.loss} priced as one on half-precision logits")
+    if row.precision.startswith("fp8") and row.dp_shard > 1:
+        found.append("gathers of parameters in 8 bits, where there are any, priced in 16")
     if row.recompute == "unstated":
         found.append("recomputation is unstated, priced without")
     if not row.network_gbit and row.nodes > 1:

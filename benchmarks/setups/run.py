@@ -2,7 +2,7 @@
 
     python -m benchmarks.setups.run -o benchmarks/setups/result.json
 
-Captured on the meta device, in bf16 with AdamW, and without fp8, which has no price here. `best` is
+Captured on the meta device, in bf16 with AdamW, and without fp8. `best` is
 the fastest uniform strategy within the memory of a device, of all that `shardwright.strategies`
 tries; `alike` the fastest with the publisher's degrees, under any number of micro-batches, any
 storage and any recomputation of layers. Memory is additive, without simulation.

@@ -227,12 +227,15 @@ class Audit:
                 return self.auditor.beyond(best.strategy)
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
         frontier = planning.search(self.captured, self.pricing.machine, options)
-        found = frontier.fastest_compared(self.pricing.memory_limit)
-        near = strategy_of(found) if self._as.compile != "off" else None
-        if near is None:
+        found, like = frontier.fastest_compared(self.pricing.memory_limit), self._as
+        if like.compile == "off" and like.fp8 is None:
             return found
-        with working(f"searching compiled plans like {near}"):
-            return self.auditor.beyond(near.but(compile=self._as.compile)) or found
+        near, further = strategy_of(found), None  # a search compiles nothing, and has no fp8
+        if near is not None:
+            near = near.but(compile=like.compile, fp8=like.fp8)
+            with working(f"searching plans like {near}"):
+                further = self.auditor.beyond(near)
+        return found if further is None and like.fp8 is None else further
 
     def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
         """The fastest that the file's format can say with the same results; None: nothing is.

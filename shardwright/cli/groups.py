@@ -112,6 +112,25 @@ def numerics(function: Command) -> Command:
     return _with(collected, *options.numerics)
 
 
+@dataclass(frozen=True, slots=True)
+class EnumerationOptions:
+    """The strategies that are enumerated: arguments of `shardwright.strategies`."""
+
+    tp_across_hosts: bool
+    fp8: str | None
+
+
+def enumeration(function: Command) -> Command:
+    """Decorator: `--tp-across-hosts` and `--fp8` as one parameter `enumerated`."""
+
+    @functools.wraps(function)
+    def collected(*args: Any, **kwargs: Any) -> Any:
+        chosen = EnumerationOptions(kwargs.pop("tp_across_hosts"), kwargs.pop("fp8"))
+        return function(*args, enumerated=chosen, **kwargs)
+
+    return _with(collected, options.tp_across_hosts, options.fp8)
+
+
 def _with(function: Command, *decorators: Callable[[Command], Command]) -> Command:
     """`function` with these options, in this order in the help."""
     for decorator in reversed(decorators):

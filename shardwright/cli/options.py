@@ -14,6 +14,7 @@ from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.optimizers import OptimizerError, known_optimizer
 from shardwright.ir.options.plan_options import AUTO, METHODS
+from shardwright.ir.strategy.fields import FP8
 from shardwright.machine.files.figures import parse_figures
 from shardwright.machine.model import MachineError
 
@@ -277,6 +278,16 @@ no_cache = click.option(
     is_flag=True,
     envvar="SHARDWRIGHT_NO_CACHE",
     help="Capture a config.json anew, and keep no capture in the user's cache folder.",
+)
+tp_across_hosts = click.option(
+    "--tp-across-hosts",
+    is_flag=True,
+    help="Also try tensor parallelism beyond the innermost links.",
+)
+fp8 = click.option(
+    "--fp8",
+    type=click.Choice(FP8),
+    help="Products in 8 bits in all strategies: priced, not executed here.",
 )
 numerics = (
     click.option(

@@ -154,7 +154,7 @@ def _itself(plan: Plan, auditor: Auditor, allowed: Allowed) -> Priced | None:
 def _starts(plan: Plan, auditor: Auditor) -> list[Strategy]:
     """The strategies nearest to the plan, and the best of all uniform ones."""
     near = strategy_of(plan)
-    like = Strategy(compile=COMPILES[plan.compiled]).in_chunks(plan.numerics.loss_chunks)
+    like = Strategy(compile=COMPILES[plan.compiled]).in_form(plan.numerics)
     best = auditor.uniform(like)
     return [*([near] if near is not None else []), *([best.strategy] if best is not None else [])]
 

@@ -169,6 +169,7 @@ def capture_job(
 
     args, kwargs = job.call()
     chosen = {**asdict(job.numerics), **numerics}
+    del chosen["fp8"]  # which is of strategies, not of captures
     start = time.perf_counter()
     model = build_model(job, meta=True)
     name = optimizer if optimizer is not None else optimizer_name(job, model)
@@ -188,8 +189,9 @@ def avoidable(captured: CapturedTarget, machine: Machine, found: Choice) -> Avoi
 
 def planned(given: PlanOfTarget, devices: int | None = None) -> tuple[CapturedTarget, Plan]:
     """TARGET captured with the plan's numerics, and the plan, checked against it."""
-    numerics = asdict(load_plan(given.plan).numerics)
-    captured = capture(given.target, numerics=numerics)
+    numerics = load_plan(given.plan).numerics
+    numerics.require_executed()
+    captured = capture(given.target, numerics=asdict(numerics))
     return captured, plan_in_file(given.plan, captured, devices)
 
 

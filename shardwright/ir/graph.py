@@ -288,6 +288,8 @@ def extra_scales_with(op: Op, tensors: Mapping[str, Tensor]) -> str:
     bytes: then a reduction keeps something of the size of its first operand.
     """
     first = op.outputs[0]
+    if op.kind == "linear":  # its input in 8 bits
+        return op.operands[0]
     if op.operands and op.extra_saved > tensors[first].bytes < tensors[op.operands[0]].bytes:
         return op.operands[0]
     return first

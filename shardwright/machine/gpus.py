@@ -76,6 +76,13 @@ def _peaks(
     return tuple(found)
 
 
+def _blackwell(
+    half: float, single: float, double: float, eighth: float
+) -> tuple[tuple[str, float], ...]:
+    """Peaks with those of products that apply a scale for each 32 elements (MXFP8)."""
+    return (*_peaks(half, single, double, eighth), ("mxfp8", eighth))
+
+
 _HOPPER = _peaks(989.4, 66.9, 66.9, 1978.9)
 _AT_500_W = (500 / 700) ** (1 / 3)  # of the clock at 700 W, as power grows with its cube
 _A100 = _peaks(312.0, 19.5, 19.5)
@@ -144,7 +151,7 @@ GPUS = (
         "B200",
         "blackwell",
         178.4,
-        _peaks(2250.0, 75.0, 37.0, 4500.0),
+        _blackwell(2250.0, 75.0, 37.0, 4500.0),
         7.7,
         148,
         "nvlink",
@@ -158,7 +165,7 @@ GPUS = (
         "GB200",
         "blackwell",
         184.3,
-        _peaks(2500.0, 80.0, 40.0, 5000.0),
+        _blackwell(2500.0, 80.0, 40.0, 5000.0),
         8.0,
         148,
         "nvlink",
@@ -174,7 +181,7 @@ GPUS = (
         "GB300",
         "blackwell",
         276.0,
-        _peaks(2500.0, 80.0, 1.3, 5000.0),
+        _blackwell(2500.0, 80.0, 1.3, 5000.0),
         8.0,
         148,
         "nvlink",

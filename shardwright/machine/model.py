@@ -40,6 +40,7 @@ class Efficiency:
 
     Attributes:
         matmul: matrix products, of `Device.flop_per_s`.
+        float8: those in 8 bits, of their own peak; None: as `matmul`.
         convolution: convolutions, of `Device.flop_per_s`.
         attention: fused attention, of `Device.flop_per_s`.
         memory: operators bound by memory, of `Device.bytes_per_s`.
@@ -57,6 +58,7 @@ class Efficiency:
     update: float | Curve | None = None
     functions: float | Curve | None = None
     pooling: float | Curve | None = None
+    float8: float | Curve | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,6 +84,11 @@ class Efficiency:
         return self.memory if self.functions is None else self.functions
 
     @property
+    def of_float8(self) -> float | Curve:
+        """The fraction for matrix products in 8 bits."""
+        return self.matmul if self.float8 is None else self.float8
+
+    @property
     def of_pooling(self) -> float | Curve:
         """The fraction for pooling, forward."""
         return self.memory if self.pooling is None else self.pooling
@@ -97,6 +104,7 @@ class Efficiency:
             _lower_if_given(self.in_place, other.in_place, [e.update for e in both]),
             _lower_if_given(self.of_functions, other.of_functions, [e.functions for e in both]),
             _lower_if_given(self.of_pooling, other.of_pooling, [e.pooling for e in both]),
+            _lower_if_given(self.of_float8, other.of_float8, [e.float8 for e in both]),
         )
 
 
@@ -217,6 +225,10 @@ class Device:
     def faster_in_bf16(self) -> bool:
         """Whether its peak is higher in bfloat16 than in float32; false of CPUs without figures."""
         return self.peak_flop_per_s("bfloat16") > self.peak_flop_per_s("float32")
+
+    def multiplies_in(self, dtype: str) -> bool:
+        """Whether it has products in this dtype of 8 bits, which are faster than in bfloat16."""
+        return dict(self.flop_per_s).get(dtype, 0.0) > self.peak_flop_per_s("bfloat16")
 
     def slower(self, other: Device) -> Device:
         """A device with the worse of both figures everywhere, for clusters of mixed devices.

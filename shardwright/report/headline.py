@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
+from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError, op_word
 from shardwright.ir.strategy.strategy import Strategy
@@ -23,7 +24,7 @@ _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed la
 
 
 def headline(plan: Plan) -> str:
-    """The kinds of parallelism with their sizes, pipeline, recomputation, offload, loss in chunks.
+    """The kinds of parallelism with their sizes, pipeline, recomputation, offload, loss, fp8.
 
     An axis along which modules do different things has the words of all, as "DP+TP 4";
     one along which nothing is split is called repeated.
@@ -32,8 +33,11 @@ def headline(plan: Plan) -> str:
     if plan.devices == 1:
         found.insert(0, "one device")
     chunks = plan.numerics.loss_chunks
-    losses = [f"loss in {chunks} chunks"] if chunks > 1 else []
-    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *losses])
+    others = [f"loss in {chunks} chunks"] if chunks > 1 else []
+    recipe = recipe_of(plan.numerics.fp8)
+    if recipe is not None:
+        others.append(f"fp8 {recipe.name} by {recipe.library}: priced, not executed here")
+    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *others])
 
 
 def parallelism(plan: Plan) -> str:

@@ -9,7 +9,7 @@ import click
 
 from shardwright.cli import groups, options, planning
 from shardwright.cli.console import print_frontier, print_json, working, wrapped
-from shardwright.cli.groups import MachineOptions
+from shardwright.cli.groups import EnumerationOptions, MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
@@ -27,11 +27,7 @@ from shardwright.train.targets.target_text import Target
 @groups.target
 @groups.machine()
 @groups.plan_options("memory_limit")
-@click.option(
-    "--tp-across-hosts",
-    is_flag=True,
-    help="Also try tensor parallelism beyond the innermost links.",
-)
+@groups.enumeration
 @options.optimizer
 @groups.numerics
 @click.option("-o", "--output", type=OutputFile(), help="Plan file to write the best to.")
@@ -41,7 +37,7 @@ def command(
     target: Target,
     machine: MachineOptions,
     wanted: PlanOptions,
-    tp_across_hosts: bool,
+    enumerated: EnumerationOptions,
     optimizer: str | None,
     numerics: Mapping[str, str],
     output: str | None,
@@ -60,7 +56,8 @@ def command(
             captured.graph,
             known,
             captured.optimizer,
-            tp_across_hosts=tp_across_hosts,
+            tp_across_hosts=enumerated.tp_across_hosts,
+            fp8=enumerated.fp8,
             progress=progress,
         )
     best = _best(frontier, wanted)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from shardwright.ir.options.fp8 import is_recipe
+
 _MEANING = {
     ("rng", "fast"): (
         "fast: dropout and attention keep torch's fused kernels, seeded by seed, step, operator and"
@@ -27,6 +29,10 @@ _MEANING = {
         " them, which halves what is sent; sums over micro-batches stay in float32"
     ),
 }
+_FP8 = (
+    "products of linear layers but the last are in 8 bits, and differ from the model's; priced, not"
+    " executed here"
+)
 _CHUNKS = (
     "logits of one part of the vocabulary exist at a time and are computed again in the backward"
     " pass; gradients of what they are computed from are sums over the parts"
@@ -56,7 +62,9 @@ class Numerics:
     * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
       are stored; "bf16", with `precision="bf16"` alone, in bfloat16;
     * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
-      computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`).
+      computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`);
+    * `fp8`: the key of the recipe of matrix products in 8 bits (`ir/options/fp8.py`), which are
+      priced and not executed; empty: there are none.
 
     Raises `NumericsError` for a word that is not known, for `reduce="bf16"` without masters, and
     for a number of chunks that is none.
@@ -67,6 +75,7 @@ class Numerics:
     precision: str = "model"
     reduce: str = "stored"
     loss_chunks: int = 1
+    fp8: str = ""
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():
@@ -82,6 +91,18 @@ class Numerics:
             raise NumericsError(
                 f"loss_chunks={self.loss_chunks!r} is no number of chunks; give 1 or more"
             )
+        if not isinstance(self.fp8, str) or not is_recipe(self.fp8):
+            raise NumericsError(
+                f"fp8={self.fp8!r} is no recipe; price a strategy, as 'fp8=delayed'"
+            )
+
+    def require_executed(self) -> None:
+        """Raise `NumericsError` for what is priced and not executed."""
+        if self.fp8:
+            raise NumericsError(
+                f"fp8={self.fp8} is priced, not executed here; price its strategy with"
+                " `shardwright price`, train it with that library, or plan without fp8"
+            )
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name and consequence of every option that is not exact."""
@@ -90,12 +111,15 @@ class Numerics:
                 yield field.name, _MEANING[field.name, value]
         if self.loss_chunks > 1:
             yield "loss", f"in {self.loss_chunks} chunks: {_CHUNKS}"
+        if self.fp8:
+            yield "fp8", f"{self.fp8}: {_FP8}"
 
     def __str__(self) -> str:
         words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]
         words += [f"precision={self.precision}"] if self.precision != "model" else []
         words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
         words += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks > 1 else []
+        words += [f"fp8={self.fp8}"] if self.fp8 else []
         return " ".join(words)  # part of fingerprints: plans made before there were these run
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from shardwright.ir.options.fp8 import recipe_of
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import AXES, COMPILES, CP_STYLES, LOSSES, POSSIBLE
 from shardwright.ir.strategy.recompute import NONE, Recompute, StrategyError
@@ -208,9 +210,12 @@ class Strategy:
         }
         return written(given) or "dp_shard=1"
 
-    def in_chunks(self, count: int) -> Strategy:
-        """The strategy with its loss in `count` chunks; itself for one."""
-        return self.but(loss=f"chunked({count})") if count > 1 else self
+    def in_form(self, numerics: Numerics) -> Strategy:
+        """The strategy with the loss in chunks and the recipe in 8 bits of a graph."""
+        changes = {"loss": f"chunked({numerics.loss_chunks})"} if numerics.loss_chunks > 1 else {}
+        if (recipe := recipe_of(numerics.fp8)) is not None:
+            changes["fp8"] = recipe.name
+        return self.but(**changes)
 
     def require(self, devices: int, limits: ModelLimits) -> None:
         """Raise `StrategyError` where a degree does not fit the machine or the model.

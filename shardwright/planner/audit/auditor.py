@@ -21,6 +21,7 @@ from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.loss_forms import PricedForms
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
+from shardwright.planner.strategies.form import recipe_for
 from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies_of
 
 _SAME = 1e-3  # relative differences of step time and memory below this are ignored
@@ -170,7 +171,9 @@ class Auditor:
 
     def _changes_of(self, strategy: Strategy) -> Iterator[StrategyChange]:
         host, chunks = self.machine.levels[0].size, self._forms.useful_chunks
-        return single_changes(strategy, self.limits, host, chunks)
+        recipe = recipe_for(strategy)  # which the compiler decides, too
+        made = single_changes(strategy, self.limits, host, chunks)
+        return (one for one in made if recipe_for(one.strategy) == recipe)
 
     def uniform(self, like: Strategy, progress: Progress | None = None) -> Priced | None:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.

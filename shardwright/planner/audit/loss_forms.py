@@ -1,4 +1,4 @@
-"""The forms of a graph that strategies with other losses are priced on."""
+"""The forms of a graph that strategies with other losses, or in 8 bits, are priced on."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import final
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.options.plan_options import PlanOptions
-from shardwright.ir.strategy.fields import chunks_of
-from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.memory_limits import loss_forms
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.frontier.priced_frontier import SharedSpaces
-from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from shardwright.planner.strategies.unpriced import require_recipe
 
 
 @final
 @dataclass(frozen=True)
 class PricedForm:
-    """A graph with its loss whole or in chunks, on one machine.
+    """A graph with its loss whole or in chunks, and its products in one precision, on one machine.
 
     Attributes:
         graph: the graph.
@@ -54,12 +54,12 @@ class PricedForms:
     def __init__(self, graph: Graph, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self._graph, self._machine, self._optimizer = graph, machine, optimizer
         self._tracer = tracer
-        self._known: dict[int, PricedForm] = {}
+        self._known: dict[Numerics, PricedForm] = {}
 
     @property
     def given(self) -> PricedForm:
         """The form of the graph as it was captured."""
-        return self._form(self._graph.numerics.loss_chunks)
+        return self._form(self._graph)
 
     @cached_property
     def useful_chunks(self) -> int | None:
@@ -71,19 +71,15 @@ class PricedForms:
         return max(counts) if max(counts) > 1 else None
 
     def of(self, strategy: Strategy) -> PricedForm:
-        """The form of a strategy's loss; raises `StrategyError` if the model does not permit it."""
-        count = chunks_of(strategy.loss)
-        if count is None:
-            return self.given
-        try:
-            return self._form(count)
-        except LossChunksError as e:
-            raise StrategyError(f"loss={strategy.loss}: {e}") from e
+        """The form of a strategy's loss and products in 8 bits.
 
-    def _form(self, count: int) -> PricedForm:
-        if count not in self._known:
-            now = self._graph.numerics.loss_chunks
-            graph = self._graph if count == now else with_loss_chunks(self._graph, count)
+        Raises `StrategyError` if the model or the machine does not permit it.
+        """
+        require_recipe(strategy, self._machine)
+        return self._form(form_of(self._graph, strategy))
+
+    def _form(self, graph: Graph) -> PricedForm:
+        if graph.numerics not in self._known:
             spaces = SharedSpaces(Expansion(graph, self._machine, self._optimizer))
-            self._known[count] = PricedForm(graph, spaces, self._tracer)
-        return self._known[count]
+            self._known[graph.numerics] = PricedForm(graph, spaces, self._tracer)
+        return self._known[graph.numerics]

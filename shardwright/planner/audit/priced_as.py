@@ -39,11 +39,11 @@ def priced_as(
     Dtypes become those of the captured `graph`. Raises `StrategyError` where the replaced fields
     contradict the others.
     """
-    now, host = strategy, machine.device.host_bytes_per_s
+    now = strategy
     can_chunk = chunks_of(strategy.loss) is not None and most_logits(graph) != (0, 0)
     for _ in fields(Strategy):
         chunks = chunks_of(now.loss) if can_chunk else None
-        if not (names := [name for name, _ in unpriced_fields(now, chunks or 1, host)]):
+        if not (names := [name for name, _ in unpriced_fields(now, chunks or 1, machine.device)]):
             break
         now = now.but(**{name: _DEFAULTS[name] for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))

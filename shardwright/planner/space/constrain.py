@@ -196,7 +196,7 @@ class Limits:
             if same is not None and not same.holds_on(machine):
                 same = None
             one = self._graph, self._analysis, machine
-            known = MeshInvariants(*one, compiled=compiled, like=same)
+            known = MeshInvariants(*one, compiled=compiled, micro_batches=micro_batches, like=same)
             self._meshless[compiled] = known
         step = optimizer, micro_batches, buckets, gradient_sync, compiled
         key = id(known.forms), id(machine), mesh.shape, step

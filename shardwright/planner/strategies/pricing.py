@@ -7,7 +7,6 @@ from dataclasses import replace
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
@@ -15,7 +14,8 @@ from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from shardwright.planner.strategies.form import form_of
+from shardwright.planner.strategies.unpriced import require_recipe
 
 
 def as_strategy(given: object) -> Strategy:
@@ -40,12 +40,9 @@ def price(
     does not fit the model or the machine, or has no price yet.
     """
     require_graph(graph)
-    if (count := chunks_of(strategy.loss)) is not None:
-        try:
-            graph = with_loss_chunks(graph, count)
-        except LossChunksError as e:
-            raise StrategyError(f"loss={strategy.loss}: {e}") from e
-    strategy = strategy.in_chunks(graph.numerics.loss_chunks)
+    require_recipe(strategy, machine)
+    graph = form_of(graph, strategy)
+    strategy = strategy.in_form(graph.numerics)
     expansion = Expansion(graph, machine, optimizer)
     plan = expansion.plan(strategy)
     analysis = expansion.sources.analysis

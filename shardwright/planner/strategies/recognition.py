@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.ir.layout import Shard
+from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.fields import AXES, COMPILES
@@ -47,6 +48,8 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields["offload"] = plan.offload
     if plan.numerics.loss_chunks > 1:
         fields["loss"] = f"chunked({plan.numerics.loss_chunks})"
+    if (recipe := recipe_of(plan.numerics.fp8)) is not None:
+        fields["fp8"] = recipe.name
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.graph import Graph
+from shardwright.ir.options.fp8 import MXFP8
 from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.machine.model import Machine
+from shardwright.machine.model import Device, Machine
+from shardwright.planner.strategies.form import recipe_for
+from shardwright.rules.operators.fp8_layers import MULTIPLE, fp8_layers
 
 
 def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
@@ -17,28 +20,33 @@ def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
 
     A value without effect is accepted, e.g. a `loss` split over a single device.
     """
-    host = machine.device.host_bytes_per_s
-    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks, host):
+    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks, machine.device):
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
+    recipe = recipe_for(strategy)
+    assert graph.numerics.fp8 == (recipe.key if recipe else ""), "the graph is in another form"
     _require_dtypes(strategy, graph)
+    _require_tiles(strategy, graph)
 
 
-def unpriced_fields(
-    strategy: Strategy, chunks: int, host_bytes_per_s: float | None = None
-) -> Iterator[tuple[str, str]]:
-    """Names of fields without a price, with what to give instead.
+def require_recipe(strategy: Strategy, machine: Machine) -> None:
+    """Raise `StrategyError` for a recipe in 8 bits that has no price on `machine`."""
+    if instead := _instead_of_fp8(strategy, machine.device):
+        raise StrategyError(f"fp8={strategy.fp8} is not yet priced; {instead}")
 
-    `chunks` are those in which the captured graph computes its loss, `host_bytes_per_s` is as in
-    `Device`.
+
+def unpriced_fields(strategy: Strategy, chunks: int, device: Device) -> Iterator[tuple[str, str]]:
+    """Names of fields without a price on `device`, with what to give instead.
+
+    `chunks` are those in which the captured graph computes its loss.
     """
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "ranks of a stage are neighbours here, so put pp first"
-    if strategy.offload and (instead := _instead_of_offload(strategy, host_bytes_per_s)):
+    if strategy.offload and (instead := _instead_of_offload(strategy, device.host_bytes_per_s)):
         yield "offload", instead
-    if strategy.fp8 is not None:
-        yield "fp8", "the rates of its products are not known, so leave it out"
+    if instead := _instead_of_fp8(strategy, device):
+        yield "fp8", instead
     plain = ("vocabulary-parallel", "whole") if chunks == 1 else (f"chunked({chunks})",)
     if strategy.loss not in (*plain, f"chunked({chunks})"):
         yield "loss", f"use {' or '.join(plain)}"
@@ -53,6 +61,36 @@ def _instead_of_offload(strategy: Strategy, host_bytes_per_s: float | None) -> s
     if strategy.recompute.kind == "none":
         return "only what recomputed layers keep goes to the host, so add ac=full"
     return ""
+
+
+def _instead_of_fp8(strategy: Strategy, device: Device) -> str:
+    """The text on what to give in place of a recipe without a price; empty if it has one."""
+    if strategy.fp8 is None:
+        return ""
+    recipe = recipe_for(strategy)
+    if recipe is None and strategy.compile == "off":
+        return "its casts are torchao's, which need the compiler, so add compile=regional"
+    if recipe is None:
+        return "its layers are TransformerEngine's, which are not compiled, so take compile=off"
+    if device.multiplies_in(recipe.products):
+        return ""
+    having = "Blackwell" if recipe.products == MXFP8 else "Hopper, Ada, Blackwell and CDNA 3"
+    return (
+        f"{device.kind} has no rate of products in {recipe.products}, which GPUs of {having} have,"
+        " so leave it out"
+    )
+
+
+def _require_tiles(strategy: Strategy, graph: Graph) -> None:
+    """Raise `StrategyError` where tensor parallelism leaves tiles that 8 bits do not permit."""
+    for name in fp8_layers(graph):
+        weight = graph.op[name].operands[1]
+        for size in graph.tensor[weight].shape:
+            if size % strategy.tp == 0 and size // strategy.tp % MULTIPLE:
+                raise StrategyError(
+                    f"fp8={strategy.fp8}: tp={strategy.tp} cuts the {size} of {weight} into tiles"
+                    f" that are no multiples of {MULTIPLE}; use a smaller tp"
+                )
 
 
 def mixed_precision(strategy: Strategy) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import final
 
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import Atoms
+from shardwright.ir.options.fp8 import MXFP8, recipe_of
 from shardwright.machine.calls import by_target
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll
@@ -15,10 +16,12 @@ from shardwright.planner.communication.resharding import Floats, Reads, Table
 from shardwright.planner.tables.layout_codes import Ints
 from shardwright.planner.tables.memory import retention
 from shardwright.planner.tables.options import Forms, Only, OptionCache
+from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.deferrable_scalars import deferrable_scalars
+from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.simulate.costs.fusion import fusions
-from shardwright.simulate.costs.workload import Workload, workload
+from shardwright.simulate.costs.workload import Fp8Work, Workload, workload
 
 
 @final
@@ -26,8 +29,9 @@ class MeshInvariants:
     """Forms of rules, workloads, retention and deferrable scalars of `graph` on `machine`.
 
     Cost models of this graph on several meshes of that machine may share one. Where layers are
-    `compiled`, the compiler fuses operators. `like` are those of another graph, on the same device,
-    whose forms of rules and workloads are the same objects where they are equal.
+    `compiled`, the compiler fuses operators. `graph` is that of one of `micro_batches`. `like` are
+    those of another graph, on the same device, whose forms of rules and workloads are the same
+    objects where they are equal.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class MeshInvariants:
         machine: Machine,
         *,
         compiled: bool = False,
+        micro_batches: int = 1,
         like: MeshInvariants | None = None,
     ) -> None:
         self._device, self._expert_skew = machine.device, machine.expert_skew
@@ -45,11 +50,23 @@ class MeshInvariants:
         self.deferrable_scalars = deferrable_scalars(graph)
         self.compiled = compiled
         self._fusions = fusions(graph, analysis.rules) if compiled else {}
+        self._in_8_bit, self._recipe = fp8_layers(graph), recipe_of(graph.numerics.fp8)
+        if self._recipe is not None and machine.device.multiplies_in(MXFP8):
+            self._recipe = self._recipe.without_copies()
+        self._micro_batches = micro_batches
         self._graph = graph
         self._analysis = analysis
         self._known = by_target(machine.device.timings)
         self._workloads: dict[str, Workload] = {}
         self._equal: dict[Workload, Workload] = {} if like is None else like._equal
+
+    @classmethod
+    def under(
+        cls, pricing: Pricing, graph: Graph, analysis: Analysis, machine: Machine
+    ) -> MeshInvariants:
+        """The values of a graph of its own under a pricing."""
+        compiled, count = pricing.compiled, pricing.micro_batches
+        return cls(graph, analysis, machine, compiled=compiled, micro_batches=count)
 
     def holds_on(self, machine: Machine) -> bool:
         """Whether these values are also valid on `machine`."""
@@ -59,10 +76,17 @@ class MeshInvariants:
         """The workload of `op`; equal workloads are one object, so that it can key tables."""
         if op.name not in self._workloads:
             rule = self._analysis.rules[op.name]
-            given = self._known, self._expert_skew, self._fusions.get(op.name)
+            given = self._known, self._expert_skew, self._fusions.get(op.name), self._fp8(op)
             found = workload(op, rule, self._graph, *given)
             self._workloads[op.name] = self._equal.setdefault(found, found)
         return self._workloads[op.name]
+
+    def _fp8(self, op: Op) -> Fp8Work | None:
+        """The casts of a layer in 8 bits; None for other operators."""
+        if self._recipe is None or op.name not in self._in_8_bit:
+            return None
+        share = 1 / self._micro_batches if self._recipe.casts_weights_once else 1.0
+        return Fp8Work(self._recipe, self._in_8_bit[op.name], share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

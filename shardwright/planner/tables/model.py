@@ -97,7 +97,7 @@ class CostModel:
         self._options: dict[str, Options] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
         if like is None:
-            known = meshless or MeshInvariants(graph, analysis, machine, compiled=self.compiled)
+            known = meshless or MeshInvariants.under(pricing, graph, analysis, machine)
             passes = Passes(self.micro_batches, self.buckets, self.gradient_sync)
             reads = Reads(graph, analysis, mesh, self.measure, passes)
             self._shared = SharedTables(known, OptionCache(mesh, known.forms), reads)

@@ -176,6 +176,7 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "interval": time_interval(plan.step_seconds, str(prices.machine)) or None,
         "memory": memory_content(plan.memory),
         "compiled": plan.compiled,
+        "fp8": plan.numerics.fp8 or None,
     }
 
 

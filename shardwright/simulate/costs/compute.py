@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.expert_rows import row_kernels
+from shardwright.simulate.costs.fp8_products import backward_casts, forward_casts, fp8_product
 from shardwright.simulate.costs.kernels import (
     KernelWork,
     ProductShape,
@@ -94,6 +95,11 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     if work.kind is OperatorClass.EXPERTS:
         products = KernelWork(work.kind, work.dtype, flop, moved)
         return (products, *row_kernels(work, sizes))
+    if work.fp8 is not None:
+        x, weight = (work.operands[i] for i in work.contracted)
+        others = _bytes((p for p in work.read if p not in (x, weight)), sizes)
+        product = fp8_product(work.fp8, (x, weight), sizes, flop, shape, others + written)
+        return (*forward_casts(work, work.fp8, sizes), product)
     return (KernelWork(work.kind, work.dtype, flop, moved, shape, launches=work.launches),)
 
 
@@ -159,10 +165,17 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)
         return (_attention(work, sizes, flop, moved, _ATTENTION_BACKWARD),)
-    found = []
+    found: list[KernelWork] = []
+    if work.fp8 is not None:
+        found += backward_casts(work, work.fp8, sizes)
     for i in needed:
         own = work.operands[i].local_bytes(sizes)
-        if i in work.contracted:
+        if i in work.contracted and work.fp8 is not None:
+            (other,) = (work.operands[j] for j in work.contracted if j != i)
+            shape = _product_shape(work, sizes, i)
+            multiplied = work.results[0], other
+            found.append(fp8_product(work.fp8, multiplied, sizes, flop, shape, own))
+        elif i in work.contracted:
             others = _bytes((work.operands[j] for j in work.contracted if j != i), sizes)
             shape = _product_shape(work, sizes, i)
             found.append(KernelWork(work.kind, work.dtype, flop, given + others + own, shape))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.ir.options.fp8 import FLOAT8, MXFP8
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
@@ -22,6 +23,7 @@ _TILE = 128  # rows and columns of a matrix product that one unit computes at on
 _LAST_WAVE = 0.5  # of a wave, the mean idle time of a unit in the last one
 _DEEPEST_SPLIT = 4  # the most parts of the depth, which units share if tiles are few
 _SPLIT_DEPTH = 1024  # the least depth of one part
+_IN_8_BIT = (FLOAT8, MXFP8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,8 @@ class KernelWork:
         shape: the sizes of a matrix product; None for other kernels.
         launches: whether it is launched; False if it is fused into a preceding kernel.
         tiled_flop: of fused attention, the operations with all scores of its tiles, (K,).
+        rate: of a matrix product, over what products of its dtype reach.
+        queued: whether the host issues it while the device computes those before it.
     """
 
     kind: OperatorClass
@@ -55,21 +59,25 @@ class KernelWork:
     shape: ProductShape | None = None
     launches: bool = True
     tiled_flop: Ints | None = None
+    rate: float = 1.0
+    queued: bool = False
 
 
 def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
     """Seconds of `kernel` on `device`, from the end of the preceding kernel: (K,)."""
     efficiency = device.efficiency
+    in_8_bit = kernel.dtype in _IN_8_BIT
     reached = {
-        OperatorClass.MATMUL: efficiency.matmul,
+        OperatorClass.MATMUL: efficiency.of_float8 if in_8_bit else efficiency.matmul,
         OperatorClass.EXPERTS: efficiency.matmul,
         OperatorClass.CONVOLUTION: efficiency.convolution,
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(kernel.kind, 1.0)
     flop = kernel.tiled_flop if kernel.tiled_flop is not None and device.units else kernel.flop
-    busy = flop / (device.peak_flop_per_s(kernel.dtype) * reached_at(reached, kernel.flop))
+    peak = device.peak_flop_per_s(kernel.dtype) * kernel.rate
+    busy = flop / (peak * reached_at(reached, kernel.flop))
     if kernel.shape is not None and device.units:
-        busy = busy / filled(kernel.shape, device)
+        busy = busy / filled(kernel.shape, device, kernel.dtype)
     moving = {
         OperatorClass.FUNCTION: efficiency.of_functions,
         OperatorClass.POOLING: efficiency.of_pooling,
@@ -79,7 +87,8 @@ def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
     if not kernel.launches:
         return alone
     alone = alone + device.launch_seconds
-    return np.maximum(alone, device.issue_seconds) if device.issue_seconds else alone
+    paced = device.issue_seconds and not kernel.queued
+    return np.maximum(alone, device.issue_seconds) if paced else alone
 
 
 def reached_at(part: float | Curve, work: Ints) -> Floats | float:
@@ -91,9 +100,15 @@ def reached_at(part: float | Curve, work: Ints) -> Floats | float:
     return found
 
 
-def filled(shape: ProductShape, device: Device) -> Floats:
-    """The rate of products of this shape as a fraction of a large product's, by tiles: (K,)."""
-    return fill_of(shape, device.units, device.product_depth)
+def filled(shape: ProductShape, device: Device, dtype: str = "") -> Floats:
+    """The rate of products of this shape as a fraction of a large product's, by tiles: (K,).
+
+    In 8 bits the start and the end of a tile take as long as in 16, which is more steps.
+    """
+    depth: float = device.product_depth
+    if dtype in _IN_8_BIT:
+        depth *= device.peak_flop_per_s(dtype) / device.peak_flop_per_s("bfloat16")
+    return fill_of(shape, device.units, depth)
 
 
 def fill_of(shape: ProductShape, units: Ints | int, product_depth: float) -> Floats:

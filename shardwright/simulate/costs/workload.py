@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole_number
+from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.program.instructions import has_fused_blocks
 from shardwright.rules.operators.loss_chunks import CHUNKS, LINEAR_CROSS_ENTROPY
 from shardwright.rules.rule import SPREAD, Dims, Rule
@@ -71,6 +72,19 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Work:
+    """The casts of a linear layer in 8 bits.
+
+    `casts_input` says whether it is the first that reads its input, `weight_share` is the part of
+    the casts of its weight that a micro-batch has.
+    """
+
+    recipe: Fp8Recipe
+    casts_input: bool
+    weight_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """All properties of an operator that determine its cost, without names.
 
@@ -109,6 +123,7 @@ class Workload:
     ] = ()  # factors that, if split, are reduced within the operator
     fusion: Fusion | None = None  # None: a kernel of its own
     chunks: int = 1  # parts in which a loss is computed
+    fp8: Fp8Work | None = None  # None: products in the dtype of the operands
 
     @property
     def read(self) -> Sequence[Port]:
@@ -144,6 +159,7 @@ def workload(
     known: Collection[str] = (),
     skew: float = 1.0,
     fusion: Fusion | None = None,
+    fp8: Fp8Work | None = None,
 ) -> Workload:
     """The workload of an operator.
 
@@ -154,6 +170,7 @@ def workload(
         known: targets of operators that the device has timings of.
         skew: rows of the busiest device over the mean, where devices have different experts.
         fusion: the savings of a fused kernel. Timings of single operators are not used with it.
+        fp8: the casts of a linear layer in 8 bits, for which there are no timings either.
     """
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 
@@ -197,12 +214,13 @@ def workload(
         steps=_steps(op) if op.kind == "experts" else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
-        form=form_of(op, rule, graph) if op.target in known and fusion is None else None,
+        form=form_of(op, rule, graph) if op.target in known and not (fusion or fp8) else None,
         added=_all_added(op, graph, fusion),
         again=_FUNCTIONS.get(op.kind, False),
         internal_reductions=_internal_reductions(rule, index),
         fusion=fusion,
         chunks=whole_number(op.args[CHUNKS]) if op.target == LINEAR_CROSS_ENTROPY else 1,
+        fp8=fp8,
     )
 
 

@@ -85,8 +85,10 @@ class MemorySimulator(Tape):
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
+        in_8_bit = op.name in self.fp8.layers
+        copies = sum(self.fp8.copy(view) for view in views[:2]) if in_8_bit else 0
         if op.name not in self.fusions:
-            self.allocator.briefly(seen.peak + kernel.forward)
+            self.allocator.briefly(seen.peak + kernel.forward + copies)
         stays = {result[0] for result in seen.results if result is not None} | {*seen.saved}
         stays -= self.inside_of_kernel(op, seen)
         for number, size in enumerate(seen.made, len(names)):  # the others are gone, see the peak
@@ -101,7 +103,11 @@ class MemorySimulator(Tape):
         saved: dict[int, Block] = {}
         if self.saving:
             for number in seen.saved:
-                if id(blocks[number]) not in self.given_again:
+                if number == 0 and in_8_bit and self.fp8.saves:
+                    if self.fp8.layers[op.name]:
+                        blocks.append(self.allocator.new(self.fp8.copy(views[0])))
+                        saved[0] = self.allocator.save(blocks[-1])
+                elif id(blocks[number]) not in self.given_again:
                     saved[number] = self.allocator.save(blocks[number])
             for number in self.read_again(op, names):
                 if number not in saved and id(blocks[number]) not in self.given_again:
@@ -112,7 +118,9 @@ class MemorySimulator(Tape):
             for block in saved.values():
                 self.allocator.unsave(block)
             return
-        self.backward_of(op, call, given, blocks, saved, kernel.backward)
+        if in_8_bit:  # and the result's gradient in both layouts
+            copies += 2 * sum(self.fp8.copy(self.views[name]) for name in op.outputs)
+        self.backward_of(op, call, given, blocks, saved, kernel.backward + copies)
 
     def inside_of_kernel(self, op: Op, seen: ForwardMemory) -> set[int]:
         """The results of a call that stay in the registers of a fused kernel, by their number."""

@@ -5,9 +5,10 @@ Simulations of single instructions read and change it; `memory_simulator.py` run
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op
@@ -28,6 +29,26 @@ from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.redistribution import moved
 from shardwright.simulate.memory.values import RankModel, View
+
+
+@dataclass(frozen=True)
+class Fp8Memory:
+    """Layers in 8 bits by name, whether each keeps a copy of its input, and that copy's form.
+
+    `item_bytes` are those of an element in 8 bits with its scales; `saves` says whether layers keep
+    inputs in 8 bits, or as they are.
+    """
+
+    layers: Mapping[str, bool] = field(default_factory=dict)
+    item_bytes: float = 1.0
+    saves: bool = False
+
+    def copy(self, view: View) -> int:
+        """Bytes of a tensor in 8 bits."""
+        return math.ceil(prod(view.shape) * self.item_bytes)
+
+
+NO_FP8 = Fp8Memory()
 
 
 @dataclass
@@ -69,6 +90,7 @@ class Tape(ABC):
         self.saving = True
         self.fusions: Mapping[str, Fusion] = {}  # of operators in kernels of the compiler
         self.unwritten: frozenset[str] = frozenset()  # values inside of such kernels
+        self.fp8 = NO_FP8
         self.given_again: frozenset[int] = frozenset()  # ids of blocks that nothing saves
         # Of a backward pass in two parts: the one that runs, values that gradients lead from to
         # inputs, or to weights alone, and blocks that are saved until the second part has run.

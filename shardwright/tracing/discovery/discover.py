@@ -53,10 +53,11 @@ def capture_with_rules(
     An operator gets the rule that the user stated, or one found by experiment. The arguments are
     those of `capture_call`. The loss is in as many chunks as `numerics` say, and whole in a graph
     that does not permit them. Raises `CaptureError` for a call that cannot be captured, and for a
-    stated rule that is false.
+    stated rule that is false, `NumericsError` for products in 8 bits, which nothing here executes.
     """
     require_module(model)
     require_call(args, kwargs)
+    numerics.require_executed()
     captured = capture_call(model, args, kwargs, numerics, outputs)
     with calls_runnable(captured.opaque):
         graph = with_rules(captured.graph)

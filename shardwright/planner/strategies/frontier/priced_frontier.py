@@ -26,10 +26,12 @@ from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy, sync_of
+from shardwright.planner.strategies.form import form_of, in_8_bit
 from shardwright.planner.strategies.frontier.bounds import Bounds
 from shardwright.planner.strategies.frontier.enumeration import Limited, rescheduled, strategies_on
 from shardwright.planner.strategies.recomputation import BY_LAYER
 from shardwright.planner.strategies.tilings import StorageKind
+from shardwright.planner.strategies.unpriced import require_recipe
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.solve.frontier.frontier_sampling import spaced
 
@@ -51,21 +53,24 @@ def strategies(
     *,
     tp_across_hosts: bool = False,
     progress: Progress | None = None,
-    compiled: str = COMPILES[0],
+    fp8: str | None = None,
 ) -> SearchedFrontier:
     """The Pareto frontier of step time and memory over the plans of uniform strategies.
 
     A strategy is priced only if its lower bounds permit a gain of more than one per cent in time
-    over every priced strategy that needs no more memory. `compiled` is the value of that field in
-    all strategies. Raises `StrategyError` if there is no strategy for these devices.
+    over every priced strategy that needs no more memory. `fp8` is the value of that field in all
+    strategies, with the compilation that it needs. Raises `StrategyError` if there is no strategy
+    for these devices, or that recipe has no price.
     """
     require_graph(graph)
+    like = in_8_bit(fp8)
+    require_recipe(like, machine)
     return strategies_of(
-        Expansion(graph, machine, optimizer),
+        Expansion(form_of(graph, like), machine, optimizer),
         tracer,
         tp_across_hosts=tp_across_hosts,
         progress=progress,
-        compiled=compiled,
+        compiled=like.compile,
     )
 
 
@@ -86,8 +91,8 @@ def strategies_of(
     """
     start, machine = time.perf_counter(), expansion.machine
     within = limited(expansion, tp_across_hosts=tp_across_hosts)
-    chunks = expansion.graph.numerics.loss_chunks
-    every = [one.but(compile=compiled).in_chunks(chunks) for one in strategies_on(machine, within)]
+    numerics = expansion.graph.numerics
+    every = [one.but(compile=compiled).in_form(numerics) for one in strategies_on(machine, within)]
     if not every:
         raise StrategyError(
             f"no uniform strategy divides the batch of {expansion.limits.batch} over the"

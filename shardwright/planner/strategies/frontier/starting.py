@@ -144,8 +144,8 @@ class StartingStrategies:
     @cached_property
     def _every(self) -> list[Strategy]:
         kept_to = limited(self._expansion, tp_across_hosts=False)
-        chunks = self.factory.graph.numerics.loss_chunks
-        return [one.in_chunks(chunks) for one in strategies_on(self.machine, kept_to)]
+        numerics = self.factory.graph.numerics
+        return [one.in_form(numerics) for one in strategies_on(self.machine, kept_to)]
 
     def _is_permitted(
         self, strategy: Strategy, counts: Sequence[int], groups: Sequence[int]

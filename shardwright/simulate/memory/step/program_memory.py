@@ -46,6 +46,7 @@ from shardwright.simulate.memory.collectives import Results, SentTensors, starte
 from shardwright.simulate.memory.memory_simulator import MemorySimulator
 from shardwright.simulate.memory.redistribution import moved_locally
 from shardwright.simulate.memory.step.messages import receiving, sending
+from shardwright.simulate.memory.tape import NO_FP8, Fp8Memory
 from shardwright.simulate.memory.values import RankModel, View
 
 Observer = Callable[[dict[str, View]], None]  # is given the values that are there, by name
@@ -56,7 +57,7 @@ class Host:
     """Inputs of the memory simulation besides the program.
 
     `update` takes and gives back the memory of an `Update`; a step without one is not updated.
-    `fusions` are those of compiled layers, by operator.
+    `fusions` are those of compiled layers, by operator, `fp8` the layers in 8 bits.
     """
 
     graph: Graph
@@ -65,6 +66,7 @@ class Host:
     rank: RankModel
     update: Callable[[Sequence[str]], None]
     fusions: Mapping[str, Fusion] = field(default_factory=dict)
+    fp8: Fp8Memory = NO_FP8
 
     @cached_property
     def unwritten(self) -> frozenset[str]:
@@ -193,7 +195,7 @@ class StepMemory:
         host = self.host
         tape = MemorySimulator(graph, program, given, self.allocator, host.book, host.rank)
         tape.sizes[MICRO_BATCHES] = 1  # along which ranks cut, and send nothing
-        tape.saving = one.saves
+        tape.saving, tape.fp8 = one.saves, host.fp8
         if host.fusions:
             tape.fusions, tape.unwritten = host.fusions, self.unwritten(instructions, outputs)
         tape.given_again = frozenset(

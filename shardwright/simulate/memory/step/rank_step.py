@@ -11,6 +11,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Layout, Replicate, Shard, local_atoms, shape_of
 from shardwright.ir.memory import NOTHING, Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
+from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.mixed_precision import (
     MASTER,
     master_weights,
@@ -26,12 +27,14 @@ from shardwright.program.lower.stages import RECEIVED
 from shardwright.program.step.instructions import TOTAL, StepProgram, Transfer
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.lower.stage_builder import stage_prefix
+from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.simulate.costs.fusion import fusions
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.caching_allocator import reserved_bytes
 from shardwright.simulate.memory.step.curve import MemoryCurve
 from shardwright.simulate.memory.step.program_memory import Host, Observer, StepMemory
+from shardwright.simulate.memory.tape import NO_FP8, Fp8Memory
 from shardwright.simulate.memory.values import RankModel, View
 
 _KEY = 4  # bytes of the number that a row, or a column, of random numbers has
@@ -276,7 +279,8 @@ class StepSimulation:
             self.allocator.briefly(self.trainer.update(tiles.values()))
 
         compiled = fusions(self.graph, self.analysis.rules) if self.decisions.compiled else {}
-        host = Host(self.graph, self.allocator, self.book, self.trainer.rank, update, compiled)
+        given_host = self.graph, self.allocator, self.book, self.trainer.rank, update, compiled
+        host = Host(*given_host, self.in_8_bit())
         memory = StepMemory(program, given, host)
         if self.trainer.optimizer.keeps_gradients:
             observe = self.with_buffers(program, given, observe)
@@ -285,6 +289,13 @@ class StepSimulation:
         if not tiles:
             self.forget(given, parts)
         return tiles
+
+    def in_8_bit(self) -> Fp8Memory:
+        """The layers in 8 bits."""
+        recipe = recipe_of(self.graph.numerics.fp8)
+        if recipe is None:
+            return NO_FP8
+        return Fp8Memory(fp8_layers(self.graph), 1 + recipe.scale_bytes, recipe.saves_8_bit)
 
     def with_buffers(
         self, program: StepProgram, given: Mapping[str, View], observe: Observer | None

@@ -154,6 +154,19 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     assert prices["config"]["interval"].startswith("90 %: ")
 
 
+def test_products_in_8_bits_are_priced_as_such_and_so_is_what_is_beside_them(tiny, as_json):
+    file, options, _ = tiny
+    plain = as_json("audit", file, *options, "--search", "all")["prices"]
+    file.write_text(CONFIG + '[model]\nconverters = ["float8"]\n')
+    found = as_json("audit", file, *options, "--search", "all")["prices"]
+    assert found["priced_as"] == []
+    priced = ("config", "best_uniform", "best_plan")
+    assert [found[name]["fp8"] for name in priced] == ["torchao:tensorwise"] * 3
+    assert [plain[name]["fp8"] for name in priced] == [None] * 3
+    assert found["config"]["step_seconds"] != plain["config"]["step_seconds"]
+    assert {change["field"] for change in found["changes"]}.isdisjoint({"fp8", "compile"})
+
+
 @pytest.mark.parametrize("scope, said", [("none", None), ("all", "best plan")])
 def test_what_is_searched_can_be_chosen(tiny, shardwright_command, scope, said):
     file, options, _ = tiny

@@ -46,3 +46,23 @@ def test_strategies_shows_the_best_and_writes_it(target, tmp_path, as_json, shar
     best = load_plan(file).name
     assert f"best: {best}" in result.stdout
     assert as_json("strategies", target, *HERE)["best"]["strategy"] == best
+
+
+def test_plans_in_8_bits_are_shown_as_priced_only_and_not_run(tmp_path, shardwright_command):
+    config, file = tmp_path / "config.json", tmp_path / "plan.json"
+    config.write_text(
+        '{"model_type": "llama", "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2,'
+        ' "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}'
+    )
+    model = (config, "--batch", 8, "--seq", 512)
+    given = ("--machine", "2xH100", "--fp8", "rowwise", "-o", file)
+    result = shardwright_command("strategies", *model, *given)
+    assert result.exit_code == 0, result.exception
+    best = next(line for line in result.stdout.splitlines() if line.startswith("best: "))
+    assert "fp8=rowwise compile=regional" in best
+    assert "fp8 rowwise by torchao: priced, not executed" in " ".join(result.stdout.split())
+    for command in (("program", *model, file), ("run", *model, file), ("verify", *model, file)):
+        refused = shardwright_command(*command)
+        assert refused.exit_code == 2, command
+        (line,) = refused.stderr.splitlines()
+        assert "fp8=torchao:rowwise is priced, not executed here" in line

@@ -1,0 +1,90 @@
+"""Finds the linear layers whose products a recipe runs in 8 bits, and marks a graph with it.
+
+Those are linear layers of a parameter whose sizes are multiples of 16, as the kernels require, but
+for the last projection: torchtitan leaves its `output` out by default, and Megatron-LM's output
+layer is not one of TransformerEngine's. Attention, embeddings and experts stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.ir.graph import Graph, LeafKind, Op
+from shardwright.ir.options.fp8 import Fp8Recipe
+
+MULTIPLE = 16  # of the elements of a row, for products in 8 bits
+_PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "experts")
+
+
+class Fp8LayersError(ValueError):
+    """A graph of which a recipe runs no product in 8 bits."""
+
+
+def with_fp8(graph: Graph, recipe: Fp8Recipe) -> Graph:
+    """`graph` with the products of its linear layers in 8 bits, by a recipe.
+
+    Where the recipe saves inputs in 8 bits, the first layer that reads one keeps that copy, and no
+    layer the input. Raises `Fp8LayersError` if no layer is in 8 bits.
+    """
+    numerics = replace(graph.numerics, fp8=recipe.key)
+    layers = _layers(graph)
+    if not layers:
+        raise Fp8LayersError(
+            f"no linear layer but the last has sizes that are multiples of {MULTIPLE}"
+        )
+    if not recipe.saves_8_bit:
+        return replace(graph, numerics=numerics)
+    ops = tuple(
+        _saving_8_bit(graph, op, recipe, layers[op.name]) if op.name in layers else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops, numerics=numerics)
+
+
+def fp8_layers(graph: Graph) -> Mapping[str, bool]:
+    """Operators in 8 bits by name, and whether each is the first that reads its input.
+
+    The others take the cast of the first: the compiler computes equal casts once, and
+    TransformerEngine has one layer for several of one input. Empty for a graph without a recipe.
+    """
+    return _layers(graph) if graph.numerics.fp8 else {}
+
+
+def _layers(graph: Graph) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    seen: set[str] = set()
+    followed = _followed(graph)
+    weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    for op in graph.ops:
+        if op.kind != "linear" or op.name not in followed or op.operands[1] not in weights:
+            continue
+        if any(size % MULTIPLE for size in graph.tensor[op.operands[1]].shape):
+            continue
+        found[op.name] = op.operands[0] not in seen
+        seen.add(op.operands[0])
+    return found
+
+
+def _followed(graph: Graph) -> set[str]:
+    """Operators on whose results another product depends."""
+    needed: set[str] = set()  # values from which a path leads to a product
+    found: set[str] = set()
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.outputs):
+            found.add(op.name)
+            needed.update(op.operands)
+        if op.kind in _PRODUCTS or "linear_cross_entropy" in op.kind:
+            needed.update(op.operands)
+    return found
+
+
+def _saving_8_bit(graph: Graph, op: Op, recipe: Fp8Recipe, is_first: bool) -> Op:
+    """`op`, which keeps its input in 8 bits if it is the first that reads it, and not the input."""
+    given = op.operands[0]
+    if given not in op.saves:
+        return op
+    elements = math.prod(graph.tensor[given].shape)
+    copy = math.ceil(elements * (1 + recipe.scale_bytes)) if is_first else 0
+    return replace(op, saves=tuple(name for name in op.saves if name != given), extra_saved=copy)

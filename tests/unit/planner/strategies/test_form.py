@@ -1,0 +1,178 @@
+"""Strategies in 8 bits: prices, refusals, and plans that are not executed here."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shardwright as sw
+from shardwright.frameworks.reading import read_text
+from shardwright.ir.options.numerics import NumericsError
+from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.presets import preset
+from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
+from shardwright.planner.audit.auditor import Auditor
+from shardwright.planner.audit.priced_as import priced_as
+from shardwright.planner.strategies.form import form_of
+from shardwright.planner.strategies.recognition import strategy_of
+from shardwright.planner.tables.mesh_invariants import MeshInvariants
+from shardwright.report.headline import headline
+from shardwright.report.summary import summary
+from shardwright.rules.analysis import analyze
+from shardwright.tracing.op_memory.footprints import Footprints
+
+TOKENS, WIDTH, INNER = 32768, 2048, 8192
+TORCHAO, ENGINE = "dp_shard=2 compile=regional fp8=", "dp_shard=2 fp8="
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList((nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH))) for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, 64)
+
+    def forward(self, x, labels):
+        for up, down in self.layers:
+            x = x + down(F.relu(up(x)))
+        return F.cross_entropy(self.head(x), labels)
+
+
+def batch(device):
+    x = torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16, device=device)
+    return x, torch.zeros(TOKENS, dtype=torch.long, device=device)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return sw.capture(Mlp().to(torch.bfloat16).to("meta"), batch("meta"))
+
+
+def test_products_in_8_bits_take_less_time_where_they_are_large(graph):
+    for like, names in ((TORCHAO, ("tensorwise", "rowwise")), (ENGINE, ("delayed", "blockwise"))):
+        plain = sw.price(graph, "2xH100", like.removesuffix(" fp8="))
+        for name in names:
+            found = sw.price(graph, "2xH100", like + name)
+            assert found.step_seconds < plain.step_seconds, name
+            assert found.name.count(f"fp8={name}") == 1 and strategy_of(found).fp8 == name
+
+
+def test_transformer_engine_keeps_inputs_in_8_bits_and_torchao_as_they_are(graph):
+    """Of six layers a rank keeps the inputs of half of the tokens; ReLU keeps its result, too."""
+
+    def most_saved(text):
+        memory = sw.price(graph, "2xH100", f"dp_shard=2 zero=0{text}").memory
+        return max(moment.saved for moment in memory.curve)
+
+    rows, compiled = TOKENS // 2, " compile=regional"
+    # Inputs of `up` lose a byte of two, but the batch, which stays beside its copy; those of `down`
+    # stay for ReLU.
+    copies = 3 * rows * INNER + rows * WIDTH - 2 * rows * WIDTH
+    assert most_saved(" fp8=delayed") - most_saved("") == copies
+    assert most_saved(compiled + " fp8=rowwise") == most_saved(compiled)
+
+
+def test_weights_are_cast_once_a_step_by_transformer_engine(graph):
+    machine = preset("2xH100")
+
+    def shares(text):
+        form = form_of(graph, Strategy.parse(text))
+        values = MeshInvariants(form, analyze(form), machine, micro_batches=4)
+        found = (values.workload(op).fp8 for op in form.ops if op.kind == "linear")
+        return [fp8 and fp8.weight_share for fp8 in found]
+
+    assert shares(ENGINE + "delayed") == [1 / 4] * 6 + [None]
+    assert shares(TORCHAO + "rowwise") == [1.0] * 6 + [None]
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "said"),
+    [
+        ("2xA100", "dp_shard=2 fp8=delayed", "A100 has no rate of products in float8_e4m3fn"),
+        ("2xH100", "dp_shard=2 fp8=mxfp8", "mxfp8, which GPUs of Blackwell have"),
+        ("2xH100", "dp_shard=2 fp8=rowwise", "need the compiler, so add compile=regional"),
+        ("2xH100", "dp_shard=2 fp8=delayed compile=regional", "so take compile=off"),
+        ("32xH100", "tp=32 zero=0 fp8=delayed", ""),
+        ("256xH100", "tp=256 zero=0 fp8=delayed", "tp=256 cuts the 2048 of .* no multiples of 16"),
+    ],
+)
+def test_what_has_no_price_is_refused_in_one_line(graph, machine, text, said):
+    if not said:
+        assert sw.price(graph, machine, text).step_seconds > 0
+        return
+    with pytest.raises(StrategyError, match=said) as refused:
+        sw.price(graph, machine, text)
+    assert "\n" not in str(refused.value)
+
+
+def test_blackwell_has_products_with_scales_of_blocks(graph):
+    assert sw.price(graph, "2xB200", ENGINE + "mxfp8").step_seconds > 0
+
+
+def test_an_audit_prices_a_recipe_and_proposes_none(graph):
+    machine, given = preset("2xH100"), Strategy.parse(TORCHAO + "rowwise")
+    assert priced_as(given, graph, machine) == (given, ())
+    auditor = Auditor(graph, machine, "adamw", Footprints(), None)
+    found, expected = auditor.price(given).plan, sw.price(graph, machine, given)
+    assert (found.step_seconds, found.peak_bytes) == (expected.step_seconds, expected.peak_bytes)
+    for like in (given, given.but(fp8=None)):
+        changes = auditor.changes(auditor.price(like), every=True)
+        assert changes and {one.change.strategy.fp8 for one in changes} == {like.fp8}
+        assert auditor.uniform(like).strategy.fp8 == like.fp8
+    nearest, (replaced,) = priced_as(given, graph, preset("2xA100"))
+    assert (nearest.fp8, replaced.field, replaced.given) == (None, "fp8", "rowwise")
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 2
+seq_len = 16
+[parallelism]
+data_parallel_shard_degree = 2
+[compile]
+enable = true
+"""
+BRIDGE = """\
+train: {micro_batch_size: 1, global_batch_size: 2}
+model: {seq_length: 16}
+ddp: {use_distributed_optimizer: true}
+mixed_precision: bf16_with_fp8_delayed_scaling_mixed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [(TITAN, "torchao:tensorwise"), (BRIDGE, "TransformerEngine:delayed")]
+)
+def test_the_config_of_a_framework_is_priced_with_its_recipe(graph, text, key):
+    machine, read = preset("2xH100"), read_text(text, devices=2)
+    given, replaced = priced_as(read.strategy, graph, machine)
+    assert {one.field for one in replaced} <= {*DTYPE_FIELDS, "loss"}
+    assert sw.price(graph, machine, given).numerics.fp8 == key
+
+
+def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
+    asked = sw.strategies(graph, "2xH100", fp8="rowwise")
+    assert {strategy_of(plan).fp8 for plan in asked} == {"rowwise"}
+    assert {strategy_of(plan).compile for plan in asked} == {"regional"}
+    assert {strategy_of(plan).fp8 for plan in sw.strategies(graph, "2xH100")} == {None}
+
+
+def test_a_plan_in_8_bits_is_kept_in_files_and_not_executed(graph):
+    plan = sw.price(graph, "1xH100", "fp8=delayed")
+    assert plan_from_json(plan_to_json(plan)).numerics == plan.numerics
+    label = "fp8 delayed by TransformerEngine: priced, not executed here"
+    assert label in headline(plan) and label in summary(plan)
+    model = Mlp().to(torch.bfloat16)
+    for run in (
+        lambda: sw.parallelize(model, plan),
+        lambda: sw.verify(model, plan, batch("cpu")),
+    ):
+        with pytest.raises(NumericsError, match="fp8=TransformerEngine:delayed is priced, not"):
+            run()
