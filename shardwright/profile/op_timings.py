@@ -191,21 +191,21 @@ class _CallRuns:
         self._turns = cycle([_arguments(call, given) for _ in range(_sets(call))])
         made = self._made()[0]
         self.gradients = [torch.ones_like(result) for result in made if result.requires_grad]
-        self._held = deque([self._made() for _ in range(_sets(call))], _sets(call))
+        self._kept = deque([self._made() for _ in range(_sets(call))], _sets(call))
         if self.gradients:
             self.backward()
             self.ahead()
 
     def forward(self) -> object:
         """Run forward, and let go of the results of an earlier run."""
-        self._held.append(self._made())
-        return self._held
+        self._kept.append(self._made())
+        return self._kept
 
     ahead = forward
 
     def backward(self) -> object:
         """Run the backward pass of the earliest forward run, after which `ahead` makes another."""
-        return self._backward(*(self._held.popleft() if self._held else self._made()))
+        return self._backward(*(self._kept.popleft() if self._kept else self._made()))
 
     def both(self) -> object:
         """Run forward and backward."""

@@ -67,14 +67,14 @@ def test_calls_are_timed_once_and_remembered(tmp_path, monkeypatch):
 def test_a_backward_pass_finds_nothing_of_its_forward_pass_in_the_caches():
     """Others run between the two, as in a step."""
     runs = op_timings._CallRuns(linear(64), torch.device("cpu"))
-    before = [made[0] for made, _ in runs._held]
+    before = [made[0] for made, _ in runs._kept]
     assert len(before) > 2 and len({one.data_ptr() for one in before}) == len(before)
     weight, other = runs.backward()[1], runs.backward()[1]
     assert weight.shape == (32, 64) and not torch.equal(weight, torch.zeros(()))
     assert torch.equal(weight, other)  # of other tensors of equal values
-    assert [made[0] for made, _ in runs._held] == before[2:]
+    assert [made[0] for made, _ in runs._kept] == before[2:]
     runs.ahead()
-    assert runs._held[-1][0][0].data_ptr() not in {one.data_ptr() for one in before[2:]}
+    assert runs._kept[-1][0][0].data_ptr() not in {one.data_ptr() for one in before[2:]}
 
 
 def test_timings_hold_for_so_many_ranks_and_threads(monkeypatch):
