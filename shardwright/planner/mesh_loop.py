@@ -179,7 +179,8 @@ class MeshLoop:
             decide: the choices to search, if not all, of a mesh of this search's own.
 
         Returns:
-            Whether a plan was found that is clearly faster or smaller than each known one.
+            Whether a plan was found that is clearly faster or smaller than each known one, or the
+            smallest of all.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -197,7 +198,8 @@ class MeshLoop:
             self.fastest[mesh] = min(best, self.fastest.get(mesh, best))
         if compare:
             self.known += baseline_candidates(writer)
-        return any(is_new(c.cost, costs, GAIN) for c in new)
+        smallest = min((peak for _, peak in costs), default=math.inf)
+        return any(is_new(c.cost, costs, GAIN) or c.peak < smallest for c in new)
 
     def _result(
         self,

@@ -250,12 +250,15 @@ def _search_meshes(
     end: float,
     notify: Progress,
 ) -> None:
-    """Search every mesh with all numbers of micro-batches, or until more of them add no plan."""
+    """Search every mesh with all numbers of micro-batches.
+
+    By default a mesh is left out after two numbers in a row that give no clearly better plan.
+    """
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
     for i, (count, mesh) in enumerate(turns):
-        if while_useful and count > 2 * useful[mesh]:
+        if while_useful and count > 4 * useful[mesh]:
             continue
         best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
         batches = f", {count} micro-batches" if count > 1 else ""

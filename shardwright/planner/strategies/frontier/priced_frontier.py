@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import final
 
@@ -42,6 +43,24 @@ _PLANS = 48
 _LEVELS = 3  # the number of memory limits, each half of the one before
 _NO_SIZE = -1  # in place of the bound of bytes where only the quick bound is known
 _TRIES = 24  # the most strategies priced for each limit below the memory of a device
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """The end of pricing, which goes by the order of lower bounds.
+
+    Attributes:
+        end: a time, by the performance counter.
+        known: seconds of another plan that fits all limits, which strategies have to beat.
+        patience: the number of strategies in a row that are no better; None: no such end.
+    """
+
+    end: float = math.inf
+    known: float = math.inf
+    patience: int | None = None
+
+
+ALL = Until()
 
 
 @paused()
@@ -127,27 +146,23 @@ def priced(
     progress: Progress | None = None,
     *,
     limits: Sequence[float] | None = None,
-    end: float = math.inf,
-    known: float = math.inf,
+    until: Until = ALL,
     reschedule: bool = True,
     shared: SharedSpaces | None = None,
-    patience: int | None = None,
 ) -> list[Candidate]:
     """Price the strategies that bounds do not exclude, and the best ones under other schedules.
 
     Without `reschedule` pipelines stay under the schedules that they have.
 
     The best strategy is searched within each of `limits`, in bytes; None means the memory of a
-    device, half of it, and so on. After the time `end` (of the performance counter), pricing stops.
-    `known` are the seconds of another plan that fits all limits, which strategies have to beat.
-    `shared` keeps bounds and spaces of the expansion for further calls. Strategies are priced in
-    order of their bounds; with `patience` pricing stops after so many that are no better.
+    device, half of it, and so on. `until` says when pricing stops. `shared` keeps bounds and spaces
+    of the expansion for further calls.
     """
     if limits is None:
         memory = expansion.machine.device.usable_bytes
         limits = tuple(memory / 2**i for i in range(_LEVELS))
-    pricing = _Pricing(shared or SharedSpaces(expansion), every, limits, known, patience)
-    pricing.search(progress, end)
+    pricing = _Pricing(shared or SharedSpaces(expansion), every, limits, until)
+    pricing.search(progress)
     if reschedule:
         pricing.reschedule()
     return pricing.candidates
@@ -188,10 +203,9 @@ class _Pricing:
         spaces: SharedSpaces,
         every: Sequence[Strategy],
         limits: Sequence[float],
-        known: float,
-        patience: int | None = None,
+        until: Until,
     ) -> None:
-        self._patience, self._in_vain = patience, 0
+        self._until, self._in_vain = until, 0
         self.expansion, self.bounds, self._spaces = spaces.expansion, spaces.bounds, spaces
         self.every = every
         self.candidates: list[Candidate] = []
@@ -200,11 +214,16 @@ class _Pricing:
             self._kinds.setdefault(_key(strategy), {})[StorageKind.of(strategy)] = None
         self._most = max(limits)
         self._best: dict[float, tuple[float, Strategy | None]] = dict.fromkeys(
-            (*limits, math.inf), (known, None)
+            (*limits, math.inf), (until.known, None)
         )
         self._tries = Counter[float]()
 
-    def search(self, progress: Progress | None, end: float) -> None:
+    @property
+    def _is_over(self) -> bool:
+        late = time.perf_counter() >= self._until.end
+        return late or self._in_vain == self._until.patience
+
+    def search(self, progress: Progress | None) -> None:
         """Price the strategies that bounds do not exclude.
 
         Bounds are computed of those only that their quick bound does not exclude. If none may fit
@@ -218,7 +237,7 @@ class _Pricing:
         unfit: list[tuple[float, int, Strategy]] = []
         fits = False
         while queue and not _excludes(queue[0][0], max(known for known, _ in self._best.values())):
-            if time.perf_counter() >= end or self._in_vain == self._patience:
+            if self._is_over:
                 return
             seconds, size, number = heappop(queue)
             strategy = self.every[number]
@@ -236,7 +255,7 @@ class _Pricing:
         if fits or any(self.bounds.bytes(one) <= self._most for one in left):
             return
         for one in unfit:
-            if time.perf_counter() >= end or self._in_vain == self._patience:
+            if self._is_over:
                 return
             self._try(*one)
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import final
 
 from shardwright.ir.layout import Bytes
@@ -25,6 +25,7 @@ from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import (
     RESOLUTION,
     SharedSpaces,
+    Until,
     limited,
     priced,
 )
@@ -80,8 +81,8 @@ class StartingStrategies:
         limit = limit_on(self.machine, self.options.memory_limit)
         most = self.machine.device.usable_bytes if limit is None else limit
         shared = self._shared
-        given = partial(priced, self._expansion, every, limits=(most,), end=end, known=known)
-        found = given(shared=shared, patience=_PATIENCE)
+        until = Until(end, known, _PATIENCE)
+        found = priced(self._expansion, every, limits=(most,), until=until, shared=shared)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
 
@@ -99,9 +100,14 @@ class StartingStrategies:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
         most = math.inf if limit is None else limit
-        given = self._expansion, every
-        within = partial(priced, limits=(most,), end=end, known=best, shared=self._shared)
-        found = within(*given, reschedule=False, patience=_PATIENCE)
+        found = priced(
+            self._expansion,
+            every,
+            limits=(most,),
+            until=Until(end, best, _PATIENCE),
+            reschedule=False,
+            shared=self._shared,
+        )
         faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
         return sorted(faster, key=lambda one: one.cost)[:_MOST_PIPELINES]
 

@@ -18,6 +18,7 @@ from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import (
     _TRIES,
     RESOLUTION,
+    Until,
     limited,
     priced,
 )
@@ -179,8 +180,23 @@ def test_bounds_that_are_computed_late_choose_the_same_strategies(expansion, par
     most, least = max(map(bounds.bytes, every)), min(map(bounds.seconds, every))
     given = [most / part for part in parts], math.inf if known == 1 else known * least
     limits, seconds = given
-    found = priced(expansion, every, limits=limits, known=seconds, reschedule=False)
+    until = Until(known=seconds)
+    found = priced(expansion, every, limits=limits, until=until, reschedule=False)
     assert [one.name for one in found] == eagerly_priced(expansion, every, *given)
+
+
+def test_pricing_ends_after_some_strategies_that_are_no_better(expansion):
+    every = list(strategies_on(expansion.machine, limited(expansion, tp_across_hosts=False)))
+    limits = [expansion.machine.device.usable_bytes]
+    found = priced(expansion, every, limits=limits, reschedule=False)
+    gains = [
+        not place or one.point.time < min(before.point.time for before in found[:place])
+        for place, one in enumerate(found)
+    ]
+    in_vain = len(gains) - 1 - max(place for place, gain in enumerate(gains) if gain)
+    assert in_vain > 1
+    fewer = priced(expansion, every, limits=limits, until=Until(patience=1), reschedule=False)
+    assert [one.name for one in fewer] == [one.name for one in found[: gains.index(False) + 1]]
 
 
 def test_experts_are_enumerated_and_their_bounds_hold(mixture):
