@@ -88,6 +88,14 @@ def test_made_tensors_and_complex_views_take_their_batch_in_parts(count):
         torch.testing.assert_close(parameter.grad, theirs[name], rtol=1e-10, atol=1e-13)
 
 
+def test_made_tensors_are_split_as_what_is_written_to_them():
+    """DeepSeek-V3's attention writes into an empty tensor of the whole batch."""
+    model, given = models.made_tensors()
+    plan = sw.price(sw.capture(model, (), given), "2xH100", "dp_replicate=2")
+    made = [op for op in plan.ops if op.target.split(".")[1] in ("empty", "zeros")]
+    assert len(made) == 3 and {op.splits for op in made} == {("batch",)}
+
+
 def test_what_needs_the_whole_batch_is_named_with_its_line():
     """In the error that micro-batches are not possible, and in the notes of a plan without."""
     graph = sw.capture(Rolled().double(), batch())

@@ -21,6 +21,8 @@ import numpy as np
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.planner.tables.layout_codes import duals
 from shardwright.planner.tables.model import CostModel
+from shardwright.rules.operators.pointwise import fill_shape
+from shardwright.rules.operators.table import BUILDERS
 from shardwright.solve.elimination.problem import Floats, Ints
 
 
@@ -51,11 +53,25 @@ class LayoutChoices:
 
 
 def constant_values(graph: Graph) -> set[str]:
-    """Names of the values that depend only on constants."""
+    """Names of the values that depend only on constants, which every device computes whole.
+
+    Left out are values with equal elements, as of `empty` and `zeros`, that are only read beside
+    values of the batch: any tile of them can be made alone, and the whole may take much memory.
+    """
     found = {leaf.name for leaf in graph.leaves_of(LeafKind.CONSTANT, LeafKind.BUFFER)}
     for op in graph.ops:
         if all(name in found for name in op.operands):
             found.update(op.outputs)
+    for op in graph.ops:
+        if (
+            op.operands
+            or BUILDERS.get(op.kind) is not fill_shape
+            or not graph.tensor[op.outputs[0]].shape
+        ):
+            continue
+        readers = graph.consumers[op.outputs[0]]
+        if readers and not any(found.issuperset(one.outputs) for one in readers):
+            found.difference_update(op.outputs)
     return found
 
 
