@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.program.step.host_copies import HOST_CHANNELS
-from shardwright.program.step.instructions import Forward, StepInstruction, StepProgram
+from shardwright.program.step.instructions import Forward, StepInstruction
+from shardwright.program.step.step_program import StepProgram
 from shardwright.report.units import size
 
 _LEAST = 4  # lines that folding must save

@@ -16,7 +16,7 @@ from torch import nn
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.program.step.dead_code import forward_only
-from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.batch import InputPart
 from shardwright.runtime.executor.executor import Values
 from shardwright.runtime.executor.program_module import ProgramModule

@@ -11,8 +11,9 @@ from shardwright.ir.redistribution import Collective, collective_named
 from shardwright.machine.topology import links
 from shardwright.planner.tables.soybean import Communication
 from shardwright.program.instructions import Move
-from shardwright.program.step.instructions import Part, StepProgram, Transfer, Wait
+from shardwright.program.step.instructions import Part, Transfer, Wait
 from shardwright.program.step.program_json import program_from_json, program_to_json
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.comm.collectives import collected
 from shardwright.runtime.executor.transfers import Collectives
 from shardwright.simulate.costs.collectives import collective_seconds

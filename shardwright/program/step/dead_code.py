@@ -17,13 +17,13 @@ from shardwright.program.step.instructions import (
     Seed,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
     writes,
 )
+from shardwright.program.step.step_program import StepProgram
 
 
 def forward_only(program: StepProgram) -> StepProgram:

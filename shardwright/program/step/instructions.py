@@ -1,9 +1,7 @@
-"""The instructions of a step program, and the program itself.
+"""The instructions of a step program (`step_program.py`).
 
-A step program lists everything that one rank does in one training step, in order: it runs regions
-of operators forward and backward, starts transfers and waits for them, adds up gradients, frees
-values and updates parameters. It is an immutable value, prints as text with one line per
-instruction, and does not depend on torch. `runtime/executor` runs it; `simulate` simulates it.
+They run regions of operators forward and backward, start transfers and wait for them, add up
+gradients, free values and update parameters.
 
 Values have names. The gradient of `x` in micro-batch 1 is `grad/x@1`; if it has several
 contributions, each has a number. The accumulated gradient of a parameter or an input `w` is
@@ -19,12 +17,11 @@ from math import prod
 from typing import Any
 
 from shardwright.ir.graph import ITEM_BYTES
-from shardwright.ir.layout import Mesh, Shard
+from shardwright.ir.layout import Shard
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import Load, Move, Shape
-from shardwright.program.step.async_pipeline.versions import Carried, Version
-from shardwright.program.step.host_copies import Fetch, HostCopy, Offload
-from shardwright.program.step.region import Region
+from shardwright.program.instructions import Move, Shape
+from shardwright.program.step.async_pipeline.versions import Version
+from shardwright.program.step.host_copies import Fetch, Offload
 
 TOTAL = "total/"
 
@@ -49,7 +46,7 @@ class Forward:
     def __str__(self) -> str:
         word = "recompute" if self.again else "forward"
         tail = "" if self.saves else ", saves nothing"
-        return f"{_names(self.outputs)} = {word} {self.region}({_names(self.inputs)}){tail}"
+        return f"{names_text(self.outputs)} = {word} {self.region}({names_text(self.inputs)}){tail}"
 
 
 class Gradients(enum.Enum):
@@ -89,7 +86,7 @@ class Backward:
         made = ", ".join(
             [f"%{name}" for name in self.made if name] + [f"%{total} +" for _, total in self.totals]
         )
-        again = f", with {_names(name for _, name in self.copies)}" if self.copies else ""
+        again = f", with {names_text(name for _, name in self.copies)}" if self.copies else ""
         word = "" if self.part is Gradients.ALL else f"{self.part.value} of "
         return f"{made} = backward {word}{self.call}({given}){again}"
 
@@ -177,7 +174,7 @@ class Transfer:
         return sum(part.bytes for part in self.parts)
 
     def __str__(self) -> str:
-        values = _names(part.value for part in self.parts)
+        values = names_text(part.value for part in self.parts)
         return f"{self.handle} = {self.collective.value}({values}) on {self.channel}"
 
 
@@ -232,7 +229,7 @@ class Wait:
     results: tuple[str, ...]
 
     def __str__(self) -> str:
-        made = f"{_names(self.results)} = " if self.results else ""
+        made = f"{names_text(self.results)} = " if self.results else ""
         return f"{made}wait {self.handle}"
 
 
@@ -281,7 +278,7 @@ class Free:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"free {_names(self.names)}"
+        return f"free {names_text(self.names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +292,8 @@ class Seed:
     gradients: tuple[tuple[int, str], ...]
 
     def __str__(self) -> str:
-        before = f", behind {_names(self.results)}" if self.results else ""
-        made = f"{_names(name for _, name in self.gradients)} = " if self.gradients else ""
+        before = f", behind {names_text(self.results)}" if self.results else ""
+        made = f"{names_text(name for _, name in self.gradients)} = " if self.gradients else ""
         return f"{made}seed{before}"
 
 
@@ -311,9 +308,9 @@ class Update:
     late: int = 0
 
     def __str__(self) -> str:
-        leaves = _names(leaf for leaf, _ in self.parameters)
+        leaves = names_text(leaf for leaf, _ in self.parameters)
         late = f", {self.late} update{'s' * (self.late > 1)} late" if self.late else ""
-        return f"update {leaves} by {_names(gradient for _, gradient in self.parameters)}{late}"
+        return f"update {leaves} by {names_text(gradient for _, gradient in self.parameters)}{late}"
 
 
 StepInstruction = (
@@ -333,76 +330,6 @@ StepInstruction = (
     | Version
     | Update
 )
-
-
-@dataclass(frozen=True)
-class StepProgram:
-    """One step of `rank`.
-
-    Its initial values are the `leaves` (parameters in the shapes of `loads`, buffers and
-    constants), this rank's part of the `inputs`: (leaf, micro-batch, value), and the `seeds`:
-    (value, gradient of it); with a whole batch, a `Seed` takes the gradients instead. It returns
-    `outputs`, `gradients`: (leaf or input, gradient), and `updates`: (buffer, new content). With
-    `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
-    least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
-    `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read. `passes`
-    names the passes that were applied. In an asynchronous pipeline a program is one call,
-    which goes on with what the call before has `carried`.
-    """
-
-    mesh: Mesh
-    rank: int
-    regions: tuple[Region, ...]
-    leaves: tuple[str, ...]
-    loads: tuple[Load, ...]
-    inputs: tuple[tuple[str, int, str], ...]
-    seeds: tuple[tuple[str, str], ...]
-    instructions: tuple[StepInstruction, ...]
-    outputs: tuple[str, ...]
-    gradients: tuple[tuple[str, str], ...]
-    updates: tuple[tuple[str, str], ...]
-    fixed_offsets: bool = False
-    alone_bytes: int | None = None
-    sum_bytes: int = 0
-    ahead: int = 1
-    passes: tuple[str, ...] = ()
-    carried: Carried | None = None
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The names of all values that are there when the program begins."""
-        inputs, seeds = (v for _, _, v in self.inputs), (g for _, g in self.seeds)
-        return (*self.leaves, *inputs, *seeds)
-
-    @property
-    def returned(self) -> tuple[str, ...]:
-        """The names of all values that are wanted at the end, or in the next call."""
-        gradients, updates = (v for _, v in self.gradients), (v for _, v in self.updates)
-        carried = self.carried.kept if self.carried is not None else ()
-        return (*self.outputs, *gradients, *updates, *carried)
-
-    def transfers(self) -> Iterator[Transfer]:
-        """All collectives, in the order in which they are started."""
-        return (one for one in self.instructions if isinstance(one, Transfer))
-
-    def messages(self) -> Iterator[Send | Recv]:
-        """All messages, in the order in which they are started."""
-        return (one for one in self.instructions if isinstance(one, Send | Recv))
-
-    def host_copies(self) -> Iterator[HostCopy]:
-        """All copies to and from the host, in the order in which they are started."""
-        return (one for one in self.instructions if isinstance(one, HostCopy))
-
-    def __str__(self) -> str:
-        lines = [f"rank {self.rank} of {self.mesh}"]
-        lines += [f"region {number}{region}" for number, region in enumerate(self.regions)]
-        lines += [str(one) for one in self.instructions]
-        lines += [f"gradient of %{leaf} is %{value}" for leaf, value in self.gradients]
-        lines += [f"update %{buffer} <- %{value}" for buffer, value in self.updates]
-        if self.carried is not None:
-            lines.append(str(self.carried))
-        lines.append(f"return {_names(self.outputs)}")
-        return "\n".join(lines)
 
 
 def reads(one: StepInstruction) -> tuple[str, ...]:
@@ -456,5 +383,6 @@ _WRITES: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-def _names(names: Iterator[str] | tuple[str, ...]) -> str:
+def names_text(names: Iterator[str] | tuple[str, ...]) -> str:
+    """Names of values as a printed program has them."""
     return ", ".join(f"%{name}" for name in names)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.dead_code import without_update
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.passes.accumulate import accumulate
 from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.delay_waits import delay_waits
@@ -18,6 +17,7 @@ from shardwright.program.step.passes.overlap_copies import overlap_copies
 from shardwright.program.step.passes.overlap_sums import overlap_sums
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.passes.receive_early import receive_early
+from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.verify import verify
 
 Pass = Callable[[StepProgram], StepProgram]

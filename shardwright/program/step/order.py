@@ -22,10 +22,10 @@ from shardwright.program.step.instructions import (
     Recv,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
 )
+from shardwright.program.step.step_program import StepProgram
 
 Group = tuple[str, tuple[int, ...]]  # the channel, and the coordinates along all other axes
 _STEADY_CALLS = 3  # of the first group, which has the fewest

@@ -21,7 +21,7 @@ from typing import Any, ForwardRef, Union, get_args, get_origin, get_type_hints
 from shardwright.ir.graph import Arg
 from shardwright.ir.layout import Mesh
 from shardwright.ir.redistribution import Collective, collective_named
-from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.step_program import StepProgram
 
 FORMAT = 1  # raised when an older reader would misread programs
 

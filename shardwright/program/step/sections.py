@@ -31,7 +31,6 @@ from shardwright.program.step.instructions import (
     Free,
     Relayout,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
@@ -40,6 +39,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.region import Region
 from shardwright.program.step.spanning import Span, homes_of, spans_of, split_by_size
+from shardwright.program.step.step_program import StepProgram
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
 

@@ -23,13 +23,13 @@ from shardwright.program.step.instructions import (
     Backward,
     Free,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
     reads,
     writes,
 )
 from shardwright.program.step.lower.purposes import Purpose, parts_of_step, purposes
+from shardwright.program.step.step_program import StepProgram
 
 Home = tuple[int, int]  # the gap and the layer that a value belongs to
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.registry import orders
 from shardwright.ir.schedules.schedule import Kind, Pass
-from shardwright.program.step.instructions import Forward, StepInstruction, StepProgram
+from shardwright.program.step.instructions import Forward, StepInstruction
 from shardwright.program.step.sections import NotPeriodicError, Section, is_same
+from shardwright.program.step.step_program import StepProgram
 
 # Micro-batches besides those that are ahead: of the first pair, which finds no gradients of an
 # earlier one, of two equal pairs, and of the pair behind them.

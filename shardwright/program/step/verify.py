@@ -16,13 +16,13 @@ from shardwright.program.step.instructions import (
     Recv,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
     writes,
 )
+from shardwright.program.step.step_program import StepProgram
 
 
 def verify(program: StepProgram) -> None:

@@ -21,9 +21,9 @@ from shardwright.program.step.instructions import (
     Free,
     Gradients,
     Seed,
-    StepProgram,
     Update,
 )
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
 

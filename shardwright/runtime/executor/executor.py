@@ -28,13 +28,13 @@ from shardwright.program.step.instructions import (
     Seed,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
 )
 from shardwright.program.step.region import Region
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.device import autocast_dtype, without_autocast
 from shardwright.runtime.executor.failures import Failure, refuse_after

@@ -13,15 +13,9 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from shardwright.ir.graph import VerifyError
-from shardwright.program.step.instructions import (
-    Forward,
-    Recv,
-    Send,
-    StepProgram,
-    Transfer,
-    Wait,
-)
+from shardwright.program.step.instructions import Forward, Recv, Send, Transfer, Wait
 from shardwright.program.step.order import check_order
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.transfers import InFlight
 
 _NOWHERE = "nowhere"

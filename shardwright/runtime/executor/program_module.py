@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph
-from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.executor import EndOf, ProgramRun, StepExecutor
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special

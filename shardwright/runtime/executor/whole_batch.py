@@ -27,7 +27,6 @@ from shardwright.program.step.instructions import (
     Relayout,
     Seed,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
     reads,
@@ -35,6 +34,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
 from shardwright.runtime.executor.executor import ProgramRun, StepExecutor
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes

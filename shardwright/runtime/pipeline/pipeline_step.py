@@ -13,11 +13,11 @@ from shardwright.ir.graph import LeafKind
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.dead_code import forward_only
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.passes.free import free
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.batch import InputPart, local_inputs, stage_inputs
 from shardwright.runtime.executor.executor import Values
 from shardwright.runtime.executor.program_module import ProgramModule

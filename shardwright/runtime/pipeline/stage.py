@@ -24,7 +24,8 @@ from shardwright.program.lower.balance import balanced_cuts, operator_work
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.lower.stages import Stage, StageError
 from shardwright.program.step.async_pipeline.stage_programs import StagePrograms, stage_programs
-from shardwright.program.step.instructions import Recv, Send, StepProgram
+from shardwright.program.step.instructions import Recv, Send
+from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.runtime.batch import local_inputs, stage_inputs
 from shardwright.runtime.executor.executor import Values

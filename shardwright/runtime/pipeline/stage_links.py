@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.program.step.instructions import Payload, Recv, Send, StepProgram
+from shardwright.program.step.instructions import Payload, Recv, Send
+from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.comm.channel import Channel, MessageForm, SentMessage
 
 

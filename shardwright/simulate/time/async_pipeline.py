@@ -12,7 +12,7 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import Timeline
 from shardwright.program.step.async_pipeline.call_sequence import in_sequence
-from shardwright.program.step.instructions import StepProgram
+from shardwright.program.step.step_program import StepProgram
 from shardwright.simulate.time.stages import simulated_stages, stages_seconds
 from shardwright.simulate.time.step_program import StepPrices
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shardwright.program.instructions import reads, writes
-from shardwright.program.step.instructions import Backward, Forward, Gradients, StepProgram
+from shardwright.program.step.instructions import Backward, Forward, Gradients
 from shardwright.program.step.region import Region
+from shardwright.program.step.step_program import StepProgram
 
 _HALF = 0.5  # gradients of inputs and of weights take about as long
 

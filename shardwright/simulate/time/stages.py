@@ -26,12 +26,12 @@ from shardwright.program.step.instructions import (
     Recv,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.sections import Sections
+from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
 from shardwright.simulate.time.steady_state import repeated

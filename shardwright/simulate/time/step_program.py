@@ -27,12 +27,12 @@ from shardwright.program.step.instructions import (
     Free,
     Recv,
     Send,
-    StepProgram,
     Transfer,
     Update,
     Wait,
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule

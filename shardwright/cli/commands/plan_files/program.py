@@ -17,10 +17,10 @@ from shardwright.ir.graph import VerifyError
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, check_rank
 from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_content
+from shardwright.program.step.step_program import StepProgram
 from shardwright.report.program_text import program_diff, program_summary, program_text
 from shardwright.report.text.explain import WIDTH
 

@@ -8,15 +8,8 @@ from functools import partial
 
 from shardwright.program.step.async_pipeline.renaming import renamed
 from shardwright.program.step.host_copies import HostCopy
-from shardwright.program.step.instructions import (
-    Recv,
-    Seed,
-    Send,
-    StepInstruction,
-    StepProgram,
-    Transfer,
-    Wait,
-)
+from shardwright.program.step.instructions import Recv, Seed, Send, StepInstruction, Transfer, Wait
+from shardwright.program.step.step_program import StepProgram
 
 
 def in_sequence(program: StepProgram, mini_batches: int) -> StepProgram:

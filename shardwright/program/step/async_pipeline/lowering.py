@@ -13,15 +13,7 @@ from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import link
 from shardwright.program.step.dead_code import forward_only, without_dead
-from shardwright.program.step.instructions import (
-    Payload,
-    Recv,
-    Seed,
-    Send,
-    StepInstruction,
-    StepProgram,
-    Wait,
-)
+from shardwright.program.step.instructions import Payload, Recv, Seed, Send, StepInstruction, Wait
 from shardwright.program.step.lower.pipeline import pipeline_mesh
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stage_builder import StageBuilder
@@ -34,6 +26,7 @@ from shardwright.program.step.passes.free import free
 from shardwright.program.step.passes.fuse import fuse
 from shardwright.program.step.passes.overlap_sums import overlap_sums
 from shardwright.program.step.passes.prefetch import prefetch
+from shardwright.program.step.step_program import StepProgram
 
 VALUES_IN, VALUES_OUT = "values/in", "values/out"
 GRADIENTS_IN, GRADIENTS_OUT = "gradients/in", "gradients/out"

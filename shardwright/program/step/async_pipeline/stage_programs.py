@@ -13,8 +13,8 @@ from shardwright.program.step.async_pipeline.lowering import (
     lower_stage,
 )
 from shardwright.program.step.async_pipeline.steady_call import steady_call
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.optimize import Pass, optimized
+from shardwright.program.step.step_program import StepProgram
 
 
 class StagePrograms(NamedTuple):

@@ -25,7 +25,6 @@ from shardwright.program.step.instructions import (
     Seed,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
@@ -33,6 +32,7 @@ from shardwright.program.step.instructions import (
     writes,
 )
 from shardwright.program.step.passes.free import free
+from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.verify import verify
 
 Part = list[StepInstruction]

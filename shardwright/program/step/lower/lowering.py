@@ -12,10 +12,11 @@ from dataclasses import replace
 from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.program.step.dead_code import without_dead
-from shardwright.program.step.instructions import Seed, StepProgram
+from shardwright.program.step.instructions import Seed
 from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
 from shardwright.program.step.lower.step_builder import LoweringInput, StepBuilder, update_of
 from shardwright.program.step.lower.stretches import loads
+from shardwright.program.step.step_program import StepProgram
 
 
 def lower_step(step: LoweringInput) -> StepProgram:

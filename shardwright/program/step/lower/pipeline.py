@@ -32,7 +32,6 @@ from shardwright.program.step.instructions import (
     Recv,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
 )
@@ -42,6 +41,7 @@ from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stage_builder import StageBuilder
 from shardwright.program.step.lower.step_builder import update_of
 from shardwright.program.step.lower.stretches import Rewrite, loads
+from shardwright.program.step.step_program import StepProgram
 
 _PARTS = {
     Kind.BACKWARD: Gradients.ALL,

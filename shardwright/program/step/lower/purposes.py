@@ -15,12 +15,12 @@ from shardwright.program.step.instructions import (
     Relayout,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
 )
+from shardwright.program.step.step_program import StepProgram
 
 
 class Purpose(enum.Enum):

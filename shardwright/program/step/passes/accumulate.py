@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.program.step.instructions import (
-    Accumulate,
-    Backward,
-    StepInstruction,
-    StepProgram,
-)
+from shardwright.program.step.instructions import Accumulate, Backward, StepInstruction
 from shardwright.program.step.lower.purposes import readers_of
+from shardwright.program.step.step_program import StepProgram
 
 
 def accumulate(program: StepProgram) -> StepProgram:

@@ -22,13 +22,13 @@ from shardwright.program.step.instructions import (
     Add,
     Relayout,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
     reads,
     writes,
 )
 from shardwright.program.step.lower.purposes import Purpose, parts_of_step, purposes
+from shardwright.program.step.step_program import StepProgram
 
 Kind = tuple[Collective, str, str, bool]
 _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)

@@ -19,13 +19,13 @@ from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
     Accumulate,
     StepInstruction,
-    StepProgram,
     Transfer,
     Wait,
     reads,
     writes,
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.step_program import StepProgram
 
 _LATE = (Purpose.GRADIENT, Purpose.RESULT)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.program.step.instructions import Free, StepInstruction, StepProgram, reads, writes
+from shardwright.program.step.instructions import Free, StepInstruction, reads, writes
+from shardwright.program.step.step_program import StepProgram
 
 
 def free(program: StepProgram) -> StepProgram:

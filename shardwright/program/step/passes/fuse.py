@@ -21,13 +21,13 @@ from shardwright.program.step.instructions import (
     Free,
     Gradients,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
 )
 from shardwright.program.step.lower.regions import RegionTable, Used, with_prefix
+from shardwright.program.step.step_program import StepProgram
 
 Sink = tuple[object, ...]  # what a gradient is added to
 

@@ -8,15 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.ir.redistribution import Collective
-from shardwright.program.step.instructions import (
-    Seed,
-    StepInstruction,
-    StepProgram,
-    Transfer,
-    Wait,
-    reads,
-)
+from shardwright.program.step.instructions import Seed, StepInstruction, Transfer, Wait, reads
 from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.step_program import StepProgram
 
 
 def late_results(program: StepProgram) -> StepProgram:

@@ -14,14 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.program.step.host_copies import Fetch, Offload
-from shardwright.program.step.instructions import (
-    Backward,
-    Forward,
-    StepInstruction,
-    StepProgram,
-    Wait,
-    reads,
-)
+from shardwright.program.step.instructions import Backward, Forward, StepInstruction, Wait, reads
+from shardwright.program.step.step_program import StepProgram
 
 
 def overlap_copies(program: StepProgram) -> StepProgram:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.program.step.instructions import StepInstruction, StepProgram, Wait, reads
+from shardwright.program.step.instructions import StepInstruction, Wait, reads
+from shardwright.program.step.step_program import StepProgram
 
 
 def overlap_sums(program: StepProgram) -> StepProgram:

@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.program.step.instructions import (
-    Seed,
-    StepInstruction,
-    StepProgram,
-    Transfer,
-    Wait,
-    reads,
-)
+from shardwright.program.step.instructions import Seed, StepInstruction, Transfer, Wait, reads
 from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.step_program import StepProgram
 
 
 def prefetch(program: StepProgram) -> StepProgram:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from shardwright.program.step.instructions import Recv, StepInstruction, StepProgram, Wait
+from shardwright.program.step.instructions import Recv, StepInstruction, Wait
+from shardwright.program.step.step_program import StepProgram
 
 
 def receive_early(program: StepProgram) -> StepProgram:

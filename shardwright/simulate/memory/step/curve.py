@@ -8,8 +8,9 @@ from typing import NamedTuple, final
 
 from shardwright.ir.layout import Bytes
 from shardwright.ir.memory import Moment
-from shardwright.program.step.instructions import StepProgram, Wait
+from shardwright.program.step.instructions import Wait
 from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.step_program import StepProgram
 from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.values import View
 

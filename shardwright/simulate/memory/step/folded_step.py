@@ -18,7 +18,7 @@ from shardwright.ir.layout import Bytes
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import Dropout, Uniform
-from shardwright.program.step.instructions import Forward, StepProgram
+from shardwright.program.step.instructions import Forward
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
     FoldedGraph,
@@ -27,6 +27,7 @@ from shardwright.program.step.sections import (
     Sections,
 )
 from shardwright.program.step.steady_passes import steady_pairs
+from shardwright.program.step.step_program import StepProgram
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes

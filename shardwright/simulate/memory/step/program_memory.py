@@ -32,13 +32,13 @@ from shardwright.program.step.instructions import (
     Seed,
     Send,
     StepInstruction,
-    StepProgram,
     Transfer,
     Update,
     Wait,
     reads,
 )
 from shardwright.program.step.lower.regions import of_the_graph
+from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES
 from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.memory.allocator import Allocator, Block, Use

@@ -24,9 +24,10 @@ from shardwright.program.instructions import Dropout, Instruction, Uniform
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
-from shardwright.program.step.instructions import TOTAL, StepProgram, Transfer
+from shardwright.program.step.instructions import TOTAL, Transfer
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.lower.stage_builder import stage_prefix
+from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.simulate.costs.fusion import fusions
 from shardwright.simulate.costs.update import UpdatedTile, update_bytes

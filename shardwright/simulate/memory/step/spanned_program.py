@@ -14,16 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.program.step.instructions import (
-    Free,
-    StepInstruction,
-    StepProgram,
-    Update,
-    reads,
-    writes,
-)
+from shardwright.program.step.instructions import Free, StepInstruction, Update, reads, writes
 from shardwright.program.step.sections import NotPeriodicError, Seam, Section, Sections
 from shardwright.program.step.spanning import Span, extended, left_out, named_by, renamed
+from shardwright.program.step.step_program import StepProgram
 
 
 @dataclass(frozen=True)

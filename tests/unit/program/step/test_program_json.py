@@ -10,7 +10,6 @@ from shardwright.ir.graph import Op, Ref, Symbol
 from shardwright.ir.layout import Mesh
 from shardwright.program.instructions import Compute
 from shardwright.program.plan_decoder import read_plan
-from shardwright.program.step.instructions import StepProgram
 from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.program_json import (
@@ -20,6 +19,7 @@ from shardwright.program.step.program_json import (
     program_to_json,
 )
 from shardwright.program.step.region import Region
+from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import analyze
 from tests.harness import models
 from tests.unit.program.step.test_step_program import STRATEGIES, naive

@@ -25,12 +25,12 @@ from shardwright.program.step.instructions import (
     Payload,
     Recv,
     Send,
-    StepProgram,
     Transfer,
     Wait,
 )
 from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.optimize import optimized
+from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.time.pipelines import StageTime, step_seconds
 from shardwright.simulate.time.stages import group_names, simulated_stages

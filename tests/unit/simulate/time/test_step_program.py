@@ -15,7 +15,6 @@ from shardwright.program.step.instructions import (
     Forward,
     Free,
     Part,
-    StepProgram,
     Transfer,
     Update,
     Wait,
@@ -23,6 +22,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.passes.delay_waits import delay_waits
 from shardwright.program.step.passes.prefetch import prefetch
+from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import in_order
 from shardwright.simulate.time.steady_state import SteadyStateError, played
 from shardwright.simulate.time.step_program import (
