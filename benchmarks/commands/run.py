@@ -106,11 +106,10 @@ def timed(
         time.sleep(0.01)
 
 
-def plan_command(case: Case, config: Path, *, positional: bool) -> list[str]:
-    """`shardwright plan` of a case; the earlier commit takes the machine as an argument."""
-    machine = [case.machine] if positional else ["--machine", case.machine]
-    sizes = ["--batch", str(case.batch), "--seq", str(case.tokens)]
-    return [sys.executable, "-m", "shardwright", "plan", str(config), *machine, *sizes]
+def plan_command(case: Case, config: Path) -> list[str]:
+    """`shardwright plan` of a case."""
+    sizes = ["--machine", case.machine, "--batch", str(case.batch), "--seq", str(case.tokens)]
+    return [sys.executable, "-m", "shardwright", "plan", str(config), *sizes]
 
 
 def measure(
@@ -122,16 +121,15 @@ def measure(
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         config = folder / "config.json"
+        command = plan_command(case, config)
         config.write_text(json.dumps({**CONFIGS[case.model], **dict(case.change)}))
         for turn in range(max(rounds, before_rounds)):
             if turn < before_rounds and runs["before"] != [None]:
                 environment = {"PYTHONPATH": str(trees["before"])}
-                command = plan_command(case, config, positional=True)
                 runs["before"].append(timed(command, environment, folder, limit))
             if turn < rounds:
                 cache = folder / f"cache{turn}"
                 environment = {"PYTHONPATH": str(trees["now"]), "XDG_CACHE_HOME": str(cache)}
-                command = plan_command(case, config, positional=False)
                 for which in ("first", "next"):
                     runs[which].append(timed(command, environment, folder, limit))
         said = (folder / "output").read_text(errors="replace").splitlines()

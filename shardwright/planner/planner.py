@@ -252,13 +252,15 @@ def _search_meshes(
 ) -> None:
     """Search every mesh with all numbers of micro-batches.
 
-    By default a mesh is left out after two numbers in a row that give no clearly better plan.
+    By default a mesh is left out after a number that gives no clearly better plan, or, as long as
+    no plan fits the memory limit, after two such numbers in a row.
     """
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
     turns = [(count, mesh) for count in counts for mesh in meshes]
     for i, (count, mesh) in enumerate(turns):
-        if while_useful and count > 4 * useful[mesh]:
+        factor = 2 if math.isfinite(loop.best_within_limit) else 4
+        if while_useful and count > factor * useful[mesh]:
             continue
         best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
         batches = f", {count} micro-batches" if count > 1 else ""
