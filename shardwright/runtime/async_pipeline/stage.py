@@ -21,7 +21,8 @@ from shardwright.program.step.instructions import Recv, Seed, Send, Update
 from shardwright.runtime.async_pipeline.pipemare_lr import discount, scaled
 from shardwright.runtime.async_pipeline.prediction import PREDICTORS, check, predict
 from shardwright.runtime.async_pipeline.schedule import StagePasses, call_at, remaining
-from shardwright.runtime.executor.executor import Left, ProgramRun
+from shardwright.runtime.executor.carried_state import Left
+from shardwright.runtime.executor.executor import ProgramRun
 from shardwright.runtime.parameters.dtensor_spec import local
 from shardwright.runtime.pipeline.stage import StageModule
 

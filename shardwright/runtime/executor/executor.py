@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Protocol, final
 from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardwright.program.step.async_pipeline.versions import Pairs, Version
+from shardwright.program.step.async_pipeline.versions import Version
 from shardwright.program.step.host_copies import Fetch, HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -37,6 +37,7 @@ from shardwright.program.step.region import Region
 from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.comm.local_moves import moved_locally
 from shardwright.runtime.device import autocast_dtype, without_autocast
+from shardwright.runtime.executor.carried_state import Left
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, HostMemory
 from shardwright.runtime.executor.messages import MessageEnd, Messages
@@ -48,15 +49,6 @@ from shardwright.runtime.executor.transfers import Collectives, InFlight, alone_
 Values = dict[str, torch.Tensor | None]
 EndOf = Callable[[Send | Recv], MessageEnd]
 MakeVersions = Callable[[Version], Sequence[torch.Tensor]]
-T = TypeVar("T")
-
-
-class Left(NamedTuple):
-    """All that a run leaves to the next one, under the names that it has there (`Carried`)."""
-
-    values: Values
-    calls: dict[str, RegionCall]
-    in_flight: dict[str, InFlight]
 
 
 @final
@@ -136,13 +128,10 @@ class StepExecutor:
                 return ProgramRun.send, one
             case Recv():
                 return ProgramRun.receive, one
-            case Wait() if one.handle in self.of_earlier:
-                return ProgramRun.wait_for_earlier, (
-                    one,
-                    tuple(self.taken.intersection(one.results)),
-                )
             case Wait():
-                return ProgramRun.wait, (one, tuple(self.taken.intersection(one.results)))
+                early = one.handle in self.of_earlier
+                method = ProgramRun.wait_for_earlier if early else ProgramRun.wait
+                return method, (one, tuple(self.taken.intersection(one.results)))
             case Relayout():
                 return ProgramRun.relayout, one
             case Add():
@@ -267,11 +256,7 @@ class ProgramRun:
         """Take out what the next run goes on with."""
         carried = self.executor.program.carried
         assert carried is not None, "the program goes on with nothing"
-        return Left(
-            _moved(self.values, carried.values),
-            _moved(self.calls, carried.calls),
-            _moved(self.in_flight, carried.handles),
-        )
+        return Left(self.values, self.calls, self.in_flight).by_next_names(carried)
 
     def finish(self, optimizer: Updater) -> None:
         """Play the rest, in which `optimizer` updates the parameters by their gradients."""
@@ -457,11 +442,6 @@ class ProgramRun:
         if len(region.variants) > 1:
             regions.variant.fill_(one.variant)
         return region, regions.executed[one.region]
-
-
-def _moved(found: dict[str, T], pairs: Pairs) -> dict[str, T]:
-    """Take out what has the first name of a pair; the same under the second name."""
-    return {start: found.pop(end) for end, start in pairs if end in found}
 
 
 def _drain(in_flight: dict[str, InFlight]) -> None:
