@@ -13,9 +13,15 @@ from shardwright.ir.buckets import (
 MIB = 2**20
 
 
-@given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 12))
-def test_gradients_fill_buckets_from_the_end_and_none_is_lost(sizes, most):
-    found = gradient_buckets(sizes, most)
+_GRADIENTS = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from(["w", "0.w", "1.w"])), max_size=12
+)
+
+
+@given(_GRADIENTS, st.integers(1, 12))
+def test_gradients_fill_buckets_from_the_end_and_none_is_lost(gradients, most):
+    found = gradient_buckets(gradients, most)
+    sizes, names = zip(*gradients, strict=True) if gradients else ((), ())
     assert sorted(i for bucket in found for i in bucket) == [*range(len(sizes))]
     large = [i for i, size in enumerate(sizes) if size >= most]
     assert all((i,) in found for i in large)
@@ -24,26 +30,56 @@ def test_gradients_fill_buckets_from_the_end_and_none_is_lost(sizes, most):
     assert [i for b in others for i in b[::-1]] == [
         i for i in reversed(range(len(sizes))) if i not in large
     ]
+    layers = _layers_of(gradients, most // 2)
     for at, bucket in enumerate(others):
         total = sum(sizes[i] for i in bucket)
-        assert total >= most or at == len(others) - 1
+        assert len({layers[i] for i in bucket}) == 1
+        last = at == len(others) - 1 or layers[others[at + 1][-1]] != layers[bucket[0]]
+        assert total >= most or last
         assert total - sizes[bucket[0]] < most, "it was full before"
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3 * MIB), st.sampled_from("ab")), max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 3 * MIB), st.sampled_from(["w", "0.w", "a.0.b.1.w"])), max_size=12
+    ),
     st.sampled_from([0, 8 * MIB]),
 )
 def test_copies_share_a_bucket_with_their_neighbours_until_it_is_full(copies, least):
     found = gather_buckets(copies, least)
     assert [i for bucket in found for i in bucket] == [*range(len(copies))]
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
+    layers = _layers_of(copies, min(limit // 2, 4 * MIB))
     totals = [sum(copies[i][0] for i in bucket) for bucket in found]
     assert all(t <= limit for t in totals)
     for bucket, following, total in zip(found, found[1:], totals, strict=False):
-        size, kind = copies[following[0]]
-        assert total + size > limit or kind != copies[bucket[0]][1]
-    assert all(len({copies[i][1] for i in bucket}) == 1 for bucket in found)
+        full = total + copies[following[0]][0] > limit
+        assert full or layers[following[0]] != layers[bucket[0]]
+    assert all(len({layers[i] for i in bucket}) == 1 for bucket in found)
+
+
+def _layers_of(tensors, least):
+    """The module in a list that each tensor is in, if its tensors have `least` bytes together."""
+    modules = [name.rpartition(".")[0] for _, name in tensors]
+    size = {
+        one: sum(s for (s, _), m in zip(tensors, modules, strict=True) if m == one)
+        for one in modules
+    }
+    return [one if size[one] >= least else "" for one in modules]
+
+
+def test_equal_layers_have_equal_buckets():
+    layer = [("attention", 3 * MIB), ("norm", 64), ("mlp", 7 * MIB)]
+    copies = [(MIB, "embedding")] + [
+        (s, f"layers.{n}.{name}") for n in range(4) for name, s in layer
+    ]
+    found = gather_buckets(copies)
+    assert found == [[0]] + [[1 + 3 * n + i for i in range(3)] for n in range(4)]
+    # Layers of norms alone share a message.
+    norms = [(64, f"layers.{n}.norm") for n in range(4)]
+    assert gather_buckets(norms) == [[*range(4)]] and gradient_buckets(norms, 25 * MIB) == (
+        (0, 1, 2, 3),
+    )
 
 
 def test_sizes_have_bounds():

@@ -3,7 +3,8 @@
 A collective of many tensors pays its latency once. Copies that are read one after the other are
 gathered together before the first is read; gradients are reduced together when the last is
 complete (Li et al., PyTorch Distributed, VLDB 2020; FSDP, arXiv 2304.11277, whose buckets are
-modules; these are of equal size). Results are summed together when the last one is known.
+modules; these have a size, and end with layers). Results are summed together when the last one is
+known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shardwright.ir.buckets import gather_buckets, gradient_buckets
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
+from shardwright.program.step.async_pipeline.versions import Version
 from shardwright.program.step.channels import axis_of
 from shardwright.program.step.instructions import (
     Accumulate,
@@ -36,7 +38,7 @@ _BUCKETED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_RE
 
 def bucket(program: StepProgram) -> StepProgram:
     """`program` with transfers in buckets."""
-    known = purposes(program)
+    known, parameters = purposes(program), _parameters(program)
     instructions = list(program.instructions)
     present = Counter(known.values())
     for purpose in (Purpose.COPY, Purpose.GRADIENT, Purpose.RESULT):
@@ -45,10 +47,8 @@ def bucket(program: StepProgram) -> StepProgram:
         # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
         # may be summed once more.
         for level in range(len(program.mesh.axes) + 1):
-            groups = [
-                g for g in _groups(program, instructions, known, purpose, level) if len(g) > 1
-            ]
-            if groups:
+            found = _groups(program, instructions, known, parameters, purpose, level)
+            if groups := [group for group in found if len(group) > 1]:
                 merge = _gathered if purpose is Purpose.COPY else _reduced
                 instructions = merge(instructions, groups)
     return replace(program, instructions=tuple(instructions))
@@ -58,6 +58,7 @@ def _groups(
     program: StepProgram,
     instructions: Sequence[StepInstruction],
     known: Mapping[str, Purpose],
+    parameters: Mapping[str, str],
     purpose: Purpose,
     level: int,
 ) -> Iterator[list[str]]:
@@ -80,8 +81,7 @@ def _groups(
         if axis_of(one.channel) == AXIS:
             continue  # each stage would make other buckets
         levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
-        is_frozen = frozen.issuperset(reads(one))
-        frozen.update(part.result for part in one.parts if is_frozen)
+        is_frozen = parameters.get(one.handle) in frozen
         if levels[one.handle] == level and one.collective in _BUCKETED:
             if _is_alone(one, program):
                 continue
@@ -89,7 +89,38 @@ def _groups(
             run = 0 if purpose is Purpose.RESULT else part_of_step
             runs[run, kind].append(one)
     for found in runs.values():
-        yield from _filled(found, purpose, level, program.sum_bytes)
+        if purpose is Purpose.RESULT:
+            yield [one.handle for one in found]
+        else:
+            yield from _filled(found, parameters, purpose, level, program.sum_bytes)
+
+
+def _parameters(program: StepProgram) -> dict[str, str]:
+    """The parameter whose copy or gradient a transfer moves, by its handle."""
+    leaf_of = {leaf: leaf for leaf in program.leaves}
+    found: dict[str, str] = {}
+    for one in program.instructions:  # copies follow from parameters
+        if isinstance(one, Version):
+            leaf_of.update((result, leaf) for leaf, result in one.parameters)
+        elif isinstance(one, Relayout) and one.value in leaf_of:
+            leaf_of[one.result] = leaf_of[one.value]
+        elif isinstance(one, Transfer):
+            for part in one.parts:
+                if part.value in leaf_of:
+                    leaf_of[part.result] = found[one.handle] = leaf_of[part.value]
+    of_gradient = {value: leaf for leaf, value in program.gradients}
+    for one in reversed(program.instructions):  # and gradients lead to theirs
+        if isinstance(one, Accumulate):
+            if one.total in of_gradient:
+                of_gradient[one.value] = of_gradient[one.total]
+        elif isinstance(one, Relayout | Add):
+            if one.result in of_gradient:
+                of_gradient.update(dict.fromkeys(reads(one), of_gradient[one.result]))
+        elif isinstance(one, Transfer):
+            for part in one.parts:
+                if part.result in of_gradient:
+                    of_gradient[part.value] = found[one.handle] = of_gradient[part.result]
+    return found
 
 
 def _is_alone(one: Transfer, program: StepProgram) -> bool:
@@ -99,21 +130,25 @@ def _is_alone(one: Transfer, program: StepProgram) -> bool:
 
 
 def _filled(
-    run: Sequence[Transfer], purpose: Purpose, level: int, sum_bytes: int
+    run: Sequence[Transfer],
+    parameters: Mapping[str, str],
+    purpose: Purpose,
+    level: int,
+    sum_bytes: int,
 ) -> Iterator[list[str]]:
-    """Buckets of transfers of one kind, given in the order of the program."""
-    if purpose is Purpose.RESULT:
-        yield [one.handle for one in run]
-        return
+    """Buckets of transfers of one kind, given in the order of the program.
+
+    `parameters` has the parameter of each, by handle.
+    """
     # Gradients come in the opposite order of that in which parameters are read.
     ordered = run if purpose is Purpose.COPY else run[::-1]
-    sizes = [one.bytes for one in ordered]
+    tensors = [(one.bytes, parameters.get(one.handle, "")) for one in ordered]
     if run[0].collective is Collective.ALL_REDUCE and purpose is Purpose.GRADIENT and not level:
-        numbers: Sequence[Sequence[int]] = gradient_buckets(sizes, sum_bytes)
+        numbers: Sequence[Sequence[int]] = gradient_buckets(tensors, sum_bytes)
     else:
         # What is summed along one axis already is the small part of the gradients.
         least = sum_bytes if purpose is Purpose.GRADIENT and level else 0
-        numbers = gather_buckets(((size, None) for size in sizes), least)
+        numbers = gather_buckets(tensors, least)
     for group in numbers:
         yield [ordered[i].handle for i in group]
 
