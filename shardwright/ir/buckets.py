@@ -15,8 +15,7 @@ from shardwright.ir.options.mixed_precision import reduced_bytes
 BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB 2020)
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
-_LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
-_LAYER_BYTES = 2**22  # latency is the smaller part of a message of so many on links of today's GPUs
+_MESSAGE_BYTES = 2**20  # less is not worth a message, if there is more to send
 
 
 def gradient_bucket_bytes(total: int) -> int:
@@ -88,7 +87,7 @@ def gather_limit(largest: int) -> int:
 
     Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB.
     """
-    return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
+    return max(_MESSAGE_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
 def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[list[int]]:
@@ -123,5 +122,5 @@ def _layers(tensors: Sequence[tuple[int, str]], limit: int) -> list[str]:
     names = [module_in_list(name) for _, name in tensors]
     for (size, _), name in zip(tensors, names, strict=True):
         total[name] += size
-    least = min(_LAYER_BYTES, limit // 2)
+    least = min(_MESSAGE_BYTES, limit // 2)
     return [name if total[name] >= least else "" for name in names]

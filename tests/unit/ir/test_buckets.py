@@ -21,7 +21,7 @@ _GRADIENTS = st.lists(
 @given(_GRADIENTS, st.integers(1, 12))
 def test_gradients_fill_buckets_from_the_end_and_none_is_lost(gradients, most):
     found = gradient_buckets(gradients, most)
-    sizes, names = zip(*gradients, strict=True) if gradients else ((), ())
+    sizes, _ = zip(*gradients, strict=True) if gradients else ((), ())
     assert sorted(i for bucket in found for i in bucket) == [*range(len(sizes))]
     large = [i for i, size in enumerate(sizes) if size >= most]
     assert all((i,) in found for i in large)
@@ -49,7 +49,7 @@ def test_copies_share_a_bucket_with_their_neighbours_until_it_is_full(copies, le
     found = gather_buckets(copies, least)
     assert [i for bucket in found for i in bucket] == [*range(len(copies))]
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
-    layers = _layers_of(copies, min(limit // 2, 4 * MIB))
+    layers = _layers_of(copies, min(limit // 2, MIB))
     totals = [sum(copies[i][0] for i in bucket) for bucket in found]
     assert all(t <= limit for t in totals)
     for bucket, following, total in zip(found, found[1:], totals, strict=False):
