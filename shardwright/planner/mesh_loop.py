@@ -23,6 +23,13 @@ from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
 from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
+from shardwright.planner.plans.mesh_bounds import (
+    BoundByBytes,
+    MeshBound,
+    hides_copies,
+    least_seconds,
+    without_copies,
+)
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
@@ -110,8 +117,7 @@ class MeshLoop:
     pipelines: list[Candidate] = field(default_factory=list)  # compared beside the frontier
     elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     host: bool = False  # whether inputs of recomputed segments may wait in its memory
-    # Lower bounds of seconds by additive memory, each with the overhead beyond that memory.
-    bounds: list[tuple[int, Callable[[float], float]]] = field(default_factory=list)
+    bounds: list[MeshBound] = field(default_factory=list)  # by additive memory
     best_start: float = math.inf  # seconds of the fastest strategy of `start_from` that fits
     made: dict[tuple[Mesh, int], _Result] = field(default_factory=dict)  # without stages
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
@@ -154,7 +160,7 @@ class MeshLoop:
             mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
             if one.staged is None:
                 at = self._on_steps(at, mesh, count)
-            self.bounds.append((0, at))
+            self.bounds.append(MeshBound(0, at))
 
     def knows(self, name: str) -> bool:
         """Whether there is a baseline of this name."""
@@ -188,8 +194,7 @@ class MeshLoop:
         costs = self._costs
         writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
-        hidden = writer.space.most_copy_seconds
-        self.bounds.append((writer.least_overhead, self._on_steps(bound, mesh, count, hidden)))
+        self.bounds.append(self._bound_of(writer, bound, mesh, count))
         one = Searched(writer, bound, (*self.notes, *narrowed))
         self.searched.append(one)
         new = self._add(one, points, notes)
@@ -306,7 +311,7 @@ class MeshLoop:
         def bound(memory: float) -> float:
             return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
 
-        self.bounds.append((0, bound))
+        self.bounds.append(MeshBound(0, bound))
         promising = may_beat(costs, bound)
         if compare:
             self._add_even(group.offer, groups)
@@ -362,15 +367,26 @@ class MeshLoop:
         )
         return _Group(Offer(writer, points), alone, notes, most_updates(writer))
 
-    def _on_steps(
-        self, bound: Callable[[float], float], mesh: Mesh, count: int, copies: float = 0.0
-    ) -> Callable[[float], float]:
-        """The bound on simulated step times that follows from `bound` on additive seconds.
+    def _bound_of(
+        self, writer: PlanBuilder, bound: BoundByBytes, mesh: Mesh, count: int
+    ) -> MeshBound:
+        """The bound on step times of a mesh from that on additive seconds.
 
-        Of these at most `copies` are of copies to the host and back, which may be hidden.
+        These have an estimate of copies to the host and back, which steps may hide.
         """
+        space, overhead = writer.space, writer.least_overhead
+        if not space.most_copy_seconds:
+            return MeshBound(overhead, self._on_steps(bound, mesh, count))
+        return MeshBound(
+            overhead,
+            self._on_steps(hides_copies(bound, space), mesh, count),
+            lambda: self._on_steps(without_copies(space), mesh, count),
+        )
+
+    def _on_steps(self, bound: BoundByBytes, mesh: Mesh, count: int) -> BoundByBytes:
+        """The bound on simulated step times that follows from `bound` on additive seconds."""
         if not self.machine.settles:
-            return (lambda memory: max(0.0, bound(memory) - copies)) if copies else bound
+            return bound
         given = self.factory.graph, self._waiting(mesh, 1), mesh
         hidden, shared = most_hidden(*given), most_shared(*given, count)
         contention = self.machine.contention
@@ -382,7 +398,7 @@ class MeshLoop:
         settled = partial(
             bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
         )
-        return lambda memory: settled(max(0.0, bound(memory) - shared - copies))
+        return lambda memory: settled(max(0.0, bound(memory) - shared))
 
     def refuse(self, error: ConstraintError) -> None:
         """Record why a mesh has no plan."""
@@ -419,10 +435,8 @@ class MeshLoop:
     def _stretch(self) -> Seconds:
         return stretch(self.factory.graph, self.factory.analysis, self.machine)
 
-    def bound(self, peak: Bytes) -> float:
-        """A lower bound of the seconds of all plans within `peak` bytes."""
-        bounds = (at(peak - overhead) for overhead, at in self.bounds)
-        least = min(bounds, default=math.inf)
-        if self.machine.settles:  # a baseline may be faster than the sum of its parts
-            return least
-        return min([least, *(c.point.time for c in self.permitted if c.peak <= peak)])
+    def bound(self, peak: Bytes, most: float = math.inf) -> float:
+        """A lower bound of the seconds of all plans within `peak` bytes, at most `most`."""
+        if not self.machine.settles:  # else a baseline may be faster than the sum of its parts
+            most = min([most, *(c.point.time for c in self.permitted if c.peak <= peak)])
+        return least_seconds(self.bounds, peak, most)

@@ -30,6 +30,7 @@ from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.plans.mesh_bounds import MeshBound
 from shardwright.planner.plans.mesh_frontier import RESOLUTION
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinement import Refinement
@@ -237,7 +238,7 @@ def _add_pipelines(
     for one in strategies.around(staged):
         notify(f"around the strategy {one.like}", 0.5)
         found += loop.pipelines_around(one, end - time.perf_counter())
-    loop.bounds += [(0, one.seconds_within) for one in staged]
+    loop.bounds += [MeshBound(0, one.seconds_within) for one in staged]
     least = min((one.point.time for one in staged), default=math.inf)
     faster = [one for one in found if one.point.time * (1 + GAIN) < least]
     loop.pipelines = sorted((*staged, *faster), key=lambda one: one.cost)[:_MOST_PIPELINES]
@@ -312,7 +313,10 @@ def _frontier_of(
 
     def write(candidate: Candidate) -> Plan:
         notes = _constraint_notes(wanted, candidate.broken)
-        plan = candidate.plan(min(one.bound(candidate.peak) for one in loops), notes)
+        bound = math.inf
+        for one in loops:
+            bound = one.bound(candidate.peak, bound)
+        plan = candidate.plan(bound, notes)
         return axes.as_given(plan, given) if is_strategy(plan) else axes.named(plan)
 
     permitted = [c for one in loops for c in one.permitted]

@@ -34,7 +34,7 @@ from shardwright.planner.space.repeats import Repeat, find_repeats
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.rule import Tiling
 from shardwright.solve.elimination.pricing import PriceList
-from shardwright.solve.elimination.problem import Assignment, Edge, Ints, Problem
+from shardwright.solve.elimination.problem import Assignment, Edge, Floats, Ints, Problem
 from shardwright.solve.elimination.recompute_choice import RecomputeChoice, with_recompute_choice
 from shardwright.solve.elimination.solver import Solver, make_solver
 from shardwright.solve.folding.folded import Folded
@@ -135,6 +135,21 @@ class Space:
             seconds = one.choice.time[:, 1]
             found += copies[node] * float(seconds[np.isfinite(seconds)].max(initial=0.0))
         return found
+
+    @property
+    def folded_without_copies(self) -> Folded:
+        """`folded`, in which copies to the host and back take no time."""
+        hosts, known = set(self.recompute_choice.hosts), dict[int, Floats]()
+
+        def free(edge: Edge) -> Edge:
+            if edge.head not in hosts:
+                return edge
+            if id(edge.time) not in known:  # equal tables are one array, by which nodes are merged
+                known[id(edge.time)] = np.where(np.isfinite(edge.time), 0.0, np.inf)
+            return Edge(edge.tail, edge.head, known[id(edge.time)], edge.memory)
+
+        edges = [free(edge) for edge in self.problem.edges]
+        return replace(self.folded, problem=Problem.unchecked(self.problem.nodes, edges))
 
     @cached_property
     def workspaces(self) -> tuple[Ints, ...]:

@@ -254,7 +254,7 @@ def test_with_one_micro_batch_the_bound_is_the_work_of_one_group(graph):
     """Its groups take turns, with the memory of all, and update their weights side by side."""
     loop, mesh = MeshLoop(SpaceFactory(graph, recompute=True), preset("4xcpu")), Mesh.parse("dp=2")
     loop.pipe(mesh, 2, 1, float("inf"), compare=False)
-    group, (_, bound) = loop._group(mesh, 1, float("inf")), loop.bounds[-1]
+    group, bound = loop._group(mesh, 1, float("inf")), loop.bounds[-1].seconds
     assert loop.found
     for one in loop.found:
         work = group.alone(2 * one.peak) - group.most_updates
