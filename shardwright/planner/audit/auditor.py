@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -206,15 +207,19 @@ class Auditor:
     def beyond(self, like: Strategy) -> Plan | None:
         """The fastest plan that fits with the mesh, micro-batches and compilation of a strategy.
 
-        None if there is none, or these plans are not searched (`plans_like`). The plan is compared.
+        It is that of the strategy if none is faster. None if none fits, or these plans are not
+        searched (`plans_like`). The plan is compared.
         """
         frontier = plans_like(self._forms.of(like), like)
         if frontier is None:
             return None
-        try:
-            return frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
-        except InfeasibleError:
-            return None
+        found: list[Plan] = []
+        with suppress(InfeasibleError):
+            found.append(frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit))
+        with suppress(StrategyError):
+            found.append(self.price(like).plan)
+        fitting = (one for one in found if self.fits(one.peak_bytes))
+        return min(fitting, key=lambda one: one.step_seconds, default=None)
 
     @paused()
     def best_among(self, starts: Sequence[Strategy], allowed: Allowed) -> Priced | None:
