@@ -25,6 +25,7 @@ from benchmarks.estimates.models import MODELS
 from benchmarks.record import TUNE_HOST
 from shardwright.profile.host_load import HostLoad
 from shardwright.profile.timing import of_these_cores
+from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
 
 SEED = 0
@@ -61,7 +62,7 @@ def main() -> None:
             options.out.write_text(json.dumps(every))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 def _measured(plans: list[sw.Plan], options: argparse.Namespace) -> list[Measured]:
