@@ -14,6 +14,7 @@ from html import escape
 from shardwright.ir import frontier as ir_frontier
 from shardwright.ir import plan as ir_plan
 from shardwright.ir.graph import Graph
+from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.machine import model
 from shardwright.machine.files.loading import load_machine, with_figures
@@ -337,9 +338,11 @@ def search_with(
     machine: model.Machine,
     options: PlanOptions = DEFAULTS,
     progress: planner.Progress | None = None,
+    tracer: OpTracer | None = None,
 ) -> Frontier:
-    """`search` with its options as one value, as the commands call it."""
-    from shardwright.tracing.op_memory.footprints import Footprints
+    """`search` with its options as one value, and a tracer of its own, as the commands call it."""
+    if tracer is None:
+        from shardwright.tracing.op_memory.footprints import Footprints
 
-    tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
+        tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
     return Frontier.of(planner.search(graph, machine, options, tracer, progress))

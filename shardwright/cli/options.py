@@ -277,7 +277,7 @@ no_cache = click.option(
     "--no-cache",
     is_flag=True,
     envvar="SHARDWRIGHT_NO_CACHE",
-    help="Capture a config.json anew, and keep no capture in the user's cache folder.",
+    help="Capture a config.json anew, and keep nothing in the user's cache folder.",
 )
 tp_across_hosts = click.option(
     "--tp-across-hosts",

@@ -63,9 +63,7 @@ def config_for(
 
     Raises `UsageError` where the framework's configs can say nothing that fits.
     """
-    from shardwright.tracing.op_memory.footprints import Footprints
-
-    tracer = Footprints(on_cpu=machine.backend_spec.device == "cpu")
+    tracer = captured.tracer(machine)
     auditor = Auditor(captured.graph, machine, captured.optimizer, tracer, limit)
     if framework not in WRITERS:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.timings import Choice, choose_with_timings
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan, PlanError
@@ -33,8 +34,14 @@ from shardwright.planner.audit.avoidable import Avoidable
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, limit_on
 from shardwright.planner.strategies.preference import preferred
 from shardwright.report.units import size
-from shardwright.train.targets.capture_cache import CachedCapture, CaptureCache, capture_key
+from shardwright.train.targets.capture_cache import (
+    CachedCapture,
+    capture_key,
+    keep_capture,
+    kept_capture,
+)
 from shardwright.train.targets.target_text import ConfigTarget, Target, parse_target
+from shardwright.train.targets.trace_cache import KeptTraces, new_tracer
 
 if TYPE_CHECKING:
     from shardwright.train.job import Job
@@ -60,6 +67,7 @@ class CapturedTarget:
         seconds: that the capture took, or reading it from the cache.
         weight_bytes: bytes of all parameters of the model as it is built.
         precision: in which one it was captured, and why.
+        key: that of the capture in the user's cache; empty if nothing is kept there.
     """
 
     load: Callable[[], Job]
@@ -68,6 +76,19 @@ class CapturedTarget:
     seconds: float
     weight_bytes: int = 0
     precision: str = ""
+    key: str = ""
+    _traces: dict[bool, KeptTraces] = field(default_factory=dict)
+
+    def tracer(self, machine: Machine) -> OpTracer:
+        """A tracer of operator calls, whose traces are kept when the command ends."""
+        on_cpu = machine.backend_spec.device == "cpu"
+        context = click.get_current_context(silent=True)
+        if not self.key or context is None:
+            return new_tracer(on_cpu=on_cpu)
+        if on_cpu not in self._traces:
+            self._traces[on_cpu] = KeptTraces(self.key, on_cpu=on_cpu)
+            context.call_on_close(self._traces[on_cpu].keep)
+        return self._traces[on_cpu]
 
     @property
     def job(self) -> Job:
@@ -108,13 +129,12 @@ def capture(
         parsed = parse_target(target.text, target.batch, target.seq, target.settings)
         if not target.cached or not isinstance(parsed, ConfigTarget):
             return _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
-        entries = CaptureCache.of_user()
         key = capture_key(parsed, numerics, optimizer, faster_in_bf16=faster_in_bf16)
-        if (known := entries.find(key)) is None:
+        if (known := kept_capture(key)) is None:
             found = _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
             made = found.graph, found.optimizer, found.precision, found.weight_bytes
-            entries.keep(key, CachedCapture(*made))
-            return found
+            keep_capture(key, CachedCapture(*made))
+            return replace(found, key=key)
         checked(known.weight_bytes)
         return CapturedTarget(
             cache(partial(_job, target)),
@@ -123,6 +143,7 @@ def capture(
             time.perf_counter() - start,
             known.weight_bytes,
             known.precision,
+            key,
         )
 
 
@@ -262,7 +283,9 @@ def search(captured: CapturedTarget, machine: Machine, options: PlanOptions = DE
     with working(f"searching plans for {machine}") as progress:
         from shardwright.public import search_with
 
-        return search_with(captured.graph, machine, options, progress)
+        return search_with(
+            captured.graph, machine, options, progress, tracer=captured.tracer(machine)
+        )
 
 
 def frontiers(

@@ -62,9 +62,10 @@ def command(
         faster_in_bf16=known.device.faster_in_bf16,
     )
     with working(f"pricing {strategy} on {known}"):
-        from shardwright import api
+        from shardwright.planner.strategies import pricing
 
-        plan = api.price(captured.graph, known, strategy, captured.optimizer)
+        tracer = captured.tracer(known)
+        plan = pricing.price(captured.graph, known, strategy, captured.optimizer, tracer)
     if output:
         save_plan(plan, output)
     if as_json:

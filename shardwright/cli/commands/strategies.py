@@ -50,12 +50,13 @@ def command(
         target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
     )
     with working(f"pricing strategies on {known}") as progress:
-        from shardwright import api
+        from shardwright.planner.strategies.frontier.priced_frontier import strategies
 
-        frontier = api.strategies(
+        frontier = strategies(
             captured.graph,
             known,
             captured.optimizer,
+            captured.tracer(known),
             tp_across_hosts=enumerated.tp_across_hosts,
             fp8=enumerated.fp8,
             progress=progress,

@@ -8,33 +8,20 @@ user can write is ignored, and the model is captured again.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import stat
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from platform import node
 
-from shardwright.ir.atomic_io import read_text_up_to, write_atomically
 from shardwright.ir.graph import ITEM_BYTES, Graph, VerifyError, verify
 from shardwright.plan_io.checks import of_type, size
 from shardwright.plan_io.graph_text import graph_from_json, graph_to_json
 from shardwright.train.targets.target_text import ConfigTarget
+from shardwright.train.targets.user_cache import UserCache, digest_of, installed
 
 _FORMAT = 1
-_LARGEST = 2**28  # bytes of an entry; a model of 128 layers has some MiB
-_MOST_ENTRIES = 64
-# Variables that may select another implementation of an operator, or another device.
-_VARIABLES = ("CUDA", "HF_", "PYTORCH", "TORCH", "TRANSFORMERS", "USE_", "HIP", "ROCR", "XPU")
 # What damaged or forged entries raise when they are decoded.
 _DAMAGED = (
-    *(OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError),
+    *(ValueError, TypeError, KeyError, AttributeError, AssertionError),
     *(RecursionError, VerifyError),
 )
 
@@ -73,63 +60,29 @@ def capture_key(
         "numerics": dict(numerics),
         "optimizer": optimizer,
         "faster_in_bf16": faster_in_bf16,
-        "installed": _installed(),
+        "installed": installed(),
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return digest_of(json.dumps(asked, sort_keys=True))
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureCache:
-    """The entries in `folder`, by key."""
-
-    folder: Path
-
-    @classmethod
-    def of_user(cls) -> CaptureCache:
-        """The cache in the user's cache folder."""
-        home = os.environ.get("XDG_CACHE_HOME")
-        root = Path(home) if home else Path.home() / ".cache"
-        return cls(root / "shardwright" / "captures")
-
-    def find(self, key: str) -> CachedCapture | None:
-        """The capture of this key; None if there is none or its entry cannot be trusted."""
-        try:
-            file = self._file(key)
-            _require_private(self.folder)
-            _require_private(file)
-            found = _decoded(read_text_up_to(file, _LARGEST), key)
-        except _DAMAGED:  # the model is captured again, and the entry replaced
-            return None
-        with suppress(OSError):  # the entries that were not used for longest are removed first
-            os.utime(file)
-        return found
-
-    def keep(self, key: str, capture: CachedCapture) -> None:
-        """Write the capture, and remove the oldest entries; no entry where that is not possible."""
-        text = _encoded(capture, key)
-        with suppress(OSError):  # e.g. a read-only disk: the next command captures again
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _require_private(self.folder)
-            write_atomically(self._file(key), text)
-            self._file(key).chmod(0o600)
-            self._remove_oldest()
-
-    def _file(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
-
-    def _remove_oldest(self) -> None:
-        entries = sorted(self.folder.glob("*.json"), key=lambda one: -one.stat().st_mtime)
-        for entry in entries[_MOST_ENTRIES:]:
-            entry.unlink(missing_ok=True)
+def kept_capture(key: str) -> CachedCapture | None:
+    """The capture of this key; None if there is none or its entry cannot be trusted."""
+    text = _entries().find(key)
+    if text is None:
+        return None
+    try:
+        return _decoded(text, key)
+    except _DAMAGED:  # the model is captured again, and the entry replaced
+        return None
 
 
-def _require_private(path: Path) -> None:
-    """Raise `OSError` unless this user owns `path` and nobody else can write it."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise OSError(f"{path} is a link")
-    if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & 0o022):
-        raise OSError(f"others can write {path}")
+def keep_capture(key: str, capture: CachedCapture) -> None:
+    """Write the capture to the cache; no entry where that is not possible."""
+    _entries().keep(key, _encoded(capture, key))
+
+
+def _entries() -> UserCache:
+    return UserCache.of_user("captures")
 
 
 def _encoded(capture: CachedCapture, key: str) -> str:
@@ -140,15 +93,11 @@ def _encoded(capture: CachedCapture, key: str) -> str:
         "weight_bytes": capture.weight_bytes,
         "graph": graph_to_json(capture.graph),
     }
-    text = json.dumps(content)
-    return f"{_digest(text)}\n{text}"
+    return json.dumps(content)
 
 
 def _decoded(text: str, key: str) -> CachedCapture:
     """The capture of an entry; raises one of `_DAMAGED` for what `_encoded` did not write."""
-    digest, _, text = text.partition("\n")
-    if digest != _digest(text):
-        raise ValueError("the entry is damaged")
     content = json.loads(text)
     if content["key"] != key:
         raise ValueError("the entry is of another capture")
@@ -175,39 +124,3 @@ def _check(graph: Graph) -> None:
             of_type(text, str)
         tuple(map(size, (op.extra_saved, op.extra_rows, op.flop, op.source.line)))
     verify(graph)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def _installed() -> str:
-    """A digest of the host, Python, installed packages, and the code that captures."""
-    found = hashlib.sha256()
-    for part in _parts_of_installation():
-        found.update(part.encode())
-        found.update(b"\0")
-    return found.hexdigest()
-
-
-def _parts_of_installation() -> Iterator[str]:
-    yield from (node(), sys.platform, sys.version, sys.prefix)
-    yield from (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES))
-    for folder in dict.fromkeys(sys.path):  # names of these files have the versions
-        with suppress(OSError):
-            names = os.listdir(folder or ".")
-            yield from sorted(one for one in names if one.endswith((".dist-info", ".egg-info")))
-    for package in ("shardwright", "transformers"):  # both may be installed from sources
-        yield from _files_of(package)
-
-
-def _files_of(package: str) -> Iterator[str]:
-    """Path, size and time of every Python file of a package, which is not imported."""
-    spec = find_spec(package)
-    for root in (spec and spec.submodule_search_locations) or ():
-        for folder, folders, names in os.walk(root):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(name for name in names if name.endswith(".py")):
-                file = os.stat(os.path.join(folder, name))
-                yield f"{folder}/{name} {file.st_size} {file.st_mtime_ns}"

@@ -73,7 +73,7 @@ class FakeApi(types.ModuleType):
     def capture(self, model, args=(), kwargs=None, **numerics):
         return replace(GRAPH, numerics=Numerics(**numerics))
 
-    def search_with(self, graph, machine, options, progress=None):
+    def search_with(self, graph, machine, options, progress=None, tracer=None):
         self.searched.append((machine.devices, options.optimizer))
         self.asked.append(options)
         if machine.devices in self.refused:

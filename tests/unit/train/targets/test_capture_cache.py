@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import main, planning
-from shardwright.train.targets import capture_cache
-from shardwright.train.targets.capture_cache import CaptureCache, capture_key
+from shardwright.train.targets import user_cache
+from shardwright.train.targets.capture_cache import capture_key, keep_capture, kept_capture
 from shardwright.train.targets.target_text import Target, parse_target
+from shardwright.train.targets.user_cache import UserCache, digest_of
 
 CONFIG = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
@@ -28,8 +29,8 @@ def target(tmp_path, monkeypatch):
     return Target(str(file), 4, 8)
 
 
-def entries() -> list[Path]:
-    return sorted(CaptureCache.of_user().folder.glob("*"))
+def entries(name: str = "captures") -> list[Path]:
+    return sorted(UserCache.of_user(name).folder.glob("*"))
 
 
 def key(target: Target, **options) -> str:
@@ -52,7 +53,7 @@ def test_a_second_capture_is_read_and_equals_the_first(target, monkeypatch):
 def test_entries_that_cannot_be_trusted_are_made_anew(target):
     graph = planning.capture(target).graph
     (entry,) = entries()
-    whole, cache = entry.read_text(), CaptureCache.of_user()
+    whole = entry.read_text()
     digest, _, content = whole.partition("\n")
     changed = content.replace("GPT2", "GPT3") if "GPT2" in content else content[:-1] + " }"
     fields = json.loads(content)
@@ -70,28 +71,28 @@ def test_entries_that_cannot_be_trusted_are_made_anew(target):
         [],
     ]
     digested = [json.dumps(one) for one in forged]
-    texts = [f"{capture_cache._digest(one)}\n{one}" for one in digested]
+    texts = [f"{digest_of(one)}\n{one}" for one in digested]
     for text in ("", "{}", whole[:-9], f"{digest}\n{changed}", *texts):
         entry.write_text(text)
-        assert cache.find(key(target)) is None, text[:200]
+        assert kept_capture(key(target)) is None, text[:200]
     assert planning.capture(target).graph == graph
-    assert cache.find(key(target)).graph == graph  # the entry was replaced
+    assert kept_capture(key(target)).graph == graph  # the entry was replaced
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_entries_that_others_may_have_written_are_ignored(target):
     planning.capture(target)
     (entry,) = entries()
-    cache = CaptureCache.of_user()
-    assert cache.find(key(target)) is not None
+    cache = UserCache.of_user("captures")
+    assert kept_capture(key(target)) is not None
     for path, mode in ((entry, 0o622), (cache.folder, 0o777)):
         before = path.stat().st_mode & 0o777
         path.chmod(mode)
-        assert cache.find(key(target)) is None
+        assert kept_capture(key(target)) is None
         path.chmod(before)
     moved = entry.rename(entry.with_suffix(".moved"))
     entry.symlink_to(moved)
-    assert cache.find(key(target)) is None
+    assert kept_capture(key(target)) is None
 
 
 def test_the_key_depends_on_all_that_a_capture_depends_on(target, monkeypatch):
@@ -102,34 +103,34 @@ def test_the_key_depends_on_all_that_a_capture_depends_on(target, monkeypatch):
     file.write_text(json.dumps({**CONFIG, "n_head": 4}))
     keys.append(key(target))
     for part in ("transformers-9.9.dist-info", "models/gpt2/modeling_gpt2.py 1 2"):
-        monkeypatch.setattr(capture_cache, "_parts_of_installation", lambda part=part: [part])
-        capture_cache._installed.cache_clear()
+        monkeypatch.setattr(user_cache, "_parts_of_installation", lambda part=part: [part])
+        user_cache.installed.cache_clear()
         keys.append(key(target))
-    capture_cache._installed.cache_clear()
+    user_cache.installed.cache_clear()
     assert len(set(keys)) == len(keys)
 
 
 def test_the_oldest_entries_are_removed_and_unwritable_folders_left(target, monkeypatch, tmp_path):
-    monkeypatch.setattr(capture_cache, "_MOST_ENTRIES", 2)
-    known, cache = planning.capture(target), CaptureCache.of_user()
-    kept = cache.find(key(target))
+    monkeypatch.setattr(user_cache, "_MOST_ENTRIES", 2)
+    known, cache = planning.capture(target), UserCache.of_user("captures")
+    kept = kept_capture(key(target))
     for number in range(3):
-        cache.keep(f"{number}", kept)
-        os.utime(cache.folder / f"{number}.json", (number, number))
-    cache.keep("last", kept)
-    assert len(entries()) == 2 and cache.find("last").graph == known.graph
+        keep_capture(f"{number}", kept)
+        os.utime(cache.file(f"{number}"), (number, number))
+    keep_capture("last", kept)
+    assert len(entries()) == 2 and kept_capture("last").graph == known.graph
     (tmp_path / "file").write_text("")
-    CaptureCache(tmp_path / "file").keep("key", kept)  # no folder can be made here
+    UserCache(tmp_path / "file").keep("key", "text")  # no folder can be made here
 
 
 def test_commands_do_without_the_cache_where_they_are_asked_to(target):
     asked = ["plan", target.text, "--batch", "4", "--seq", "8", "--machine", "2xcpu", "--json"]
     run = CliRunner().invoke(main, [*asked, "--no-cache"])
     assert run.exit_code == 0, run.output
-    assert entries() == []
+    assert entries() == entries("traces") == []
     plans = []
     for _ in range(2):
         found = CliRunner().invoke(main, asked)
-        assert len(entries()) == 1
+        assert len(entries()) == len(entries("traces")) == 1
         plans.append(json.loads(found.stdout)["plan"])
     assert plans[0] == plans[1] == json.loads(run.stdout)["plan"]
