@@ -4,6 +4,9 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from shardwright.runtime.async_pipeline.prediction import (
     PredictionError,
@@ -85,6 +88,25 @@ def test_each_group_is_predicted_with_its_own_learning_rate():
     optimizer.state[other]["momentum_buffer"] = torch.ones(2)
     found = predict(optimizer, [other, one], 2, linear)
     torch.testing.assert_close(found, [torch.full((2,), -1.5), torch.full((2,), -0.3)])
+
+
+def test_a_tile_is_predicted_from_the_tiles_of_its_state(tmp_path):
+    whole, optimizer = trained(OPTIMIZERS["amsgrad"], [torch.ones(5, dtype=torch.float64)] * 3)
+    (expected,) = predict(optimizer, [whole], 3, linear)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def tiled(value):
+            return DTensor.from_local(value, mesh, [Shard(0)]) if value.ndim else value
+
+        parameter = torch.nn.Parameter(tiled(whole.detach()))
+        of_tiles = OPTIMIZERS["amsgrad"]([parameter])
+        of_tiles.state[parameter] = {k: tiled(v) for k, v in optimizer.state[whole].items()}
+        (found,) = predict(of_tiles, [parameter], 3, linear)
+    finally:
+        dist.destroy_process_group()
+    assert not isinstance(found, DTensor) and torch.equal(found, expected)
 
 
 def test_what_has_no_state_yet_is_predicted_to_stay():

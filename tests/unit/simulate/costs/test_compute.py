@@ -108,6 +108,15 @@ def test_attention_on_a_gpu_computes_whole_tiles_of_scores():
     assert seconds(1024, causal=True) == pytest.approx(seconds(1024) * (8 + 1) / (2 * 8))
 
 
+def test_halves_of_a_causal_sequence_share_its_work_evenly():
+    """Zigzag: a device with early and late queries does half of what the last of two does else."""
+    made = capture_call(CausalAttention(), (torch.ones(1, 2, 64, 16),)).graph
+    (attention,) = (o for o in made.ops if o.kind == "scaled_dot_product_attention")
+    found = analyze(made).rules[attention.name]
+    work = workload(attention, found, made)
+    print(found, work)
+
+
 def test_attention_multiplies_twice_forward_and_five_times_backward():
     found = rule("q d, k d, k d -> q d", work="q k d", q=16, k=16, d=16)
     made = op("y", "scaled_dot_product_attention", "qkv", found)
