@@ -97,6 +97,8 @@ def test_sums_and_means_over_samples_are_cut(loss):
         (lambda scores, y: scores.sum() * scores.square().sum(), "mul"),
         (lambda scores, y: scores.softmax(0).sum(), "softmax"),
         (lambda scores, y: scores.square().sum(1).amax(), "amax"),
+        # What reads sizes alone is not to blame.
+        (lambda scores, y: scores.new_ones(3).sum() * scores.softmax(0).sum(), "softmax"),
     ],
 )
 def test_a_loss_that_is_no_sum_over_samples_is_refused(loss, reader):
