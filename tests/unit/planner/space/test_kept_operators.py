@@ -51,6 +51,16 @@ def test_products_and_attention_may_be_kept_and_the_last_product_takes_no_memory
         assert (one.choice.time[:, 0] > 0).all()
 
 
+def test_readers_of_one_layout_share_a_reading(graph):
+    """Projections of one value do, and no reader does alone."""
+    space, _ = space_of(graph)
+    kinds = [[op.source.module.rpartition(".")[2] for op in one.readers] for one in space.readings]
+    assert ["q_proj", "k_proj", "v_proj"] in kinds and ["gate_proj", "up_proj"] in kinds
+    for one in space.readings:
+        assert len(one.readers) > 1
+        assert all(one.value in op.operands for op in one.readers)
+
+
 def test_no_partial_sum_is_kept_that_operators_read_again(graph):
     """Tables would count the sum twice. Only the attention's projection is read again."""
     space, _ = space_of(graph, mesh="tp=2")

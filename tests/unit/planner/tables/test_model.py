@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.options.optimizers import OptimizerError
 from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
@@ -20,7 +20,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import layouts_under
 from shardwright.rules.rule import PassPartial, Split
 from shardwright.tracing.capture import capture_call
-from tests.harness.cost_queries import Asking
+from tests.harness.cost_queries import Asking, redistribution_seconds
 from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule, toy_machine
 
 ONE, TWO = Mesh.parse("dp=1"), Mesh.parse("dp=2")
@@ -183,6 +183,41 @@ def test_what_is_gathered_in_several_steps_or_read_twice_goes_alone():
     assert reread.edge("y", [axis("S(0)")], square, [0], [(None,)]).seconds == 2 + 1 + 512 / 16 + (
         1 + 2 * 512 / 4096
     )
+
+
+def test_a_dimension_split_along_two_axes_is_gathered_along_one_of_them_alone():
+    mesh = Mesh.parse("dp=2 tp=2")
+    costs = model(mesh, graph=layers(4), devices=4)
+    second, atoms = costs.graph.ops[2], ((16,), (16,))
+    stored, read, gradient = (
+        Layout(mesh, (along, Shard(1))) for along in (Shard(1), REPLICATE, PARTIAL)
+    )
+    found = costs.edge("w1", [stored], second, [1], [(Split("m"), Split("n"))]).seconds
+    machine = toy_machine(devices=4)
+    there, back = (
+        redistribution_seconds(atoms, 4, *ends, machine)
+        for ends in ((stored, read), (gradient, stored))
+    )
+    assert found == there + back
+    apart = Layout(mesh, (Shard(0), Shard(1)))
+    there, back = (
+        redistribution_seconds(atoms, 4, *ends, machine)
+        for ends in ((apart, read), (gradient, apart))
+    )
+    found = costs.edge("w1", [apart], second, [1], [(Split("m"), Split("n"))]).seconds
+    assert found < there + back, "shares a bucket"
+
+
+def test_gradients_of_micro_batches_are_summed_before_one_all_reduce():
+    one, four = (
+        Asking(*linear_layer(), toy_machine(), TWO, Pricing(micro_batches=count))
+        for count in (1, 4)
+    )
+    found = [
+        costs.edge("w", [axis("R")], costs.graph.ops[0], [1], [(Split("m"),)]).seconds
+        for costs in (one, four)
+    ]
+    assert found[0] == found[1] == 2 + 2 * 1 + 2048 / 16
 
 
 def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():

@@ -22,7 +22,7 @@ def names(instructions):
     "returned, gives", [((), ("a", "c")), (("b",), ("a", "b", "c")), (("d", "e"), ("a", "c"))]
 )
 def test_a_segment_gives_what_is_read_behind_it_or_returned(returned, gives):
-    """d reads the segment while it is written, e behind it, and before it may run first."""
+    """While it is written d reads it, behind it e does; `before` may run first."""
     order = [
         (compute("a", "x"), 1),
         (compute("before", "x"), 0),
