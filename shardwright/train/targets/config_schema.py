@@ -89,7 +89,7 @@ def refusal(
     error: Exception,
     what: str = "made",
 ) -> str:
-    """The error text for the field `found`, with which no object of the class can be made or run."""
+    """The error text for the field `found`, with which the class cannot be made, or run."""
     key, value = found
     why = f"{made.__name__} cannot be {what} with it ({reason(error)}); give another value"
     return said(None if key in given else file, key, value, why)

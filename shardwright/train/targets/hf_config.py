@@ -70,6 +70,7 @@ def forward_refusal(target: ConfigTarget, error: Exception) -> str | None:
             changed._experts_implementation = "batched_mm"
         with torch.device("cpu"):  # the generator's
             batch = _example(target, make, changed)()
+        assert isinstance(batch, Mapping)
         with torch.device("meta"):
             make(changed)(**{name: tensor.to("meta") for name, tensor in batch.items()})
 
