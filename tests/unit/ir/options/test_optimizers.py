@@ -47,6 +47,8 @@ def test_an_update_does_what_its_spec_says(name):
     assert (counted.calls, counted.elements / 8) == (spec.calls, spec.passes)
     kept = [t for t in tree_leaves(optimizer.state[parameter]) if isinstance(t, torch.Tensor)]
     assert sum(t.numel() == 8 for t in kept) == spec.state_tensors
+    optimizer.zero_grad()
+    assert (parameter.grad is not None) == spec.keeps_gradients
 
 
 def test_updates_of_matrices_concern_matrices_alone():

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwright.runtime.async_pipeline.prediction import (
+    Direction,
     PredictionError,
     check,
     decayed,
@@ -107,6 +108,13 @@ def test_a_tile_is_predicted_from_the_tiles_of_its_state(tmp_path):
     finally:
         dist.destroy_process_group()
     assert not isinstance(found, DTensor) and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("predictor", [linear, decayed])
+def test_predictions_are_no_part_of_a_graph_of_gradients(predictor):
+    weight = torch.nn.Parameter(torch.ones(3))
+    found = predictor(weight, Direction(torch.ones(3), 0.1, 0.9), 2)
+    assert not found.requires_grad and weight.requires_grad
 
 
 def test_what_has_no_state_yet_is_predicted_to_stay():
