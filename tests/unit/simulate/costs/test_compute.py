@@ -112,6 +112,15 @@ def test_attention_on_a_gpu_computes_whole_tiles_of_scores():
     assert seconds(1024, causal=True) == pytest.approx(seconds(1024) * (8 + 1) / (2 * 8))
 
 
+@pytest.mark.parametrize("kind, again", [("softmax", False), ("log_softmax", True)])
+def test_a_softmax_under_either_name_has_the_exponentials_of_its_passes(kind, again):
+    """The logarithm's backward pass computes exponentials of what is saved."""
+    for name in (kind, f"_{kind}"):
+        made = op("y", name, ["x"], rule("a -> a", a=1024))
+        work, _ = only(made, x=(PARAMETER, ((1024,),)))
+        assert (work.kind, work.again) == (OperatorClass.FUNCTION, again)
+
+
 def test_halves_of_a_causal_sequence_share_its_work_evenly():
     """Zigzag: each device has early and late queries. Else the last one's see more keys."""
 
