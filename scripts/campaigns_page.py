@@ -19,9 +19,9 @@ Result = Mapping[str, Any]
 _HEAD = (
     "# Campaigns\n\n"
     "Long searches for what is wrong, each a command that can be repeated with another seed. The"
-    " test suite runs a small part of each. *Found* counts what the run of the table found, *mended*"
-    " what of it is found by tests, or gone, since then, and *left* what is neither mended nor"
-    " explained.\n"
+    " test suite runs a small part of each. *Found* counts what the run of the table found,"
+    " *mended* what of it is found by tests, or gone, since then, and *left* what is neither mended"
+    " nor explained.\n"
 )
 _MENDED = (
     "## Mended before\n\n"
