@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.mutants.rooms import ROOMS, modules, own_tests
 from benchmarks.record import ROOT
 
 
+@pytest.mark.hf  # all libraries are loaded before the tests
 def test_a_planted_fault_is_noticed_by_the_tests_of_its_module(tmp_path):
     out = tmp_path / "result.json"
     command = [sys.executable, "-m", "benchmarks.mutants.run", "--room", "planted", "--jobs", "1"]
