@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
+from shardwright.ir.layout import REPLICATE, Layout, Mesh, Shard
 from shardwright.ir.options.optimizers import OptimizerError
 from shardwright.ir.plan import Phase
 from shardwright.planner.communication.resharding import Want
@@ -20,7 +20,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import layouts_under
 from shardwright.rules.rule import PassPartial, Split
 from shardwright.tracing.capture import capture_call
-from tests.harness.cost_queries import Asking, redistribution_seconds
+from tests.harness.cost_queries import Asking
 from tests.harness.small_graphs import MM, RELU, build, linear_layer, op, rule, toy_machine
 
 ONE, TWO = Mesh.parse("dp=1"), Mesh.parse("dp=2")
@@ -148,64 +148,6 @@ def test_data_parallel_reduces_the_gradient_of_a_replicated_weight():
     assert [(t.phase, t.collectives, t.bytes) for t in backward] == [
         (Phase.BACKWARD, ("all_reduce dp",), 2048)
     ]
-
-
-def test_parameters_that_travel_together_share_what_a_message_costs():
-    costs = model(graph=layers(4))  # of which four fill a bucket
-    first, second = costs.graph.ops[0], costs.graph.ops[2]
-    table = costs.edge("w1", [axis("R"), axis("S(0)")], second, [1], [(Split("m"),)])
-    summed = (2 + 2 * 1) / 4 + 1024 / 16
-    there = (2 + 1) / 4 + 512 / 16 + (1 + 2 * (512 + 1024) / 4096)  # in and out of the buffer
-    back = (2 + 1) / 4 + 512 / 16 + (1 + 2 * 1024 / 4096)
-    assert table.seconds[:, 0].tolist() == [summed, there + back]
-    again = np.array([True])
-    twice = costs.edge("w1", [axis("S(0)")], second, [1], [(Split("m"),)], again)
-    assert twice.seconds == there + there + back
-    parts = costs.transfers("w1", axis("S(0)"), second, [1], (Split("m"),), again=True)
-    assert [part.seconds for part in parts] == [there, there, back]
-    # In what is recomputed every copy is gathered alone.
-    codes = costs.codes("w0", [axis("S(0)")])
-    place = costs.columns(first, [(Split("m"),)])
-    alone = costs.model.edge("w0", codes, first, [1], None, True).seconds[:, place]
-    assert alone == 2 * (2 + 1 + 512 / 16) + (2 + 1 + 512 / 16)
-
-
-def test_what_is_gathered_in_several_steps_or_read_twice_goes_alone():
-    mesh = Mesh.parse("dp=2 tp=2")
-    costs = model(mesh, graph=layers(4), devices=4)
-    second = costs.graph.ops[2]
-    both = Layout(mesh, (Shard(0), Shard(0)))
-    gathers = [2 + 1 + 256 / 16, 2 + 1 + 512 / 16]
-    seconds = costs.edge("w1", [both], second, [1], [(Split("m"), None)]).seconds
-    assert seconds > sum(gathers)
-    reread = model(graph=twice())
-    square = reread.graph.ops[1]
-    assert reread.edge("y", [axis("S(0)")], square, [0], [(None,)]).seconds == 2 + 1 + 512 / 16 + (
-        1 + 2 * 512 / 4096
-    )
-
-
-def test_a_dimension_split_along_two_axes_is_gathered_along_one_of_them_alone():
-    mesh = Mesh.parse("dp=2 tp=2")
-    costs = model(mesh, graph=layers(4), devices=4)
-    second, atoms = costs.graph.ops[2], ((16,), (16,))
-    stored, read, gradient = (
-        Layout(mesh, (along, Shard(1))) for along in (Shard(1), REPLICATE, PARTIAL)
-    )
-    found = costs.edge("w1", [stored], second, [1], [(Split("m"), Split("n"))]).seconds
-    machine = toy_machine(devices=4)
-    there, back = (
-        redistribution_seconds(atoms, 4, *ends, machine)
-        for ends in ((stored, read), (gradient, stored))
-    )
-    assert found == there + back
-    apart = Layout(mesh, (Shard(0), Shard(1)))
-    there, back = (
-        redistribution_seconds(atoms, 4, *ends, machine)
-        for ends in ((apart, read), (gradient, apart))
-    )
-    found = costs.edge("w1", [apart], second, [1], [(Split("m"), Split("n"))]).seconds
-    assert found < there + back, "shares a bucket"
 
 
 def test_gradients_of_micro_batches_are_summed_before_one_all_reduce():
