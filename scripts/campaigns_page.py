@@ -19,8 +19,9 @@ Result = Mapping[str, Any]
 _HEAD = (
     "# Campaigns\n\n"
     "Long searches for what is wrong, each a command that can be repeated with another seed. The"
-    " test suite runs a small part of each. *Found* counts what the run of the table found, *left*"
-    " what of it is neither mended nor explained.\n"
+    " test suite runs a small part of each. *Found* counts what the run of the table found,"
+    " *mended* what of it is found by tests, or gone, since then, and *left* what is neither mended"
+    " nor explained.\n"
 )
 _MENDED = (
     "## Mended before\n\n"
@@ -33,11 +34,12 @@ _MENDED = (
 
 
 class Row(NamedTuple):
-    """What a campaign tried and found, and how much of that is left."""
+    """What a campaign tried and found, and how much of that is left, or mended since."""
 
     tried: str
     found: str
     left: int
+    mended: int = 0
 
 
 class Campaign(NamedTuple):
@@ -49,10 +51,13 @@ class Campaign(NamedTuple):
 
 
 def _mutants(result: Result) -> Row:
+    kinds = "tried", "explained", "left", "killed", "killed at first"
     rooms = result["rooms"].values()
-    tried, explained, left = (sum(r[k] for r in rooms) for k in ("tried", "explained", "left"))
-    found = f"{explained + left} that no test noticed, {explained} of them explained"
-    return Row(f"{tried:,} changes of the code of {result['drawn']:,} drawn", found, left)
+    tried, explained, left, killed, first = (sum(r[kind] for r in rooms) for kind in kinds)
+    planted = result["rooms"]["planted"]["tried"]
+    what = f"{tried:,} changes of the code: {planted} made by hand, of {result['drawn']:,} drawn"
+    found = f"{tried - first} that no test noticed, {explained} of them explained"
+    return Row(f"{what} {tried - planted}", found, left, killed - first)
 
 
 def _kills(result: Result) -> Row:
@@ -107,15 +112,15 @@ def page() -> str:
     rows, origins = [], []
     for one in CAMPAIGNS:
         result = json.loads((ROOT / one.file).read_text())
-        tried, found, left = one.row(result)
-        rows.append([one.title, tried, found, str(left)])
+        row = one.row(result)
+        rows.append([one.title, row.tried, row.found, str(row.mended), str(row.left)])
         cores, processor = result["machine"]["cores"], result["machine"]["processor"]
         origins.append(
             f"* {one.title}: `{result['command']}`, {result['date']}, {cores} cores of {processor},"
             f" torch {result['versions']['torch']}, at commit {result['commit'][:8]}: `{one.file}`."
         )
-    columns = "campaign", "tried", "found", "left"
-    head = ["| " + " | ".join(columns) + " |", "| --- | --- | --- | ---: |"]
+    columns = "campaign", "tried", "found", "mended", "left"
+    head = ["| " + " | ".join(columns) + " |", "| --- | --- | --- | ---: | ---: |"]
     shown = "\n".join([*head, *("| " + " | ".join(row) + " |" for row in rows)])
     return "\n".join([_HEAD, shown, "", *origins, "", _MENDED])
 

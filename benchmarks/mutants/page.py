@@ -25,10 +25,10 @@ def body(result: dict[str, Any]) -> str:
     text = (
         "A mutant is one change of one module, by an operator of cosmic-ray at a position that a"
         " seed draws, equally many in each room. It is killed if a test of its module fails:"
-        " of the file of tests of its path, of one that `tests/covered_by.txt` names, or of"
-        " one that imports it by name. A survivor is explained if no test could notice it; tests"
-        " were written for others, so that more are killed than at first. Those made by hand are"
-        " faults of kinds that tests had missed."
+        " of the file of tests of its path, of one that `tests/covered_by.txt` names, of one that"
+        " imports it by name, or an example in its docstrings. A survivor is explained if no test"
+        " could notice it; tests were written for others, so that more are killed than at first."
+        " Those made by hand are faults of kinds that tests had missed."
         f"{_partial(every['tried'], result['drawn'])}"
         f" {share:.1%} of the mutants that can be noticed are killed, {first:.1%} at first; target:"
         " 92 %.\n\n" + table(["room", *_COLUMNS], rows)

@@ -44,7 +44,8 @@ def _near(inner: str) -> tuple[str, ...]:
 def own_tests(module: str) -> tuple[str, ...]:
     """Test files of a module: that of its path or named for it, and importers in its package.
 
-    If none has its path and none is named, all tests that import it are its own.
+    If none has its path and none is named, all tests that import it are its own. The last one is
+    the module itself if its docstrings have examples, which are tests too.
     """
     file = ROOT / module
     mirror = test_mirror.own_test(file)
@@ -56,7 +57,8 @@ def own_tests(module: str) -> tuple[str, ...]:
         if test_mirror.dotted(file) in test_mirror.imported(test)
     )
     first = str(mirror.relative_to(ROOT)) if mirror.exists() else named
+    examples = [module] if ">>>" in file.read_text() else []
     if first is None:
-        return tuple(importing)
+        return (*importing, *examples)
     near = [test for test in importing if test.startswith(_near(inner))]
-    return tuple(dict.fromkeys([first, *near]))
+    return tuple(dict.fromkeys([first, *near, *examples]))

@@ -37,6 +37,8 @@ OPTIONS = [
     "no:xdist",
     "--hypothesis-profile",
     "mutants",
+    "--doctest-modules",
+    "--assert=plain",  # else a module that is given for its examples is loaded as it is
 ]
 BROKEN = 99  # the exit status if the trial itself failed
 MEMORY = 16 * 2**30  # of address space

@@ -156,13 +156,22 @@ def _captured(
     faster_in_bf16: bool,
 ) -> CapturedTarget:
     """Capture the model of a target without the cache."""
+    from shardwright.tracing.call import CaptureError
+    from shardwright.train.targets.hf_config import forward_refusal
     from shardwright.train.targets.precision import chosen_precision
+    from shardwright.train.targets.target_error import TargetError
 
     job = _job(target)
     asked = numerics.get("precision")
     chosen = chosen_precision(target, job, asked, faster_in_bf16=faster_in_bf16)
     options = {"precision": chosen.option} if chosen.option is not None else {}
-    found = capture_job(job, optimizer, numerics={**options, **numerics}, check=check)
+    try:
+        found = capture_job(job, optimizer, numerics={**options, **numerics}, check=check)
+    except CaptureError as e:
+        parsed = parse_target(target.text, target.batch, target.seq, target.settings)
+        if isinstance(parsed, ConfigTarget) and (line := forward_refusal(parsed, e)):
+            raise TargetError(line) from e
+        raise
     return replace(found, precision=chosen.sentence(found.graph))
 
 

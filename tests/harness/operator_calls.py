@@ -222,7 +222,7 @@ CALLS = [
     call("chunk.default", f(5, 11), 3, -1),
     call("unbind.int", f(5, 3, 7), 1),
     call("select.int", f(5, 6, 7), 1, -2),
-    call("pad.default", f(5, 6, 7), [1, 2]),
+    call("pad.default", f(5, 2, 7), [1, 2]),
     call("constant_pad_nd.default", f(5, 6, 7), [1, 2, 0, 1], 3.0),
     call("cat.default", [f(5, 7), f(5, 7)], 1),
     call("cat.default", [f(5, 7), f(5, 6)], -1),

@@ -87,10 +87,11 @@ def refusal(
     found: tuple[str, Any],
     given: Mapping[str, Any],
     error: Exception,
+    what: str = "made",
 ) -> str:
-    """The error text for the field `found`, with which no object of the class can be made."""
+    """The error text for the field `found`, with which the class cannot be made, or run."""
     key, value = found
-    why = f"{made.__name__} cannot be made with it ({reason(error)}); give another value"
+    why = f"{made.__name__} cannot be {what} with it ({reason(error)}); give another value"
     return said(None if key in given else file, key, value, why)
 
 

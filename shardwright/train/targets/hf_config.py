@@ -38,24 +38,9 @@ def config_job(target: ConfigTarget) -> Job:
 
     Raises `TargetError` if transformers refuses the config, or if its inputs are not known.
     """
-    file, batch, seq, given = target.file, target.batch, target.seq, target.given
-    sizes_of_images: dict[str, Any] = {
-        name: given[name] for name in ("image_size", "num_channels") if name in given
-    }
-    config = config_of(file, target.content, given)
-    make = _architecture(file, config)
-    takes = set(inspect.signature(make.forward).parameters)
-    if {"pixel_values", "labels"} <= takes and make.__name__.endswith("ForImageClassification"):
-        if seq is not None:
-            raise TargetError(f"--seq {seq}: {file} takes images; leave it out")
-        example = _images(file, config, batch, sizes_of_images)
-    elif {"input_ids", "labels"} <= takes and not make.__name__.endswith(_OTHER_LABELS):
-        example = _tokens(file, config, batch, seq)
-    else:
-        raise TargetError(
-            f"{file}: what {make.__name__} is trained on is not known; write a function that"
-            " returns a Job with this model and its batch, and name it as in train.py:job"
-        )
+    config = config_of(target.file, target.content, target.given)
+    make = _architecture(target.file, config)
+    example = _example(target, make, config)
 
     def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, fused=True)
@@ -67,6 +52,51 @@ def config_job(target: ConfigTarget) -> Job:
         data=lambda: iter([example()]),
         steps=_STEPS,
         name=str(config.model_type),
+    )
+
+
+def forward_refusal(target: ConfigTarget, error: Exception) -> str | None:
+    """The error text for a field of the config with which its model cannot run on its batch.
+
+    `error` is that of the capture. None if the model runs, on the meta device, or if no single
+    field is to blame.
+    """
+    file, given = target.file, target.given
+    config = config_of(file, target.content, given)
+    make = _architecture(file, config)
+
+    def run(changed: Any) -> None:
+        if hasattr(changed, "_experts_implementation"):  # the only one that needs no values
+            changed._experts_implementation = "batched_mm"
+        with torch.device("cpu"):  # the generator's
+            batch = _example(target, make, changed)()
+        assert isinstance(batch, Mapping)
+        with torch.device("meta"):
+            make(changed)(**{name: tensor.to("meta") for name, tensor in batch.items()})
+
+    try:
+        run(config)
+    except Exception:  # of many classes
+        found = culprit(run, target.content, given)
+        return None if found is None else refusal(file, make, found, given, error, "run")
+    return None
+
+
+def _example(target: ConfigTarget, make: type[nn.Module], config: Any) -> Callable[[], Batch]:
+    """The example batch of a model of the class: tokens, or images."""
+    file, batch, seq = target.file, target.batch, target.seq
+    takes = set(inspect.signature(make.forward).parameters)
+    if {"pixel_values", "labels"} <= takes and make.__name__.endswith("ForImageClassification"):
+        if seq is not None:
+            raise TargetError(f"--seq {seq}: {file} takes images; leave it out")
+        sizes = ((n, target.given[n]) for n in ("image_size", "num_channels") if n in target.given)
+        # The config has those that are fields of it.
+        return _images(file, config, batch, {n: x for n, x in sizes if not hasattr(config, n)})
+    if {"input_ids", "labels"} <= takes and not make.__name__.endswith(_OTHER_LABELS):
+        return _tokens(file, config, batch, seq)
+    raise TargetError(
+        f"{file}: what {make.__name__} is trained on is not known; write a function that"
+        " returns a Job with this model and its batch, and name it as in train.py:job"
     )
 
 

@@ -1,3 +1,4 @@
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.pipeline.pipeline_search import PipelineSearch
+from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.planner import _add_pipelines
+from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.layout_codes import encode
 from shardwright.planner.tables.model import CostModel
@@ -19,6 +22,7 @@ from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.solve.elimination.eliminate import exact_frontier
+from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier.fast import fast_frontier
 from tests.harness.layered_graphs import residual_layers
 
@@ -174,10 +178,13 @@ def test_progress_tells_the_mesh_and_the_best_so_far():
     assert all("best so far" in text for text, _ in told[1:-1])
 
 
-@pytest.mark.parametrize("counts, first", [((16, 32), 16), ((2, 4, 8, 16), 8), ((64,), 64)])
-def test_a_pipeline_begins_with_enough_micro_batches_or_the_fewest_there_are(counts, first):
-    search = SimpleNamespace(loop=SimpleNamespace(factory=SimpleNamespace(batch=32)))
-    assert PipelineSearch._first(search, counts, Mesh.parse("dp=2"), 2) == first
+def test_a_strategy_in_stages_lowers_the_bound_from_its_own_bytes_on():
+    loop = MeshLoop(SpaceFactory(residual_layers(1), recompute=False), MACHINE)
+    staged = Candidate(Point(2.0, 0, ()), 1000, None, "two stages", ())
+    given = SimpleNamespace(pipelines=lambda *_: [staged], around=lambda _: [])
+    _add_pipelines(loop, given, ((1,), (2,)), 3.0, math.inf, lambda *_: None)
+    assert loop.pipelines == [staged]
+    assert (loop.bound(999), loop.bound(1000)) == (math.inf, 2.0)
 
 
 def test_a_mesh_that_a_constraint_rules_out_leaves_the_others():

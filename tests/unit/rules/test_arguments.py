@@ -16,3 +16,12 @@ def test_a_tile_of_whole_groups_of_a_transposed_convolution_has_their_number():
     # Half of the groups: each has two channels of the input and three of the result.
     tile = localize(op, (shape,), ((2, 4, 7, 7), (4, 3, 2, 5), (6,)), ((2, 6, 8, 11),))
     assert (op.args[6], tile.args[6]) == (4, 2)
+
+
+def test_a_local_batch_norm_adds_its_part_of_the_batch_to_the_statistics():
+    model = nn.BatchNorm1d(3)
+    graph = sw.capture(model, (torch.zeros(8, 3),), batch_norm="local", loss="outside")
+    op = next(op for op in graph.ops if op.kind == "local_batch_norm")
+    shapes = tuple(graph.tensor[name].shape for name in op.outputs)
+    tile = localize(op, shapes, ((2, 3), (3,), (3,)), ((2, 3), *shapes[1:]))
+    assert (op.args[3], tile.args[3]) == (1.0, 0.25)

@@ -1,17 +1,26 @@
 """How a graph takes its batch in pieces, which models cannot, and the sizes of a piece."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import PARTIAL, REPLICATE, Layout, Mesh, Shard
 from shardwright.rules.analysis import analyze
-from shardwright.rules.micro_batches import MicroBatchError, gradient_layout, micro_batches
+from shardwright.rules.micro_batches import (
+    MicroBatchError,
+    _Chooser,
+    gradient_layout,
+    micro_batches,
+)
 from shardwright.rules.micro_graph import micro_graph
 from shardwright.rules.placements import tiling_text
-from shardwright.rules.rule import FactorKind
+from shardwright.rules.rule import FactorKind, Split
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
+from tests.harness.small_graphs import build, op, rule
 
 
 class Scored(nn.Module):
@@ -107,6 +116,21 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused(loss, reader):
         " parameters",
     ):
         micro_batches(graph, analysis, 2)
+
+
+def test_what_reads_sizes_alone_is_not_to_blame():
+    """A tensor made like scores has no batch, and neither has the largest score."""
+    leaves = {"x": (LeafKind.INPUT, ((5,), (6,))), "w": (LeafKind.PARAMETER, ((6,), (3,)))}
+    scores = op("y", "mm", "xw", rule("m k, k n -> m n", m=5, k=6, n=3))
+    made = op("made", "new_zeros", "y", rule("m n -> a", whole="m n a", m=5, n=3, a=3))
+    most = op("most", "amax", "y", rule("m n -> n", whole="m n", m=5, n=3))
+    last = op("last", "mul", ["made", "most"], rule("n, n -> n", n=3))
+    graph, analysis = build(leaves, [scores, made, most, last])
+    dims = {"x": ((0,), (1,)), "w": ((1,), (2,)), "y": ((0,), (2,))}
+    dims |= dict.fromkeys(("made", "most", "last"), ((2,),))
+    chooser = _Chooser(graph, replace(analysis, dims=dims), 0)
+    choices = {"y": Split("m"), "made": None, "most": None, "last": None}
+    assert chooser.undivided(choices).startswith(": amax in ")
 
 
 def test_batch_norm_is_refused():

@@ -47,6 +47,8 @@ def test_an_update_does_what_its_spec_says(name):
     assert (counted.calls, counted.elements / 8) == (spec.calls, spec.passes)
     kept = [t for t in tree_leaves(optimizer.state[parameter]) if isinstance(t, torch.Tensor)]
     assert sum(t.numel() == 8 for t in kept) == spec.state_tensors
+    optimizer.zero_grad()
+    assert (parameter.grad is not None) == spec.keeps_gradients
 
 
 def test_updates_of_matrices_concern_matrices_alone():
@@ -119,3 +121,16 @@ def test_a_spec_of_a_known_name_and_an_implementation_that_torch_has_not_are_ref
 def test_an_unknown_optimizer_is_refused_with_those_that_are_known():
     with pytest.raises(OptimizerError, match=r"optimizer 'lion' is not known; use one of sgd, mom"):
         optimizer_spec("lion")
+
+
+def test_torch_updates_all_plain_tensors_at_once_on_a_gpu_alone():
+    spec = OPTIMIZERS["adamw"]
+    found = {
+        (plain, on_gpu): spec.runs(plain=plain, on_gpu=on_gpu)
+        for plain in (True, False)
+        for on_gpu in (True, False)
+    }
+    assert [at for at, one in found.items() if one is Implementation.FOREACH] == [(True, True)]
+    assert {*found.values()} == {Implementation.FOREACH, Implementation.LOOP}
+    asked = replace(spec, implementation=Implementation.LOOP)
+    assert asked.runs(plain=True, on_gpu=True) is Implementation.LOOP

@@ -82,3 +82,13 @@ def test_plans_like_a_strategy_are_no_slower_and_as_compiled(head):
         assert found.step_seconds <= auditor.price(like).plan.step_seconds
         assert found.compiled == (like.compile != "off")
     assert auditor.beyond(Strategy.parse("pp=2 mb=2")) is None
+
+
+def test_only_changes_of_what_tables_leave_out_are_simulated_at_once():
+    model, batch = subject(0.0)
+    graph, machine = sw.capture(model, (), batch), preset("2xcpu")
+    auditor = Auditor(graph, machine, "adamw", Footprints(on_cpu=True), None)
+    base = auditor.price(Strategy.parse("dp_shard=2 ac=full"))
+    changes = [*auditor._by_tables(base, tight=True)]
+    assert {one.change.field for one in changes if one.is_simulated} == {"offload"}
+    assert {one.change.field for one in changes if not one.is_simulated} >= {"zero", "recompute"}

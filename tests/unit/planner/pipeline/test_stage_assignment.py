@@ -23,7 +23,7 @@ from shardwright.planner.pipeline import stage_assignment as pipelines
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition
 from shardwright.planner.pipeline.stage_assignment import Pipelines
-from shardwright.planner.pipeline.stage_costs import Offer, StageCosts
+from shardwright.planner.pipeline.stage_costs import Offer, StageCosts, most_updates
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.program.lower.stages import split, splits_backward
 from shardwright.report.text.explain import explain
@@ -260,6 +260,17 @@ def test_with_one_micro_batch_the_bound_is_the_work_of_one_group(graph):
         work = group.alone(2 * one.peak) - group.most_updates
         assert bound(one.peak) == pytest.approx(work)
         assert one.point.time >= work
+
+
+def test_no_update_takes_longer_than_each_parameter_in_its_slowest_layout(graph):
+    loop = MeshLoop(SpaceFactory(graph, recompute=True), preset("4xcpu"))
+    writer = loop.writer(loop.factory, Mesh.parse("dp=2"), 2, staged=True)
+    model = writer.space.model
+    slowest = [
+        model.parameter(leaf, model.storable(leaf)).seconds.max()
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
+    ]
+    assert most_updates(writer) == pytest.approx(sum(slowest)) and min(slowest) > 0
 
 
 def test_pipelines_are_on_the_frontier_and_read_back(graph):

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 import shardwright as sw
@@ -12,6 +13,7 @@ from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.space.assembly import FREE, SEARCHED
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.tables.layout_codes import SUMS, digits
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from tests.harness import models
 from tests.harness.layered_graphs import residual_layers
@@ -47,6 +49,30 @@ def test_products_and_attention_may_be_kept_and_the_last_product_takes_no_memory
         free = one.op.source.module.endswith("down_proj")  # only the residual sum reads it
         assert (one.bytes == 0).all() == free
         assert (one.choice.time[:, 0] > 0).all()
+
+
+def test_readers_of_one_layout_share_a_reading(graph):
+    """Projections of one value do, and no reader does alone."""
+    space, _ = space_of(graph)
+    kinds = [[op.source.module.rpartition(".")[2] for op in one.readers] for one in space.readings]
+    assert ["q_proj", "k_proj", "v_proj"] in kinds and ["gate_proj", "up_proj"] in kinds
+    for one in space.readings:
+        assert len(one.readers) > 1
+        assert all(one.value in op.operands for op in one.readers)
+
+
+def test_no_partial_sum_is_kept_that_operators_read_again(graph):
+    """Tables would count the sum twice. Only the attention's projection is read again."""
+    space, _ = space_of(graph, mesh="tp=2")
+    barred = 0
+    for one in space.kept_operators:
+        options = space.model.options(one.op)
+        chosen = options.results[0, space.op_nodes[one.op.name].options]
+        sums = (digits(chosen, 1) == SUMS).any(axis=1)
+        again = not one.op.source.module.endswith("down_proj")
+        assert np.isinf(one.choice.time[:, 1]).tolist() == (sums & again).tolist()
+        barred += (sums & again).sum()
+    assert barred
 
 
 def test_every_set_of_kept_operators_costs_what_the_parts_of_its_plan_cost(graph):

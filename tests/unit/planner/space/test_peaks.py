@@ -64,6 +64,25 @@ def test_a_recomputed_segment_adds_what_it_would_keep_less_what_it_keeps(peaks):
     assert tried > 2
 
 
+def test_bytes_belong_to_the_owner_of_a_node_and_of_the_head_of_an_edge(peaks):
+    """By hand, for two owners of some of the nodes to which edges have bytes."""
+    problem, folded = peaks.space.problem, peaks.space.folded
+    tables, ends = folded.node_tables().tolist(), [x.tolist() for x in folded.edge_ends()]
+    edges = [e for e in zip(*ends, strict=True) if problem.edges[e[0]].memory.any()]
+    heads = sorted({head for _, _, head in edges})
+    owner = {node: number % 2 for number, node in enumerate(heads[::2])}
+    choices = np.array([point.choice for point in points(peaks.space)])
+    expected = np.zeros((2, len(choices)), int)
+    for at, choice in enumerate(choices):
+        for node, number in owner.items():
+            expected[number, at] += problem.nodes[tables[node]].memory[choice[node]]
+        for edge, tail, head in edges:
+            if head in owner:
+                memory = problem.edges[edge].memory[choice[tail], choice[head]]
+                expected[owner[head], at] += memory
+    assert peaks._kept_bytes(choices, owner).tolist() == expected.tolist() and expected.any()
+
+
 def test_a_space_below_a_threshold_has_the_same_prices_and_only_smaller_choices(peaks):
     most = 1 + min(peaks.of_one_choice(point.choice) for point in points(peaks.space))
     narrow = peaks.below(most)

@@ -150,39 +150,16 @@ def test_data_parallel_reduces_the_gradient_of_a_replicated_weight():
     ]
 
 
-def test_parameters_that_travel_together_share_what_a_message_costs():
-    costs = model(graph=layers(4))  # of which four fill a bucket
-    first, second = costs.graph.ops[0], costs.graph.ops[2]
-    table = costs.edge("w1", [axis("R"), axis("S(0)")], second, [1], [(Split("m"),)])
-    summed = (2 + 2 * 1) / 4 + 1024 / 16
-    there = (2 + 1) / 4 + 512 / 16 + (1 + 2 * (512 + 1024) / 4096)  # in and out of the buffer
-    back = (2 + 1) / 4 + 512 / 16 + (1 + 2 * 1024 / 4096)
-    assert table.seconds[:, 0].tolist() == [summed, there + back]
-    again = np.array([True])
-    twice = costs.edge("w1", [axis("S(0)")], second, [1], [(Split("m"),)], again)
-    assert twice.seconds == there + there + back
-    parts = costs.transfers("w1", axis("S(0)"), second, [1], (Split("m"),), again=True)
-    assert [part.seconds for part in parts] == [there, there, back]
-    # In what is recomputed every copy is gathered alone.
-    codes = costs.codes("w0", [axis("S(0)")])
-    place = costs.columns(first, [(Split("m"),)])
-    alone = costs.model.edge("w0", codes, first, [1], None, True).seconds[:, place]
-    assert alone == 2 * (2 + 1 + 512 / 16) + (2 + 1 + 512 / 16)
-
-
-def test_what_is_gathered_in_several_steps_or_read_twice_goes_alone():
-    mesh = Mesh.parse("dp=2 tp=2")
-    costs = model(mesh, graph=layers(4), devices=4)
-    second = costs.graph.ops[2]
-    both = Layout(mesh, (Shard(0), Shard(0)))
-    gathers = [2 + 1 + 256 / 16, 2 + 1 + 512 / 16]
-    seconds = costs.edge("w1", [both], second, [1], [(Split("m"), None)]).seconds
-    assert seconds > sum(gathers)
-    reread = model(graph=twice())
-    square = reread.graph.ops[1]
-    assert reread.edge("y", [axis("S(0)")], square, [0], [(None,)]).seconds == 2 + 1 + 512 / 16 + (
-        1 + 2 * 512 / 4096
+def test_gradients_of_micro_batches_are_summed_before_one_all_reduce():
+    one, four = (
+        Asking(*linear_layer(), toy_machine(), TWO, Pricing(micro_batches=count))
+        for count in (1, 4)
     )
+    found = [
+        costs.edge("w", [axis("R")], costs.graph.ops[0], [1], [(Split("m"),)]).seconds
+        for costs in (one, four)
+    ]
+    assert found[0] == found[1] == 2 + 2 * 1 + 2048 / 16
 
 
 def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():

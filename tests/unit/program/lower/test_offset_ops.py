@@ -111,6 +111,34 @@ def test_what_a_loss_keeps_is_split_like_its_logits():
     assert costs.model.operator(small).bytes.tolist() == [1] * len(options)
 
 
+class Causal(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum()
+
+
+@pytest.mark.parametrize(
+    "split, rank, rows", [("l", 0, (0, 3, 5)), ("l", 1, (3, 2, 5)), ("h", 1, ())]
+)
+def test_causal_attention_knows_which_queries_it_has(split, rank, rows):
+    graph = capture_call(Causal(), (torch.ones(1, 2, 5, 4, requires_grad=True),)).graph
+    analysis, mesh = analyze(graph), Mesh.parse("cp=2")
+    tilings = {
+        op.name: parse_tiling(rule, (split if split in rule.factor else "-",))
+        for op in graph.ops
+        for rule in [analysis.rules[op.name]]
+    }
+    found = lower(graph, analysis, Decisions(mesh, tilings, {}), rank)
+    (op,) = (one.op for one in found.instructions if is_attention(one))
+    if rows:
+        assert (op.target, op.args[3]) == ("shardwright.causal_rows.default", rows)
+    else:
+        assert op.kind == "scaled_dot_product_attention"
+
+
+def is_attention(one):
+    return isinstance(one, Compute) and len(one.op.operands) == 3
+
+
 def test_places_within_a_tile_with_gaps():
     """Of the 2 x 6 rows those of the last two thirds of each half: 2..5 and 8..11."""
     at, inside = local_index(torch.arange(-1, 13), (0, 2, 2, 2, 4, 6))

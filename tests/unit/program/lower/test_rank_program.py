@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from shardwright.ir.graph import LeafKind, Op, Ref, VerifyError
 from shardwright.ir.layout import Layout, Mesh
+from shardwright.ir.options.numerics import Numerics
 from shardwright.program.decisions import Decisions
-from shardwright.program.instructions import Compute, Load, Redistribute
+from shardwright.program.instructions import Attention, Compute, Load, Redistribute
 from shardwright.program.lower.rank_program import input_layouts, lower, verify
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
@@ -30,8 +32,8 @@ class TwoLayers(nn.Module):
         return self.down(torch.relu(self.up(x))).square().sum()
 
 
-def captured(model, *args):
-    graph = capture_call(model, args).graph
+def captured(model, *args, **numerics):
+    graph = capture_call(model, args, numerics=Numerics(**numerics)).graph
     return graph, analyze(graph)
 
 
@@ -181,6 +183,29 @@ def test_an_input_is_cut_where_all_its_readers_agree():
     assert layout({"mul": "d0", "sum_3": "d1"}) == "a:R"
     assert layout({"mul": "d0"}) == "a:R"
     assert layout({"mul": "+0", "sum_3": "+0"}) == "a:R", "inputs are never partial sums"
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 4)
+
+    def forward(self, x, keys):
+        return F.scaled_dot_product_attention(self.query(x), keys, keys, dropout_p=0.5).sum()
+
+
+@pytest.mark.parametrize("heads", [(6, 6), (6, 1), (1, 6)])
+@pytest.mark.parametrize("split, heads_at, queries_at", [("h", 3, 0), ("l", 0, 4)])
+def test_dropout_of_attention_draws_at_the_positions_of_scores(heads, split, heads_at, queries_at):
+    queries, keys = (torch.ones(count, size, 4) for count, size in zip(heads, (8, 10), strict=True))
+    graph, analysis = captured(Attending(), queries, keys, rng="fast")
+    mesh = Mesh.parse("cp=2")
+    tilings = _tiled(graph, analysis, mesh, {"scaled_dot_product_attention": split})
+    stored = {f"query.{name}": Layout.parse("cp:R", mesh) for name in ("weight", "bias")}
+    program = lower(graph, analysis, Decisions(mesh, tilings, stored), 1)
+    (attention,) = (one for one in program.instructions if isinstance(one, Attention))
+    of_heads, of_queries = (heads_at, 6 - heads_at, 6), (queries_at, 8 - queries_at, 8)
+    assert attention.positions == ((of_heads,), (of_queries,), ((0, 10, 10),))
 
 
 PROGRAM = lowered("tensor parallel", 0)

@@ -102,6 +102,7 @@ def changed(*path, value):
         (changed("instructions", 0, "class", value="Sleep"), "'Sleep', not one of Forward"),
         (changed("instructions", 0, "extra", value=1), "the field 'extra'"),
         (changed("instructions", 2, "collective", value="telepathy"), "telepathy"),
+        (changed("alone_bytes", value={}), "an object of class None, not one of"),
         (changed("outputs", value="out"), "where a list is needed"),
         (changed("inputs", 0, value=["x"]), "shorter"),
     ],

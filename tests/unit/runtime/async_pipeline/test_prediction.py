@@ -4,8 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from shardwright.runtime.async_pipeline.prediction import (
+    Direction,
     PredictionError,
     check,
     decayed,
@@ -85,6 +89,32 @@ def test_each_group_is_predicted_with_its_own_learning_rate():
     optimizer.state[other]["momentum_buffer"] = torch.ones(2)
     found = predict(optimizer, [other, one], 2, linear)
     torch.testing.assert_close(found, [torch.full((2,), -1.5), torch.full((2,), -0.3)])
+
+
+def test_a_tile_is_predicted_from_the_tiles_of_its_state(tmp_path):
+    whole, optimizer = trained(OPTIMIZERS["amsgrad"], [torch.ones(5, dtype=torch.float64)] * 3)
+    (expected,) = predict(optimizer, [whole], 3, linear)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def tiled(value):
+            return DTensor.from_local(value, mesh, [Shard(0)]) if value.ndim else value
+
+        parameter = torch.nn.Parameter(tiled(whole.detach()))
+        of_tiles = OPTIMIZERS["amsgrad"]([parameter])
+        of_tiles.state[parameter] = {k: tiled(v) for k, v in optimizer.state[whole].items()}
+        (found,) = predict(of_tiles, [parameter], 3, linear)
+    finally:
+        dist.destroy_process_group()
+    assert not isinstance(found, DTensor) and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("predictor", [linear, decayed])
+def test_predictions_are_no_part_of_a_graph_of_gradients(predictor):
+    weight = torch.nn.Parameter(torch.ones(3))
+    found = predictor(weight, Direction(torch.ones(3), 0.1, 0.9), 2)
+    assert not found.requires_grad and weight.requires_grad
 
 
 def test_what_has_no_state_yet_is_predicted_to_stay():

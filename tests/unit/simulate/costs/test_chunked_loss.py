@@ -65,15 +65,34 @@ def test_chunks_take_more_time_and_less_memory(graph):
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_all_products_of_a_chunk_move_hidden_states_weights_and_logits(graph):
-    chunked = with_loss_chunks(graph, 8)
+def _kernels(graph, count):
+    """Kernels of a loss in `count` chunks, forward and backward."""
+    chunked = with_loss_chunks(graph, count)
     rules = analyze(chunked).rules
     work = next(w for op in chunked.ops if (w := workload(op, rules[op.name], chunked)).chunks > 1)
     sizes = np.array(work.sizes, np.int64)[:, None]
-    every = *loss_forward_kernels(work, sizes), *loss_backward_kernels(work, sizes)
-    moved = [int(one.moved[0]) for one in every if one.kind is OperatorClass.MATMUL]
+    return loss_forward_kernels(work, sizes), loss_backward_kernels(work, sizes)
+
+
+def _moved(kernels, kind):
+    return [int(one.moved[0]) for one in kernels if one.kind is kind]
+
+
+def test_all_products_of_a_chunk_move_hidden_states_weights_and_logits(graph):
+    forward, backward = _kernels(graph, 8)
     elements = (TOKENS + WORDS // 8) * WIDTH + TOKENS * WORDS // 8
-    assert moved == [2 * elements] * (4 * 8)
+    assert _moved((*forward, *backward), OperatorClass.MATMUL) == [2 * elements] * (4 * 8)
+
+
+def test_casts_move_logits_and_sums_of_gradients_the_hidden_states(graph):
+    forward, backward = _kernels(graph, 8)
+    cast = (2 + 4) * TOKENS * WORDS // 8
+    summed = (2 + 4 + 4) * TOKENS * WIDTH  # a product is read, and the sum read and written
+    assert _moved(forward, OperatorClass.MEMORY) == [cast] * 8
+    assert _moved(backward, OperatorClass.MEMORY) == [cast, cast, summed] * 8
+    logits = 4 * TOKENS * WORDS // 8
+    assert _moved(forward, OperatorClass.FUNCTION) == [2 * logits] * 8
+    assert _moved(backward, OperatorClass.FUNCTION) == [2 * logits] * 8
 
 
 def test_logits_that_are_computed_again_are_no_useful_work(graph):

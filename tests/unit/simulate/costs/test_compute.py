@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,11 +11,13 @@ from shardwright.ir.graph import LeafKind, Ref
 from shardwright.ir.layout import Mesh
 from shardwright.machine.calls import Timing
 from shardwright.machine.model import Efficiency
+from shardwright.rules.analysis import analyze
 from shardwright.rules.rule import Split
 from shardwright.simulate.costs import compute
 from shardwright.simulate.costs.op_calls import UnsizedCall
 from shardwright.simulate.costs.tile_sizes import local_sizes
 from shardwright.simulate.costs.workload import OperatorClass, workload
+from shardwright.tracing.capture import capture_call
 from tests.harness.small_graphs import build, linear_layer, op, rule, toy_machine
 
 # 1,024 FLOP/s, 4,096 B/s, 1 s a launch.
@@ -106,6 +110,37 @@ def test_attention_on_a_gpu_computes_whole_tiles_of_scores():
 
     assert seconds(197) == seconds(256) > seconds(128)
     assert seconds(1024, causal=True) == pytest.approx(seconds(1024) * (8 + 1) / (2 * 8))
+
+
+@pytest.mark.parametrize("kind, again", [("softmax", False), ("log_softmax", True)])
+def test_a_softmax_under_either_name_has_the_exponentials_of_its_passes(kind, again):
+    """The logarithm's backward pass computes exponentials of what is saved."""
+    for name in (kind, f"_{kind}"):
+        made = op("y", name, ["x"], rule("a -> a", a=1024))
+        work, _ = only(made, x=(PARAMETER, ((1024,),)))
+        assert (work.kind, work.again) == (OperatorClass.FUNCTION, again)
+
+
+def test_halves_of_a_causal_sequence_share_its_work_evenly():
+    """Zigzag: each device has early and late queries. Else the last one's see more keys."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True).sum()
+
+    made = capture_call(Attention(), (torch.ones(1, 2, 64, 16, requires_grad=True),)).graph
+    attention = made.ops[0]
+    found = analyze(made).rules[attention.name]
+    work, names = workload(attention, found, made), [factor.name for factor in found.factors]
+    whole = {factor.name: factor.size for factor in found.factors}
+
+    def flop(**local):
+        sizes = np.array([{**whole, **local}[name] for name in names])
+        return compute.contraction_flop(work, sizes[:, None]).item()
+
+    assert flop() == 2 * 2 * 64 * 64 * 16 / 2
+    assert flop(l=32) == flop() * 3 / 4
+    assert flop(l=32, z=32) == flop() / 2
 
 
 def test_attention_multiplies_twice_forward_and_five_times_backward():

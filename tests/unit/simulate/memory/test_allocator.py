@@ -2,7 +2,7 @@
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.op_memory import Seen
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Use
 from shardwright.tracing.op_memory.footprints import Footprints
 
 
@@ -30,6 +30,22 @@ def test_what_is_held_anyway_does_not_count_and_gradients_are_told_apart():
     heap.briefly(1)
     assert heap.at_peak()[None, Use.GRADIENT] == 700
     assert heap.peak_rounded == 324 + 511
+
+
+def test_the_highest_level_is_that_since_it_was_asked_for():
+    heap = Allocator(granularity=8)
+    first = heap.new(100)
+    heap.drop(heap.new(30))
+    assert heap.highest() == AllocatedBytes(130, 4 + 2)
+    assert heap.highest() == AllocatedBytes(100, 4)
+    heap.drop(first)
+    heap.drop(heap.new(60))
+    heap.briefly(99)
+    assert heap.highest() == AllocatedBytes(100, 4), "what was alive then"
+    heap.drop(heap.new(60))
+    heap.briefly(70)
+    assert heap.highest() == AllocatedBytes(70, 2)
+    assert heap.highest() == AllocatedBytes(0, 0)
 
 
 def test_the_highest_moments_between_others_add_up_by_use():

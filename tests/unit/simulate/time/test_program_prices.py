@@ -1,6 +1,8 @@
 """Prices of step programs: of the plan's operators, of the machine's links; and their sums."""
 
+from collections import defaultdict
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -19,6 +21,7 @@ from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, step_progr
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.copies import packing_seconds
+from shardwright.simulate.time import program_prices
 from shardwright.simulate.time.program_prices import (
     hidden_part,
     op_seconds,
@@ -26,7 +29,7 @@ from shardwright.simulate.time.program_prices import (
     shared_links,
     transfer_seconds,
 )
-from shardwright.simulate.time.step_program import simulated
+from shardwright.simulate.time.step_program import OpSeconds, simulated
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(3)
@@ -73,6 +76,19 @@ def test_operators_of_a_micro_batch_take_their_part():
         ]
         assert 2 * ops == pytest.approx(sum(op.seconds for op in plan.ops) + sum(local))
         assert prices["layers.0.left"].module == "layers.0"
+
+
+def test_what_is_sent_inside_of_an_operator_belongs_to_its_pass():
+    plan = frontier().baselines[0]
+    name = plan.ops[0].name
+    sent = {(name, False): [("dp", 1.0)], (name, True): [("tp", 2.0), ("dp", 3.0)]}
+    kept = {(name, False): 0.5, (name, True): 0.25}
+    given = defaultdict(list, sent), defaultdict(float, kept)
+    with mock.patch.object(program_prices, "seconds_of_transfers", lambda *_: given):
+        found = op_seconds(plan, GRAPH)
+    forward, backward = plan.ops[0].forward_seconds + 0.5, plan.ops[0].backward_seconds + 0.25
+    inner = (("dp", 1.0),), (("tp", 2.0), ("dp", 3.0))
+    assert found[name] == OpSeconds(forward, backward, plan.ops[0].source.module, *inner)
 
 
 def part(value, kind, whole, channel="dp", dtype="float32"):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from shardwright.solve.elimination.problem import Edge, Node, Problem, ProblemError, price
+from shardwright.solve.elimination.problem import Edge, Node, Problem, ProblemError, most, price
 
 TIME, MEMORY = np.array([1.0, 2.0]), np.array([30, 20])
 ZEROS = np.zeros((2, 2)), np.zeros((2, 2), np.int64)
@@ -15,6 +15,14 @@ def test_a_price_adds_nodes_and_parallel_edges():
     time, memory = np.array([[0.0, 5.0], [7.0, 0.0]]), np.array([[0, 1], [2, 0]])
     problem = two_nodes(Edge(0, 1, time, memory), Edge(1, 0, time, memory))
     assert price(problem, (0, 1)) == (1 + 2 + 5 + 7, 30 + 20 + 1 + 2)
+
+
+def test_the_most_of_all_prices_adds_the_largest_finite_entry_of_each_part():
+    time, memory = np.array([[0.0, 5.0], [7.0, np.inf]]), np.array([[0, 1], [2, 0]])
+    forbidden = Node("c", np.array([np.inf]), np.array([4]))
+    problem = two_nodes(Edge(0, 1, time, memory), Edge(1, 0, time, memory))
+    assert most(problem) == (2 + 2 + 7 + 7, 30 + 30 + 2 + 2)
+    assert most(Problem((forbidden,))) == (0.0, 4)
 
 
 def test_a_price_does_not_depend_on_the_order_of_nodes():

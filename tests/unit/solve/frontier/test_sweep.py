@@ -1,11 +1,13 @@
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.solve.elimination.problem import Point
 from shardwright.solve.frontier import sweep as module
 from shardwright.solve.frontier.sweep import DualBound, sweep
 from tests.harness.generators import as_lists, layered_problem, problems, random_problem
@@ -103,6 +105,18 @@ def test_a_coarse_sweep_leaves_no_more_to_be_won_than_its_resolution(problem, re
                 weight = (after[0] - time) / (memory - after[1])
                 line = time + weight * (memory - point.memory)
                 assert point.time >= line * (1 - resolution) * (1 - 1e-9)
+
+
+def test_a_coarse_sweep_passes_over_neighbours_of_about_one_time_or_memory():
+    # All plans take a second, and those below 100 bytes as much longer as they are smaller.
+    search = SimpleNamespace(lines=[(0.0, 1.0), (1.0, 101.0)])
+
+    def gaps(seconds, memory, resolution):
+        hull = [Point(1.0, memory, ()), Point(seconds, 100, ())]
+        return len(module._WeightedSearch.widest(search, hull, set(), resolution))
+
+    assert gaps(2.0, 120, 0.1) == gaps(1.05, 105, 0.0) == 1
+    assert gaps(2.0, 109, 0.1) == gaps(1.09, 120, 0.1) == 0
 
 
 def test_a_coarse_sweep_takes_fewer_weights():

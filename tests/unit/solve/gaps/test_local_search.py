@@ -1,8 +1,11 @@
+from unittest import mock
+
 from hypothesis import given
 
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import price
 from shardwright.solve.frontier.sweep import sweep
+from shardwright.solve.gaps import local_search as module
 from shardwright.solve.gaps.gap_heuristics import fill_gaps
 from shardwright.solve.gaps.local_search import local_search
 from tests.harness.generators import as_lists, layered_problem, problems, random_problem
@@ -11,6 +14,14 @@ from tests.harness.oracles import enumerate_problem, is_frontier
 
 def costs(points):
     return {p[:2] for p in points}
+
+
+def test_every_point_is_tried_once():
+    problem = layered_problem(2, 4)
+    with mock.patch.object(module, "_better", wraps=module._better) as better:
+        found = local_search(problem, sweep(problem).points, max_priced=50_000)
+    tried = [call.args[2][:2] for call in better.call_args_list]
+    assert len(tried) == len(set(tried)) and set(tried) >= costs(found)
 
 
 @given(problems())

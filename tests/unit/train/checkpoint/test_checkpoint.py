@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.train.checkpoint import async_save
-from shardwright.train.checkpoint.checkpoint import Checkpoints
+from shardwright.train.checkpoint.checkpoint import Checkpoints, _on_rank_0
 from shardwright.train.checkpoint.digests import DigestWriter
 from shardwright.train.checkpoint.lock import LOCK
 from shardwright.train.checkpoint.reading import CheckpointError
@@ -311,3 +311,21 @@ def test_the_record_is_plain_json(tmp_path):
     record = json.loads((tmp_path / "step-00000005/state.json").read_text())
     assert record["step"] == 5 and record["module"] == [7, 5]
     assert record["optimizer"]["members"][0][:2] == ["late", "layer.weight"]
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), ValueError("no number")])
+def test_what_rank_0_does_or_meets_is_what_every_rank_has(tmp_path, error):
+    def fail():
+        raise error
+
+    for grouped in (False, True):
+        if grouped:
+            store = f"file://{tmp_path}/store"
+            dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        try:
+            assert _on_rank_0(lambda: 7) == 7
+            with pytest.raises(type(error), match=str(error)):
+                _on_rank_0(fail)
+        finally:
+            if grouped:
+                dist.destroy_process_group()

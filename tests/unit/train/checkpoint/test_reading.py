@@ -11,7 +11,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from shardwright.train.checkpoint.reading import INDEX, CheckpointError, SafeReader, read_index
+from shardwright.train.checkpoint.digests import TENSORS
+from shardwright.train.checkpoint.reading import (
+    INDEX,
+    CheckpointError,
+    DamageError,
+    SafeReader,
+    read_digests,
+    read_index,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +57,14 @@ def test_tensors_are_read(written):
     state = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.bfloat16)}
     load(written, state)
     assert state["a"].flatten().tolist() == list(range(6)) and state["b"] == 1
+
+
+@pytest.mark.parametrize("text", [None, "", "[[", "3", '[["a", 0, 24]]', "[" * 100_000])
+def test_digests_that_cannot_be_read_are_damage(tmp_path, text):
+    if text is not None:
+        (tmp_path / TENSORS).write_text(text)
+    with pytest.raises(DamageError, match=f"{TENSORS} has no digests of tensors: "):
+        read_digests(tmp_path)
 
 
 class Poison:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cli.planning import Target, capture
+from shardwright.tracing.call import CaptureError
 from shardwright.train.data.batch import JobError
 from shardwright.train.targets.config_schema import config_of
 from shardwright.train.targets.config_values import check_values, read_config
@@ -108,6 +110,39 @@ def test_a_model_that_cannot_be_made_names_the_field(tmp_path, field, value, say
     job = load_job(write(tmp_path, {**LLAMA, field: value}), 2, 8)
     with pytest.raises(JobError, match=says):
         build_model(job, meta=True)
+
+
+LEVIT = {"model_type": "levit", "num_labels": 2, "depths": [1, 1, 1]}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "architectures": [], "num_local_experts": 2}
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    "data, settings, says",
+    [
+        (LEVIT, ("image_size=40",), r"--set image_size=40: LevitFor\w+ cannot be run with it"),
+        (
+            {**MIXTRAL, "num_experts_per_tok": 3},
+            (),
+            r"json: num_local_experts is 2; Mixtral\w+ cannot be run with it \(.*k (not|out)",
+        ),
+    ],
+)
+def test_a_value_that_only_a_call_refuses_names_the_field(tmp_path, data, settings, says):
+    seq = None if data["model_type"] == "levit" else 8
+    target = Target(write(tmp_path, data), 2, seq, settings, cached=False)
+    with pytest.raises(TargetError, match=says) as error:
+        capture(target)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.hf
+def test_a_call_that_a_config_is_not_to_blame_for_is_refused_as_it_was(tmp_path):
+    """The sequence is what does not fit: no field does without which it would."""
+    data = {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"]}
+    target = Target(write(tmp_path, {**data, "is_decoder": True}), 2, 16, cached=False)
+    with pytest.raises(CaptureError, match="axial_pos_shape factors"):
+        capture(target)
 
 
 @pytest.mark.hf

@@ -1,0 +1,42 @@
+"""A training step of a parallel module beside one of the module itself."""
+
+import copy
+
+import torch
+from torch import nn
+
+import shardwright as sw
+
+
+class Net(nn.Module):
+    """The loss does not read `unread`."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.unread = nn.Linear(4, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x).square().sum()
+
+
+def test_a_step_leaves_no_gradient_of_before():
+    """What is not trained is not updated either: weight decay would change it."""
+    model = Net().double()
+    alone, x = copy.deepcopy(model), torch.randn(5, 4, dtype=torch.float64)
+    parallel = sw.parallelize(model, sw.plan(model, (x,), machine="1xcpu"))
+    for module in (parallel, alone):
+        for p in module.parameters():
+            p.grad = torch.ones_like(p)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.1)
+    parallel.train_step(optimizer, (x,))
+    other = torch.optim.AdamW(alone.parameters(), lr=0.1)
+    other.zero_grad()
+    alone(x).backward()
+    other.step()
+    expected = dict(alone.named_parameters())
+    found = dict(parallel.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, p in found.items():
+        torch.testing.assert_close(p.detach(), expected[name].detach(), rtol=1e-12, atol=1e-14)
+    assert found["unread.weight"].grad is None
