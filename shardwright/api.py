@@ -26,7 +26,7 @@ from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
 from shardwright.public import search_with as search_with
-from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.rules.operators.chunks import with_chunks
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import Report, verify
@@ -69,6 +69,7 @@ def capture(
     reduce: str = "stored",
     loss: str = "model",
     loss_chunks: int = 1,
+    mlp_chunks: int = 1,
 ) -> Graph:
     """Capture the serial dataflow graph of `model(*args, **kwargs)`.
 
@@ -93,12 +94,14 @@ def capture(
         loss_chunks: parts of the vocabulary in which the last projection and its cross entropy are
             computed, so that logits of one part exist at a time; `search` chooses it where memory
             is short.
+        mlp_chunks: parts of a rank's rows in which MLPs are computed, so that tensors of their
+            inner width exist for one part at a time.
 
     Returns:
         The graph, for `search`.
 
     Raises:
-        LossChunksError: the loss cannot be computed in chunks.
+        LossChunksError, MlpChunksError: loss or MLPs cannot be computed in chunks.
         CaptureError: no fixed graph expresses the model (names the user's file and line), or it
             takes `labels`, gets none and returns no loss.
         BatchError: the arguments are not those of the model.
@@ -108,7 +111,7 @@ def capture(
     found = capture_with_rules(model, args, kwargs, numerics)
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
-    return with_loss_chunks(found.graph, loss_chunks)
+    return with_chunks(found.graph, loss_chunks, mlp_chunks)
 
 
 def search(

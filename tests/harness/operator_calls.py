@@ -135,6 +135,11 @@ GATED = (
     ' ["aten.mul.Tensor", [{"value": 3}, {"value": 2}], {}]]'
 )
 
+GATED_MLP = (
+    '[["aten.silu.default", [{"value": 0}], {}],'
+    ' ["aten.mul.Tensor", [{"value": 2}, {"value": 1}], {}]]'
+)
+
 CALLS = [
     *(call(f"{kind}.default", u(5, 7)) for kind in UNARY),
     *(call(target, f(5, 1, 7), f(6, 1)) for target in BINARY),
@@ -357,6 +362,10 @@ CALLS = [
     call("cross_entropy_loss.default", f(7), i(below=7), None, 2),
     call("shardwright.linear_cross_entropy.default",
          f(5, 6), f(7, 6), f(7), i(5, below=7), u(7).detach(), -100, 0.1, 3, torch.float64),
+    call("shardwright.chunked_mlp.default", f(5, 3, 6), [f(7, 6), f(7, 6)], [None, None],
+         f(6, 7), None, [True, True, True], 4, GATED_MLP),
+    call("shardwright.chunked_mlp.default", f(5, 6), [f(6, 7)], [f(7)], f(7, 6), f(6),
+         [False, False], 2, '[["aten.gelu.default", [{"value": 0}], {}]]'),
     call("nll_loss_nd.default", f(5, 7), i(5, below=7), None, 2, -100),
     call("nll_loss_nd.default", f(5, 7, 3), i(5, 3, below=7), u(7).detach(), 2, 3),
     call("mse_loss.default", f(5, 7), f(5, 7), 2),

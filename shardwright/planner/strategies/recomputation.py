@@ -20,6 +20,7 @@ from shardwright.planner.strategies.layers import (
     recomputable,
     recomputed_layers,
 )
+from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 
 BY_LAYER = ("none", "full", "every", "first")  # kinds that share the layers as segments
 _COLLECTIVES = ("reduce_scatter", "all_to_all")  # sums of kept operators are kept with them
@@ -59,12 +60,45 @@ def recomputable_by(recompute: Recompute, graph: Graph, layers: Sequence[range])
                 f"recompute={recompute} finds no such module in this model; use full, every(n) or"
                 " globs of module paths, such as modules(*.mlp)"
             )
-        return Recomputable(spans, Skeleton(ends_again=True))
+        return Recomputable(spans, Skeleton(kept=_run_once(graph, spans), ends_again=True))
     spans = recomputable(graph, layers)
     if kind != "ops":
-        return Recomputable(spans)
-    kept = frozenset(_kept(recompute.names, graph, spans))
+        return Recomputable(spans, Skeleton(kept=_run_once(graph, spans)))
+    kept = _run_once(graph, spans).union(_kept(recompute.names, graph, spans))
     return Recomputable(spans, Skeleton(kept=kept, ends_again=True))
+
+
+def _run_once(graph: Graph, spans: Sequence[range]) -> frozenset[str]:
+    """MLPs in chunks at the end of a residual branch, whose results nothing reads again.
+
+    They compute again what their own backward pass needs.
+    """
+    found = set[str]()
+    for span in spans:
+        inside = {graph.ops[i].name for i in span}
+        for op in (graph.ops[i] for i in span):
+            if op.target == CHUNKED_MLP and all(
+                value not in reader.saves and _ends(graph, reader, inside)
+                for value, reader in _readers(graph, op.outputs[0])
+            ):
+                found.add(op.name)
+    return frozenset(found)
+
+
+def _readers(graph: Graph, value: str) -> Iterator[tuple[str, Op]]:
+    """Operators that read a value or a view of it, with what they read."""
+    for reader in graph.consumers[value]:
+        if all(graph.tensor[name].alias_of == value for name in reader.outputs):
+            for name in reader.outputs:
+                yield from _readers(graph, name)
+        else:
+            yield value, reader
+
+
+def _ends(graph: Graph, op: Op, inside: set[str]) -> bool:
+    """Whether only operators outside of a segment read the results of one that is inside."""
+    readers = (reader.name for name in op.outputs for reader in graph.consumers[name])
+    return inside.isdisjoint(readers)
 
 
 def recomputed(

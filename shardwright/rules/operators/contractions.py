@@ -172,6 +172,23 @@ def experts(call: Call) -> Notation:
     return replace(one, work_repeats=halves + 1, routes=(("n", "e"),))
 
 
+def chunked_mlp(call: Call) -> Notation:
+    """An MLP: rows are parallel, inner features are terms of a sum, other features stay whole.
+
+    The steps between its products work element by element (`rules/operators/mlp_chunks.py`).
+    """
+    _, ups, biases, _, bias, turned, *_ = call.op.args
+    assert isinstance(ups, tuple) and isinstance(biases, tuple) and isinstance(turned, tuple)
+    words = ["... h!"]
+    words += ["i h!" if one else "h! i" for one in turned[:-1]]
+    words += ["i" for one in biases if one is not None]
+    words += ["o! i" if turned[-1] else "i o!", *(["+o!"] if bias is not None else [])]
+    reason = "every device needs all features of a row for its part of the inner ones"
+    text = f"{', '.join(words)} -> ... o!"
+    one = parse(text, call.operands, call.results, work="... h i", reason=reason)
+    return replace(one, work_repeats=len(ups) + 1)
+
+
 def grouped_mm(call: Call) -> Notation | None:
     """Grouped matrix product, one matrix per run of tokens: columns parallel, inner dim summed.
 
