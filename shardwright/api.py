@@ -129,6 +129,7 @@ def search(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
     seconds: float = math.inf,
     progress: Progress | None = None,
@@ -160,6 +161,7 @@ def search(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out.
+        mlp_chunks: numbers of chunks of MLPs to search. None: as for `loss_chunks`.
         offload: whether inputs of recomputed segments may wait in the memory of the host. None:
             where `memory_limit` makes plans slower or rules all out, on accelerators with a link to
             their host.
@@ -177,7 +179,7 @@ def search(
         MachineError: there is no such machine.
         OptionsError: an option has a value that it cannot have, or two contradict each other.
         MicroBatchError: the batch cannot be taken in these numbers of micro-batches.
-        LossChunksError: the loss cannot be computed in these numbers of chunks.
+        LossChunksError, MlpChunksError: loss or MLPs cannot be computed in these numbers of chunks.
         PipelineError: there is no pipeline of these numbers of stages.
         GraphError: `graph` is no graph.
     """
@@ -193,6 +195,7 @@ def search(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        mlp_chunks=mlp_chunks,
         offload=offload,
         seconds=seconds,
     )
@@ -282,6 +285,7 @@ def plan(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
     rng: str = "exact",
     batch_norm: str = "exact",
@@ -310,6 +314,7 @@ def plan(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search; None: more than one where the limit
             makes plans slower or rules all out.
+        mlp_chunks: as in `search`.
         offload: as in `search`.
         rng: as in `capture`.
         batch_norm: as in `capture`.
@@ -335,6 +340,7 @@ def plan(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        mlp_chunks=mlp_chunks,
         offload=offload,
     )
     machine, limit = machine_of(machine), options.memory_limit

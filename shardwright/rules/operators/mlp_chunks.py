@@ -25,7 +25,7 @@ CHUNKS, STEPS = 6, 7  # positions among its arguments
 
 _MOST_PRODUCTS = 2
 _VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
-_POINTWISE = ELEMENTWISE | LINEAR | {"add", "sub", "mul", "div"}
+_POINTWISE = (ELEMENTWISE | LINEAR | {"add", "sub", "mul", "div"}) - {"detach"}
 
 
 class MlpChunksError(ValueError):
@@ -141,9 +141,9 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
     products, between, odd = _before(graph, last)
     if not products:
         return None
-    if odd is not None:
-        raise MlpChunksError(f"an MLP has {odd.kind} in {odd.source}")
     source = last.op.source
+    if odd:
+        raise MlpChunksError(f"the MLP of {source} has {odd} inside")
     if all(op.kind in _VIEWS for op in between):
         return None
     if len(products) > _MOST_PRODUCTS or len({one.x for one in products}) > 1:
@@ -162,36 +162,37 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
     return _Mlp(products, between, last, _steps(graph, products, between, source))
 
 
-def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[Op, ...], Op | None]:
-    """Products before one, the operators between in order, and the first that permits no chunks."""
+def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[Op, ...], str]:
+    """Products before one, the operators between in order, and what permits no chunks.
+
+    The last is the kind of an operator, or "other tensors"; it ends the search, but for dropout.
+    """
     inner = graph.tensor[last.x]
     wanted: dict[str, Op] = {}
     products: dict[str, _Product] = {}
-    odd: Op | None = None
+    odd = ""
     left = [last.x]
-    while left:
-        op = graph.producer.get(left.pop())
-        if op is None or op.name in wanted or op.name in products:
+    while left and len(products) <= _MOST_PRODUCTS:
+        name = left.pop()
+        op = graph.producer.get(name)
+        if op is None or len(op.outputs) > 1:
+            return tuple(products.values()), (), odd or "other tensors"
+        if op.name in wanted or op.name in products:
             continue
-        made = graph.tensor[op.outputs[0]]
+        made = graph.tensor[name]
         as_wide = made.shape[-1:] == inner.shape[-1:] and made.num_elements == inner.num_elements
         if as_wide and (one := _product(graph, op)) is not None:
             products[op.name] = one
-        elif as_wide and len(op.outputs) == 1 and _passes(op):
+        elif as_wide and op.operands and (op.kind in _POINTWISE or op.kind in _VIEWS):
             wanted[op.name] = op
             left += op.operands
         elif op.kind == "dropout":
-            odd = op
+            odd = op.kind
             left.append(op.operands[0])
         else:
-            odd = odd or op
-    between = tuple(op for op in graph.ops if op.name in wanted)
-    in_order = tuple(products[op.name] for op in graph.ops if op.name in products)
-    return in_order, between, odd
-
-
-def _passes(op: Op) -> bool:
-    return bool(op.operands) and (op.kind in _POINTWISE or op.kind in _VIEWS)
+            return tuple(products.values()), (), odd or op.kind
+    between = tuple(op for op in graph.ops if op.name in wanted) if products else ()
+    return tuple(products[op.name] for op in graph.ops if op.name in products), between, odd
 
 
 def _steps(
@@ -201,8 +202,6 @@ def _steps(
     number = {one.op.outputs[0]: i for i, one in enumerate(products)}
     steps: list[list[object]] = []
     for op in between:
-        if any(name not in number for name in op.operands):
-            raise MlpChunksError(f"the MLP of {source} reads other tensors inside")
         if op.kind in _VIEWS:
             number[op.outputs[0]] = number[op.operands[0]]
             continue

@@ -122,7 +122,7 @@ class _Mlp(torch.autograd.Function):
             of_inner = grad[part] @ last
             if of_down:
                 sum_of_down.add_product(grad[part], inner.detach(), turned=form.turned[-1])
-            of_products = list(torch.autograd.grad(inner, products, of_inner))
+            of_products = _of_products(inner, products, of_inner)
             del products, inner, of_inner
             for i, of_product in enumerate(of_products):
                 if of_others[i]:
@@ -138,6 +138,14 @@ class _Mlp(torch.autograd.Function):
         first, *rest = of_weights
         of_result = grad.sum(0) if of_down_bias else None
         return None if found is None else found.view(x.shape), first, of_result, None, *rest
+
+
+def _of_products(inner: Tensor, products: list[Tensor], of_inner: Tensor) -> list[Tensor]:
+    """Gradients of the products; zeros for one that only comparisons read."""
+    if not inner.requires_grad:
+        return [torch.zeros_like(one) for one in products]
+    found = torch.autograd.grad(inner, products, of_inner, materialize_grads=True)
+    return list(found)
 
 
 class _Sum:

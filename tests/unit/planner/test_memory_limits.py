@@ -13,7 +13,7 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.memory_limits import loss_forms, offload_of
+from shardwright.planner.memory_limits import forms_to_search, offload_of
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 from tests.ranks.test_offload import Blocks
@@ -81,7 +81,8 @@ def test_by_default_chunks_are_as_few_as_make_logits_a_small_part_of_the_limit(g
 
     def counts(limit):
         options = PlanOptions.of(memory_limit=limit)
-        return [form.numerics.loss_chunks for form in loss_forms(graph, machine, options)]
+        forms = forms_to_search(graph, machine, options)
+        return [form.numerics.loss_chunks for form in forms.every]
 
     assert counts(64 * logits) == [1]
     assert counts(64 * logits - 64) == [1, 2]
@@ -90,7 +91,7 @@ def test_by_default_chunks_are_as_few_as_make_logits_a_small_part_of_the_limit(g
 
 
 def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
-    chunked = loss_forms(graph, preset("2xH100"), PlanOptions.of(loss_chunks=(4,)))[0]
+    chunked = forms_to_search(graph, preset("2xH100"), PlanOptions.of(loss_chunks=(4,))).plain[0]
     assert {plan.numerics.loss_chunks for plan in _search(chunked)} == {4}
     with pytest.raises(LossChunksError, match="captured with loss_chunks=4"):
         _search(chunked, loss_chunks=(8,))

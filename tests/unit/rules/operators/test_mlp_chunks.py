@@ -102,9 +102,9 @@ def _value(graph, model):
     "mlp, reason",
     (
         (read_twice, "tensors inside of the MLP of down .* are also read by"),
-        (with_dropout, "an MLP has dropout in"),
+        (with_dropout, "the MLP of down .* has dropout inside"),
         (two_inputs, "the MLP of down .* has not one input"),
-        (scaled, "reads other tensors inside"),
+        (scaled, "the MLP of down .* has other tensors inside|no two products"),
         (normed, "the model has no two products"),
         (lambda m, x: m.narrow(m.up(x).relu()), "the MLP of narrow .* changes shape or dtype"),
         (lambda m, x: x + m.down(m.up(x)), "the model has no two products"),

@@ -60,6 +60,18 @@ def test_results_and_gradients_are_those_of_the_module(chunks):
             torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_product_that_a_comparison_reads_gets_no_gradient():
+    x, ups, _, down, _ = _operands(torch.float64)
+    steps = [["aten.gt.Scalar", [{"value": 0}, 0.0], {}]]
+    steps += [["aten.mul.Tensor", [{"value": 1}, {"value": 2}], {}]]
+    operands = [x, ups[1], down]
+    found = OPERATOR(x, ups, [None, None], down, None, [True] * 3, 5, json.dumps(steps))
+    whole = F.linear(F.linear(x, ups[1]) * (F.linear(x, ups[0]) > 0), down)
+    pairs = zip(_gradients(whole, operands), _gradients(found, operands), strict=True)
+    for expected, one in pairs:
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_sums_of_narrow_gradients_are_rounded_once():
     x, ups, _, down, _ = _operands(torch.bfloat16)
     given = [None, None], down, None, [True] * 3
