@@ -114,3 +114,14 @@ def _counted(plans, serial):
         module.zero_grad(set_to_none=True)
         found[case] = counted(module, batch, steps=3) if not plan.compiled else 0
     return found
+
+
+def test_a_plan_in_chunks_is_the_module(tmp_path):
+    model, batch = subject()
+    graph = sw.capture(model, (), batch)
+    for strategy in ("cp=2", "pp=2 mb=4 ac=full"):
+        sw.price(graph, "2xcpu", f"{strategy} mlp=chunked(3)").save(tmp_path / "plan.json")
+        plan = sw.Plan.load(tmp_path / "plan.json")
+        assert plan.numerics.mlp_chunks == 3 and "MLP in 3 chunks" in plan.explain()
+        report = sw.verify(model, plan, (), batch)
+        assert report.ok, report
