@@ -35,9 +35,8 @@ from shardwright.runtime.random.dropout import (
     StepKeys,
 )
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from shardwright.runtime.sharded_ops.chunked_mlp import ChunkedMlp
+from shardwright.runtime.sharded_ops.chunked import ChunkedLoss, ChunkedMlp
 from shardwright.runtime.sharded_ops.experts import local_experts
-from shardwright.runtime.sharded_ops.linear_cross_entropy import ChunkedLoss
 from shardwright.tracing.graph_builder import Captured
 
 

@@ -70,7 +70,7 @@ def mlp_backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
             found.append(_moving(work, OperatorClass.MEMORY, chunk.item * rows * of))
             continue
         found.append(chunk.product(work, inner, width, rows))
-        if _sums_apart(work):
+        if _sums_wider(work):
             summed, cast = (n * inner * width for n in (chunk.item + 2 * _WIDE, chunk.item + _WIDE))
             found.append(_moving(work, OperatorClass.MEMORY, summed))
             once.append(_moving(work, OperatorClass.MEMORY, cast))
@@ -84,7 +84,7 @@ def mlp_chunk_bytes(work: Workload, sizes: Ints) -> Ints:
     """
     chunk = _chunk(work, sizes)
     found: Ints = 2 * (_products(work) + len(work.steps)) * chunk.wide
-    if _sums_apart(work):
+    if _sums_wider(work):
         weights = sum(port.requires_grad and _is_weight(work, port) for port in work.operands[1:])
         found = found + (_WIDE * weights + chunk.item) * chunk.inner * chunk.width
     return found
@@ -107,7 +107,7 @@ def _products(work: Workload) -> int:
     return work.repeats - 1
 
 
-def _sums_apart(work: Workload) -> bool:
+def _sums_wider(work: Workload) -> bool:
     """Whether gradients of weights are summed in another dtype than that of the weights."""
     return work.chunks > 1 and work.operands[0].item_bytes < _WIDE
 
