@@ -323,6 +323,8 @@ CALLS = [
          f(6, 7), None, [True, True, True], 4, GATED_MLP),
     call("shardwright.chunked_mlp.default", f(5, 6), [f(6, 7)], [f(7)], f(7, 6), f(6),
          [False, False], 2, '[["aten.gelu.default", [{"value": 0}], {}]]'),
+    call("shardwright.chunked_mlp.default", f(5, 6), [f(14, 6)], [f(14)], f(6, 7), None,
+         [True, True], 2, GATED),
     call("nll_loss_nd.default", f(5, 7), i(5, below=7), None, 2, -100),
     call("nll_loss_nd.default", f(5, 7, 3), i(5, 3, below=7), u(7).detach(), 2, 3),
     call("mse_loss.default", f(5, 7), f(5, 7), 2),

@@ -22,20 +22,22 @@ WORDS, WIDTH, INNER, TOLERANCE = 20, 16, 256, 1e-10
 
 
 class Layer(nn.Module):
-    """A norm, and an MLP of one of two kinds with a residual sum."""
+    """A norm, and an MLP of one of three kinds with a residual sum."""
 
-    def __init__(self, gated):
+    def __init__(self, kind):
         super().__init__()
+        self.kind, biased = kind, kind == "plain"
         self.norm = nn.LayerNorm(WIDTH)
-        self.gate = nn.Linear(WIDTH, INNER, bias=False) if gated else None
-        self.up = nn.Linear(WIDTH, INNER, bias=not gated)
-        self.down = nn.Linear(INNER, WIDTH, bias=not gated)
+        self.gate = nn.Linear(WIDTH, INNER, bias=False) if kind == "gated" else None
+        self.up = nn.Linear(WIDTH, INNER * (1 + (kind == "together")), bias=biased)
+        self.down = nn.Linear(INNER, WIDTH, bias=biased)
 
     def forward(self, x):
         y = self.norm(x)
-        if self.gate is None:
+        if self.kind == "plain":
             return x + self.down(F.gelu(self.up(y)))
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        gate, up = self.up(y).chunk(2, -1) if self.gate is None else (self.gate(y), self.up(y))
+        return x + self.down(F.silu(gate) * up)
 
 
 class Words(nn.Module):
@@ -44,7 +46,7 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList(Layer(gated) for gated in (True, True, False))
+        self.layers = nn.ModuleList(map(Layer, ("gated", "together", "gated", "plain")))
 
     def forward(self, words, labels):
         x = self.table(words)

@@ -1,9 +1,9 @@
 """Rewrites MLPs as one operator each, which works in chunks of rows.
 
-Products of one input with one or two weights, operators that work element by element, and the
-product with a last weight become `shardwright.chunked_mlp`. Tensors of the inner width (tokens x
-inner features: products, activation, their gradients) then exist for one chunk of a rank's rows at
-a time; the input and the weights are all that the backward pass keeps.
+Products of one input with one or two weights, or with one that holds both, operators that work
+element by element, and the product with a last weight become `shardwright.chunked_mlp`. Tensors of
+the inner width (tokens x inner features: products, activation, their gradients) then exist for one
+chunk of a rank's rows at a time; the input and the weights are all that the backward pass keeps.
 
 Chunks are of rows, not of inner features: results are those of the whole MLP row by row, and what
 adds up over chunks, the gradients of the weights, does not grow with the sequence.
@@ -25,6 +25,7 @@ CHUNKS, STEPS = 6, 7  # positions among its arguments
 
 _MOST_PRODUCTS = 2
 _VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
+_SPLITS = ("split", "split_with_sizes", "chunk")
 _POINTWISE = (ELEMENTWISE | LINEAR | {"add", "sub", "mul", "div"}) - {"detach"}
 
 
@@ -144,7 +145,7 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
     source = last.op.source
     if odd:
         raise MlpChunksError(f"the MLP of {source} has {odd} inside")
-    if all(op.kind in _VIEWS for op in between):
+    if all(op.kind in (*_VIEWS, *_SPLITS) for op in between):
         return None
     if len(products) > _MOST_PRODUCTS or len({one.x for one in products}) > 1:
         raise MlpChunksError(f"the MLP of {source} has not one input of one or two products")
@@ -175,15 +176,18 @@ def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[O
     while left and len(products) <= _MOST_PRODUCTS:
         name = left.pop()
         op = graph.producer.get(name)
-        if op is None or len(op.outputs) > 1:
+        if op is None:
             return tuple(products.values()), (), odd or "other tensors"
         if op.name in wanted or op.name in products:
+            continue
+        if (several := _split_product(graph, op)) is not None:
+            wanted[op.name], products[several.op.name] = op, several
             continue
         made = graph.tensor[name]
         as_wide = made.shape[-1:] == inner.shape[-1:] and made.num_elements == inner.num_elements
         if as_wide and (one := _product(graph, op)) is not None:
             products[op.name] = one
-        elif as_wide and op.operands and (op.kind in _POINTWISE or op.kind in _VIEWS):
+        elif as_wide and op.operands and op.kind in (*_POINTWISE, *_VIEWS):
             wanted[op.name] = op
             left += op.operands
         elif op.kind == "dropout":
@@ -195,6 +199,18 @@ def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[O
     return tuple(products[op.name] for op in graph.ops if op.name in products), between, odd
 
 
+def _split_product(graph: Graph, op: Op) -> _Product | None:
+    """The product whose features an operator splits into equal parts; None for another operator."""
+    if op.kind not in _SPLITS or len(op.operands) != 1:
+        return None
+    whole = graph.tensor[op.operands[0]].shape
+    part = (*whole[:-1], whole[-1] // len(op.outputs)) if whole else ()
+    source = graph.producer.get(op.operands[0])
+    if source is None or any(graph.tensor[name].shape != part for name in op.outputs):
+        return None
+    return _product(graph, source)
+
+
 def _steps(
     graph: Graph, products: Sequence[_Product], between: Sequence[Op], source: Source
 ) -> str:
@@ -204,6 +220,12 @@ def _steps(
     for op in between:
         if op.kind in _VIEWS:
             number[op.outputs[0]] = number[op.operands[0]]
+            continue
+        if op.kind in _SPLITS:
+            for i, name in enumerate(op.outputs):
+                number[name] = len(products) + len(steps)
+                given = {"value": number[op.operands[0]]}
+                steps.append(["part", [given, i, len(op.outputs)], {}])
             continue
         try:
             args = [json_argument(arg, number) for arg in op.args]

@@ -65,13 +65,13 @@ def mlp_backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     for port in work.operands[1:]:
         if not port.requires_grad:
             continue
+        elements = product_of(sizes, port.factors)
         if not _is_weight(work, port):
-            of = inner if _inner_factors(work).issuperset(port.factors) else width
-            found.append(_moving(work, OperatorClass.MEMORY, chunk.item * rows * of))
+            found.append(_moving(work, OperatorClass.MEMORY, chunk.item * rows * elements))
             continue
-        found.append(chunk.product(work, inner, width, rows))
+        found.append(chunk.product(work, elements // width, width, rows))
         if _sums_wider(work):
-            summed, cast = (n * inner * width for n in (chunk.item + 2 * _WIDE, chunk.item + _WIDE))
+            summed, cast = (n * elements for n in (chunk.item + 2 * _WIDE, chunk.item + _WIDE))
             found.append(_moving(work, OperatorClass.MEMORY, summed))
             once.append(_moving(work, OperatorClass.MEMORY, cast))
     return (*(tuple(found) * work.chunks), *once)
@@ -85,8 +85,10 @@ def mlp_chunk_bytes(work: Workload, sizes: Ints) -> Ints:
     chunk = _chunk(work, sizes)
     found: Ints = 2 * (_products(work) + len(work.steps)) * chunk.wide
     if _sums_wider(work):
-        weights = sum(port.requires_grad and _is_weight(work, port) for port in work.operands[1:])
-        found = found + (_WIDE * weights + chunk.item) * chunk.inner * chunk.width
+        weights = [p for p in work.operands[1:] if p.requires_grad and _is_weight(work, p)]
+        elements = [product_of(sizes, port.factors) for port in weights]
+        found = found + sum(_WIDE * each for each in elements)
+        found = found + chunk.item * np.maximum.reduce([np.zeros_like(found), *elements])
     return found
 
 
@@ -112,16 +114,15 @@ def _sums_wider(work: Workload) -> bool:
     return work.chunks > 1 and work.operands[0].item_bytes < _WIDE
 
 
-def _inner_factors(work: Workload) -> frozenset[int]:
-    return frozenset(work.operands[1].factors) - frozenset(work.operands[0].factors)
-
-
 def _is_weight(work: Workload, port: Port) -> bool:
-    inner = _inner_factors(work)
-    return bool(inner & {*port.factors}) and not inner.issuperset(port.factors)
+    """Whether an operand is no bias: it has inner features, and those of the input or result."""
+    x, result = work.operands[0].factors, work.results[0].factors
+    ends = {*x, *result}.intersection(port.factors)
+    return bool(ends) and not ends.issuperset(port.factors)
 
 
 def _chunk(work: Workload, sizes: Ints) -> _Chunk:
     x, up = (frozenset(port.factors) for port in work.operands[:2])
-    rows, width, inner = (product_of(sizes, sorted(part)) for part in (x - up, x & up, up - x))
+    rows, width = (product_of(sizes, sorted(part)) for part in (x - up, x & up))
+    inner = product_of(sizes, [factor for factor in work.work if factor not in x])
     return _Chunk(-(-rows // work.chunks), width, inner, work.operands[0].item_bytes)

@@ -30,6 +30,7 @@ class Model(nn.Module):
         self.mlp = mlp
         self.gate, self.up = nn.Linear(WIDTH, INNER), nn.Linear(WIDTH, INNER)
         self.down, self.narrow = nn.Linear(INNER, WIDTH), nn.Linear(INNER, 3)
+        self.both = nn.Linear(WIDTH, 2 * INNER)
         self.scale = nn.Parameter(torch.ones(INNER))
 
     def forward(self, x):
@@ -42,6 +43,11 @@ def gated(m, x):
 
 def through_views(m, x):
     return x + m.down(F.gelu(m.up(x).flatten(0, 1)).unflatten(0, x.shape[:2]))
+
+
+def together(m, x):
+    gate, up = m.both(x).chunk(2, -1)
+    return x + m.down(F.silu(gate) * up)
 
 
 def cast(m, x):
@@ -72,7 +78,7 @@ def normed(m, x):
 X = torch.linspace(-2, 2, 72, dtype=torch.float64).view(4, 3, WIDTH)
 
 
-@pytest.mark.parametrize("mlp, count", ((gated, 2), (through_views, 1), (cast, 1)))
+@pytest.mark.parametrize("mlp, count", ((gated, 2), (together, 1), (through_views, 1), (cast, 1)))
 def test_the_graph_in_chunks_computes_the_same_without_inner_tensors(mlp, count):
     model = Model(mlp).double()
     graph = sw.capture(model, (X,))
@@ -108,6 +114,7 @@ def _value(graph, model):
         (normed, "the model has no two products"),
         (lambda m, x: m.narrow(m.up(x).relu()), "the MLP of narrow .* changes shape or dtype"),
         (lambda m, x: x + m.down(m.up(x)), "the model has no two products"),
+        (lambda m, x: x + m.down(m.both(x)[..., :INNER].relu()), "the model has no two products"),
     ),
 )
 def test_other_mlps_are_whole_and_refused_where_chunks_are_asked_for(mlp, reason):

@@ -60,6 +60,20 @@ def test_results_and_gradients_are_those_of_the_module(chunks):
             torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_one_weight_may_hold_both_products():
+    x, ups, biases, down, bias = _operands(torch.float64)
+    parts = [["part", [{"value": 0}, i, 2], {}] for i in range(2)]
+    steps = [*parts, ["aten.silu.default", [{"value": 1}], {}]]
+    steps += [["aten.mul.Tensor", [{"value": 3}, {"value": 2}], {}]]
+    given = [torch.cat(ups)], [torch.cat(biases)], down, bias, [True, True], 5
+    found = OPERATOR(x, *given, json.dumps(steps))
+    operands = [x, *ups, *biases, down, bias]
+    whole = _whole(x, ups, biases, down, bias, gated=True)
+    pairs = zip(_gradients(whole, operands), _gradients(found, operands), strict=True)
+    for expected, one in pairs:
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_a_product_that_a_comparison_reads_gets_no_gradient():
     x, ups, _, down, _ = _operands(torch.float64)
     steps = [["aten.gt.Scalar", [{"value": 0}, 0.0], {}]]

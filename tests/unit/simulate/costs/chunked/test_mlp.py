@@ -26,21 +26,29 @@ DEVICE = preset("8xH100").device
 
 
 class Mlp(nn.Module):
-    def __init__(self):
+    """With weights of their own for gate and up, or with one that holds both."""
+
+    def __init__(self, together=False):
         super().__init__()
+        self.both = nn.Linear(WIDTH, 2 * INNER, bias=False) if together else None
         self.gate, self.up = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
         self.down = nn.Linear(INNER, WIDTH, bias=False)
 
     def forward(self, x):
         y = x.tanh()
-        return (x + self.down(F.silu(self.gate(y)) * self.up(y))).sum()
+        gate, up = (self.gate(y), self.up(y)) if self.both is None else self.both(y).chunk(2, -1)
+        return (x + self.down(F.silu(gate) * up)).sum()
+
+
+def _captured(together):
+    x = torch.empty(TOKENS, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with torch.device("meta"):
+        return sw.capture(Mlp(together).bfloat16(), (x,))
 
 
 @pytest.fixture(scope="module")
 def graph():
-    x = torch.empty(TOKENS, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    with torch.device("meta"):
-        return sw.capture(Mlp().bfloat16(), (x,))
+    return _captured(together=False)
 
 
 def _work(graph):
@@ -105,3 +113,11 @@ def test_bytes_of_a_chunk_are_about_those_of_the_traced_call(graph):
         expected = mlp_chunk_bytes(work, sizes)[0]
         assert 0.75 * expected < most - ends < 1.1 * expected
         assert forward.peak < expected
+
+
+def test_a_weight_that_holds_gate_and_up_costs_as_much_as_two(graph):
+    two, one = (with_mlp_chunks(g, 4) for g in (graph, _captured(together=True)))
+    assert useful_flop(one, analyze(one)) == useful_flop(two, analyze(two))
+    assert sum(_seconds(one)) == pytest.approx(sum(_seconds(two)), rel=0.02)
+    most = [mlp_chunk_bytes(*_work(g)[1:])[0] for g in (one, two)]
+    assert most[0] - most[1] == 2 * WIDTH * INNER, "a larger product is added to the sums"
