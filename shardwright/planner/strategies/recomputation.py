@@ -69,36 +69,38 @@ def recomputable_by(recompute: Recompute, graph: Graph, layers: Sequence[range])
 
 
 def _run_once(graph: Graph, spans: Sequence[range]) -> frozenset[str]:
-    """MLPs in chunks at the end of a residual branch, whose results nothing reads again.
+    """MLPs in chunks at the end of a residual branch, with what is between them and its sum.
 
-    They compute again what their own backward pass needs.
+    They compute again what their own backward pass needs, and nothing else reads their results.
     """
     found = set[str]()
     for span in spans:
         inside = {graph.ops[i].name for i in span}
         for op in (graph.ops[i] for i in span):
-            if op.target == CHUNKED_MLP and all(
-                value not in reader.saves and _ends(graph, reader, inside)
-                for value, reader in _readers(graph, op.outputs[0])
-            ):
-                found.add(op.name)
+            if op.target == CHUNKED_MLP:
+                behind = _behind(graph, op.outputs[0], inside)
+                found |= set() if behind is None else {op.name, *behind}
     return frozenset(found)
 
 
-def _readers(graph: Graph, value: str) -> Iterator[tuple[str, Op]]:
-    """Operators that read a value or a view of it, with what they read."""
+def _behind(graph: Graph, value: str, inside: set[str]) -> set[str] | None:
+    """Operators that keep nothing, from a value to where it leaves a segment; None for others."""
+    found = set[str]()
     for reader in graph.consumers[value]:
-        if all(graph.tensor[name].alias_of == value for name in reader.outputs):
-            for name in reader.outputs:
-                yield from _readers(graph, name)
-        else:
-            yield value, reader
-
-
-def _ends(graph: Graph, op: Op, inside: set[str]) -> bool:
-    """Whether only operators outside of a segment read the results of one that is inside."""
-    readers = (reader.name for name in op.outputs for reader in graph.consumers[name])
-    return inside.isdisjoint(readers)
+        if value in reader.saves:
+            return None
+        readers = (one.name for name in reader.outputs for one in graph.consumers[name])
+        if inside.isdisjoint(readers):  # the residual sum, which does not run again
+            continue
+        if reader.saves or reader.extra_saved:
+            return None
+        found.add(reader.name)
+        for name in reader.outputs:
+            behind = _behind(graph, name, inside)
+            if behind is None:
+                return None
+            found |= behind
+    return found
 
 
 def recomputed(

@@ -97,9 +97,15 @@ def test_an_mlp_in_chunks_at_the_end_of_a_branch_runs_once():
 
 @pytest.mark.hf
 def test_an_mlp_before_dropout_runs_again():
-    """Its result would be kept for the dropout, which runs again."""
+    """Its result would be kept for the dropout, which runs again; a copy in its place does not."""
     again, once = kinds(sw.capture(*_called(gpt2(layers=3)), mlp_chunks=2), "full")
     assert all("chunked_mlp" in layer for layer in again) and once == []
+    given = _called(gpt2(layers=3, dropout=0.0, batch=64))
+    copied, whole = (sw.capture(*given, mlp_chunks=count) for count in (2, 1))
+    assert sorted(kinds(copied, "full")[1]) == sorted(3 * ["chunked_mlp", "view", "clone"])
+    chunked, full = (sw.price(graph, "1xH100", "ac=full", "sgd") for graph in (copied, whole))
+    assert {op.kind for op in chunked.ops if op.kept} == {"chunked_mlp", "view", "clone"}
+    assert chunked.memory.saved <= full.memory.saved and chunked.peak_bytes < full.peak_bytes
 
 
 def _called(given):
