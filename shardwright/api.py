@@ -26,7 +26,7 @@ from shardwright.planner.strategies.preference import preferred
 from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
 from shardwright.public import search_with as search_with
-from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.rules.operators.chunks import with_chunks
 from shardwright.runtime.parallel import parallelize
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.verify.verify import Report, verify
@@ -69,6 +69,7 @@ def capture(
     reduce: str = "stored",
     loss: str = "model",
     loss_chunks: int = 1,
+    mlp_chunks: int = 1,
 ) -> Graph:
     """Capture the serial dataflow graph of `model(*args, **kwargs)`.
 
@@ -93,12 +94,14 @@ def capture(
         loss_chunks: parts of the vocabulary in which the last projection and its cross entropy are
             computed, so that logits of one part exist at a time; `search` chooses it where memory
             is short.
+        mlp_chunks: parts of a rank's rows in which MLPs are computed, so that tensors of their
+            inner width exist for one part at a time.
 
     Returns:
         The graph, for `search`.
 
     Raises:
-        LossChunksError: the loss cannot be computed in chunks.
+        LossChunksError, MlpChunksError: loss or MLPs cannot be computed in chunks.
         CaptureError: no fixed graph expresses the model (names the user's file and line), or it
             takes `labels`, gets none and returns no loss.
         BatchError: the arguments are not those of the model.
@@ -108,7 +111,7 @@ def capture(
     found = capture_with_rules(model, args, kwargs, numerics)
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
-    return with_loss_chunks(found.graph, loss_chunks)
+    return with_chunks(found.graph, loss_chunks, mlp_chunks)
 
 
 def search(
@@ -126,6 +129,7 @@ def search(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
     seconds: float = math.inf,
     progress: Progress | None = None,
@@ -157,6 +161,7 @@ def search(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out.
+        mlp_chunks: numbers of chunks of MLPs to search. None: as for `loss_chunks`.
         offload: whether inputs of recomputed segments may wait in the memory of the host. None:
             where `memory_limit` makes plans slower or rules all out, on accelerators with a link to
             their host.
@@ -174,7 +179,7 @@ def search(
         MachineError: there is no such machine.
         OptionsError: an option has a value that it cannot have, or two contradict each other.
         MicroBatchError: the batch cannot be taken in these numbers of micro-batches.
-        LossChunksError: the loss cannot be computed in these numbers of chunks.
+        LossChunksError, MlpChunksError: loss or MLPs cannot be computed in these numbers of chunks.
         PipelineError: there is no pipeline of these numbers of stages.
         GraphError: `graph` is no graph.
     """
@@ -190,6 +195,7 @@ def search(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        mlp_chunks=mlp_chunks,
         offload=offload,
         seconds=seconds,
     )
@@ -279,6 +285,7 @@ def plan(
     stages: Sequence[int] | str | None = "auto",
     allow_async: bool = False,
     loss_chunks: Sequence[int] | None = None,
+    mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
     rng: str = "exact",
     batch_norm: str = "exact",
@@ -307,6 +314,7 @@ def plan(
         allow_async: whether asynchronous pipelines, which change the optimisation, are searched.
         loss_chunks: numbers of chunks of the loss to search; None: more than one where the limit
             makes plans slower or rules all out.
+        mlp_chunks: as in `search`.
         offload: as in `search`.
         rng: as in `capture`.
         batch_norm: as in `capture`.
@@ -332,6 +340,7 @@ def plan(
         stages=stages,
         allow_async=allow_async,
         loss_chunks=loss_chunks,
+        mlp_chunks=mlp_chunks,
         offload=offload,
     )
     machine, limit = machine_of(machine), options.memory_limit

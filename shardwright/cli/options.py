@@ -222,6 +222,13 @@ loss_chunks = click.option(
     help="Parts of the vocabulary in which a step may compute its loss, as 1,8; by default more"
     " than one where the memory limit makes plans slower or rules all out.",
 )
+mlp_chunks = click.option(
+    "--mlp-chunks",
+    callback=_counts,
+    metavar="N,N,…",
+    help="Parts of a rank's rows in which a step may compute its MLPs, as 1,8; by default more"
+    " than one where the memory limit makes plans slower or rules all out.",
+)
 stages = click.option(
     "--stages",
     callback=_stages,
@@ -321,5 +328,6 @@ search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "stages": stages,
     "allow_async": allow_async,
     "loss_chunks": loss_chunks,
+    "mlp_chunks": mlp_chunks,
     "seconds": seconds,
 }

@@ -413,6 +413,22 @@ def _define(name: str, defined: set[str], described: set[str]) -> None:
     defined.add(name)
 
 
+def json_argument(arg: Arg, number: Mapping[str, int]) -> Any:
+    """An argument as a JSON value: values by their `number`, dtypes and memory formats by name.
+
+    Raises `ValueError` for another symbol, and `KeyError` for a value without a number.
+    """
+    if isinstance(arg, Ref):
+        return {"value": number[arg.name]}
+    if isinstance(arg, Symbol):
+        if arg.kind not in ("dtype", "memory_format"):
+            raise ValueError(f"{arg} is a {arg.kind}")
+        return {arg.kind: arg.name}
+    if isinstance(arg, tuple):
+        return [json_argument(one, number) for one in arg]
+    return arg
+
+
 def _refs(args: tuple[Arg, ...]) -> Iterator[str]:
     for arg in args:
         if isinstance(arg, Ref):

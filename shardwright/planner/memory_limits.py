@@ -1,19 +1,19 @@
-"""A memory limit before the search: what all plans need, and chunks of the loss that help."""
+"""A memory limit before the search: what all plans need, and chunks of loss and MLPs that help."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shardwright.ir.frontier import InfeasibleError, format_bytes
-from shardwright.ir.graph import ITEM_BYTES, Graph
+from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.model import Machine
-from shardwright.rules.operators.loss_chunks import (
-    LossChunksError,
-    most_logits,
-    with_loss_chunks,
-)
+from shardwright.rules.operators.chunks import with_chunks
+from shardwright.rules.operators.loss_chunks import LossChunksError, most_logits
+from shardwright.rules.operators.mlp_chunks import MlpChunksError, largest_mlp
 
-_PART_OF_CHUNK = 64  # of the memory of a rank, what logits of a chunk take by default
+_PART_OF_CHUNK = 64  # of the memory of a rank, what a chunk takes by default
 _MOST_CHUNKS = 1024
 
 WEIGHTS = "weights"
@@ -62,30 +62,72 @@ def offload_of(machine: Machine, options: PlanOptions) -> bool | None:
     return options.offload if options.offload is not None or possible else False
 
 
-def loss_forms(graph: Graph, machine: Machine, options: PlanOptions) -> tuple[Graph, ...]:
-    """The forms of `graph` to search: its loss in each number of chunks that `options` name.
+class SearchForms(NamedTuple):
+    """The forms of a graph to search: in any case, and where memory is tight."""
 
-    By default the loss is whole, and in the least power of two of chunks for which float32 logits
-    of one, on even shares of the tokens, are a small part of the memory limit, where that is more
-    than one. A graph whose loss is in chunks already has one form.
+    plain: tuple[Graph, ...]
+    tight: tuple[Graph, ...]
 
-    Raises `LossChunksError` if the loss cannot be in chunks that are asked for.
+    @property
+    def every(self) -> tuple[Graph, ...]:
+        """All forms, those first that are searched in any case."""
+        return (*self.plain, *self.tight)
+
+
+def forms_to_search(graph: Graph, machine: Machine, options: PlanOptions) -> SearchForms:
+    """The forms of `graph`: its loss and MLPs in each number of chunks that `options` name.
+
+    Where they name none, these are whole in plain forms. Where memory is tight, the loss is also in
+    the least power of two of chunks for which float32 logits of one, on even shares of the tokens,
+    are a small part of the memory limit, and MLPs are in as many for tensors of inner width, on as
+    few tokens as even shares of whole samples leave, if these numbers are more than one. A graph
+    that is in chunks already stays so.
+
+    Raises `LossChunksError` or `MlpChunksError` if chunks that are asked for are not possible.
     """
-    wanted, now = options.loss_chunks, graph.numerics.loss_chunks
-    if now > 1:
-        if wanted is not None and set(wanted) != {now}:
-            raise LossChunksError(
-                f"the graph was captured with loss_chunks={now}; leave it out of the search"
-            )
-        return (graph,)
-    if wanted is None:
-        limit = limit_on(machine, options.memory_limit)
+    now = graph.numerics
+    _require_same("loss_chunks", now.loss_chunks, options.loss_chunks, LossChunksError)
+    _require_same("mlp_chunks", now.mlp_chunks, options.mlp_chunks, MlpChunksError)
+    limit = limit_on(machine, options.memory_limit)
+    losses = sorted({*(options.loss_chunks or (now.loss_chunks,))})
+    mlps = sorted({*(options.mlp_chunks or (now.mlp_chunks,))})
+    plain = [(loss, mlp) for mlp in mlps for loss in losses]
+    tight: list[tuple[int, int]] = []
+    if options.loss_chunks is None and now.loss_chunks == 1:
         rows, classes = most_logits(graph)
         whole = rows * classes * ITEM_BYTES["float32"] / machine.devices
-        count = 1
-        while limit is not None and count < min(classes, _MOST_CHUNKS):
-            if whole / count <= limit / _PART_OF_CHUNK:
-                break
-            count *= 2
-        wanted = (1, count) if count > 1 else (1,)
-    return tuple(with_loss_chunks(graph, count) for count in sorted(set(wanted)))
+        losses = [_useful(whole, classes, limit)]
+        tight = [(losses[0], mlp) for mlp in mlps if losses[0] > 1]
+    if options.mlp_chunks is None and now.mlp_chunks == 1:
+        rows, row_bytes = largest_mlp(graph)
+        least = rows // max(machine.devices, _samples(graph))
+        count = _useful(least * row_bytes, least, limit)
+        tight += [(losses[-1], count)] if count > 1 else []
+    return SearchForms(
+        tuple(with_chunks(graph, *pair) for pair in plain),
+        tuple(with_chunks(graph, *pair) for pair in tight),
+    )
+
+
+def _require_same(
+    name: str, now: int, wanted: tuple[int, ...] | None, error: type[ValueError]
+) -> None:
+    """Raise `error` where a graph in chunks was captured with others than those asked for."""
+    if now > 1 and wanted is not None and set(wanted) != {now}:
+        raise error(f"the graph was captured with {name}={now}; leave it out of the search")
+
+
+def _useful(num_bytes: float, most: int, limit: int | None) -> int:
+    """The least power of two of chunks of which one is a small part of the limit."""
+    count = 1
+    while limit is not None and count < min(most, _MOST_CHUNKS):
+        if num_bytes / count <= limit / _PART_OF_CHUNK:
+            break
+        count *= 2
+    return count
+
+
+def _samples(graph: Graph) -> int:
+    """The leading size of the first input, the samples of a batch; 1 where none has a size."""
+    shapes = (graph.tensor[leaf.name].shape for leaf in graph.leaves_of(LeafKind.INPUT))
+    return next((shape[0] for shape in shapes if shape), 1)

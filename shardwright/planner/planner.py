@@ -23,7 +23,7 @@ from shardwright.planner.axes.axis_names import AxisNames
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
-from shardwright.planner.memory_limits import limit_on, loss_forms, offload_of
+from shardwright.planner.memory_limits import forms_to_search, limit_on, offload_of
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.micro_batch_counts import if_tight
@@ -86,12 +86,12 @@ def search(
     if options.method == "kcut":
         return _cut(graph, machine, options, tracer, progress)
     end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
-    forms = loss_forms(graph, machine, options)
+    forms = forms_to_search(graph, machine, options)
     starts: list[StartingStrategies] = []
-    for form in forms:
+    for form in forms.every:
         first_form = starts[0].factory if starts else None
         starts.append(_start_of(form, machine, options, scope, first_form))
-    first = 1 if options.loss_chunks is None else len(starts)
+    first = len(forms.plain)
     loops: dict[tuple[int, object, bool], MeshLoop] = {}
     offload = offload_of(machine, options)
     refinements = _Refinements(tracer)
@@ -133,6 +133,7 @@ def _cut(
         micro_batches=(1,),
         stages=(1,),
         loss_chunks=(1,),
+        mlp_chunks=(1,),
     )
     ends = partial(search, graph, machine, baseline_options, tracer)
     found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)

@@ -24,7 +24,7 @@ _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed la
 
 
 def headline(plan: Plan) -> str:
-    """The kinds of parallelism with their sizes, pipeline, recomputation, offload, loss, fp8.
+    """The kinds of parallelism with their sizes, pipeline, recomputation, offload, chunks, fp8.
 
     An axis along which modules do different things has the words of all, as "DP+TP 4";
     one along which nothing is split is called repeated.
@@ -32,8 +32,8 @@ def headline(plan: Plan) -> str:
     found = [*_data(plan), *_others(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
-    chunks = plan.numerics.loss_chunks
-    others = [f"loss in {chunks} chunks"] if chunks > 1 else []
+    counts = {"loss": plan.numerics.loss_chunks, "MLP": plan.numerics.mlp_chunks}
+    others = [f"{what} in {count} chunks" for what, count in counts.items() if count > 1]
     recipe = recipe_of(plan.numerics.fp8)
     if recipe is not None:
         others.append(f"fp8 {recipe.name} by {recipe.library}: priced, not executed here")

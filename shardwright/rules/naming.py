@@ -78,6 +78,7 @@ def _suggestions(graph: Graph, analysis: Analysis) -> Iterator[tuple[int, str]]:
     yield from _roles(graph, analysis, "cross_entropy_loss", {"c": "classes"})
     yield from _roles(graph, analysis, "linear_cross_entropy", {"c": "classes"})
     yield from _roles(graph, analysis, "experts", {"e": "experts"})
+    yield from _roles(graph, analysis, "chunked_mlp", dict.fromkeys("hio", "features"))
     for kind in _PRODUCTS:
         yield from _roles(graph, analysis, kind, {"n": "features", "k": "features"})
 

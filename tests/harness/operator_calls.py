@@ -12,50 +12,7 @@ from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Symbol, Tensor
 from shardwright.tracing.decompose.tables import ctc as ctc  # registers its operator
 from shardwright.tracing.export.operators import operator_of
 from shardwright.tracing.values import selection as selection  # registers its operators
-
-_generator = torch.Generator().manual_seed(0)
-
-
-def f(*shape):
-    """Floating-point numbers around zero."""
-    return torch.randn(shape, generator=_generator, dtype=torch.float64).requires_grad_()
-
-
-def u(*shape):
-    """Floating-point numbers well inside of (0, 1), where every function is defined."""
-    x = torch.rand(shape, generator=_generator, dtype=torch.float64)
-    return (0.1 + 0.8 * x).requires_grad_()
-
-
-def z(*shape):
-    """Complex numbers around zero."""
-    return torch.randn(shape, generator=_generator, dtype=torch.complex128).requires_grad_()
-
-
-def i(*shape, below=9):
-    return torch.randint(below, shape, generator=_generator)
-
-
-def b(*shape):
-    return torch.randint(2, shape, generator=_generator).bool()
-
-
-def recurrent(gates, *, inside=3, state=4, layers=1, directions=1, biases=True):
-    """Weights of a recurrent layer as torch wants them: one flat list."""
-    found = []
-    for layer in range(layers):
-        for _ in range(directions):
-            width = inside if layer == 0 else directions * state
-            found += [f(gates * state, width), f(gates * state, state)]
-            found += [f(gates * state), f(gates * state)] if biases else []
-    return found
-
-
-def infinite(*shape):
-    """Numbers around zero, the last row all of minus infinity but for one of infinity."""
-    x = torch.randn(shape, generator=_generator, dtype=torch.float64)
-    x[-1], x[-1, 2] = -torch.inf, torch.inf
-    return x.requires_grad_()
+from tests.harness.drawn_tensors import b, f, i, infinite, recurrent, u, z
 
 
 @dataclass(frozen=True)
@@ -133,6 +90,11 @@ GATED = (
     '[["part", [{"value": 0}, 0, 2], {}], ["part", [{"value": 0}, 1, 2], {}],'
     ' ["aten.silu.default", [{"value": 1}], {}],'
     ' ["aten.mul.Tensor", [{"value": 3}, {"value": 2}], {}]]'
+)
+
+GATED_MLP = (
+    '[["aten.silu.default", [{"value": 0}], {}],'
+    ' ["aten.mul.Tensor", [{"value": 2}, {"value": 1}], {}]]'
 )
 
 CALLS = [
@@ -357,6 +319,12 @@ CALLS = [
     call("cross_entropy_loss.default", f(7), i(below=7), None, 2),
     call("shardwright.linear_cross_entropy.default",
          f(5, 6), f(7, 6), f(7), i(5, below=7), u(7).detach(), -100, 0.1, 3, torch.float64),
+    call("shardwright.chunked_mlp.default", f(5, 3, 6), [f(7, 6), f(7, 6)], [None, None],
+         f(6, 7), None, [True, True, True], 4, GATED_MLP),
+    call("shardwright.chunked_mlp.default", f(5, 6), [f(6, 7)], [f(7)], f(7, 6), f(6),
+         [False, False], 2, '[["aten.gelu.default", [{"value": 0}], {}]]'),
+    call("shardwright.chunked_mlp.default", f(5, 6), [f(14, 6)], [f(14)], f(6, 7), None,
+         [True, True], 2, GATED),
     call("nll_loss_nd.default", f(5, 7), i(5, below=7), None, 2, -100),
     call("nll_loss_nd.default", f(5, 7, 3), i(5, 3, below=7), u(7).detach(), 2, 3),
     call("mse_loss.default", f(5, 7), f(5, 7), 2),

@@ -9,6 +9,7 @@ from shardwright.ir.strategy.fields import (
     DTYPES,
     FP8,
     LOSSES,
+    MLPS,
     OFFLOADS,
     SYNCS,
 )
@@ -96,6 +97,7 @@ def training_strategies(draw: st.DrawFn) -> Strategy:
         fp8=draw(st.sampled_from((None, *FP8))),
         compile=draw(st.sampled_from(COMPILES)),
         loss=draw(st.sampled_from((*LOSSES, "chunked(8)"))),
+        mlp=draw(st.sampled_from((*MLPS, "chunked(8)"))),
         gradient_sync=draw(st.sampled_from((*SYNCS, None))),
         **draw(_DTYPES),
         **draw(_PIPELINES),

@@ -27,7 +27,8 @@ from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, ran
 from shardwright.runtime.sharded_ops.experts import LocalExperts
 from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
-from tests.harness.operator_calls import CALLS, call, f
+from tests.harness.drawn_tensors import f
+from tests.harness.operator_calls import CALLS, call
 from tests.harness.rank_threads import Meeting
 from tests.harness.resized_calls import free_sizes, resized
 from tests.harness.simulated_ranks import gather, scatter

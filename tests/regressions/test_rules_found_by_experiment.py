@@ -22,7 +22,8 @@ import shardwright as sw
 from shardwright.rules import user_rules
 from shardwright.tracing.discovery import discover as findings
 from shardwright.tracing.discovery.experiment import discover
-from tests.harness.operator_calls import call, f
+from tests.harness.drawn_tensors import f
+from tests.harness.operator_calls import call
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ import shardwright as sw
 from shardwright.rules.analysis import analyze
 from shardwright.rules.arguments import localize
 from shardwright.tracing.call import CaptureError
+from tests.harness.drawn_tensors import f
 from tests.harness.graph_comparison import compared
-from tests.harness.operator_calls import call, f
+from tests.harness.operator_calls import call
 from tests.harness.small_graphs import splittable
 
 

@@ -29,7 +29,16 @@ _REPORT_WAIT = 600.0  # seconds that the report waits for one
 @groups.target
 @groups.machine()
 @groups.plan_options(
-    *("memory_limit", "constraints", "seconds", "method", "micro_batches", "stages", "loss_chunks")
+    *(
+        "memory_limit",
+        "constraints",
+        "seconds",
+        "method",
+        "micro_batches",
+        "stages",
+        "loss_chunks",
+        "mlp_chunks",
+    )
 )
 @options.optimizer
 @groups.numerics

@@ -34,7 +34,16 @@ from shardwright.train.targets.target_text import Target
 @groups.machine()
 @options.device_counts
 @groups.plan_options(
-    *("constraints", "seconds", "method", "micro_batches", "stages", "allow_async", "loss_chunks")
+    *(
+        "constraints",
+        "seconds",
+        "method",
+        "micro_batches",
+        "stages",
+        "allow_async",
+        "loss_chunks",
+        "mlp_chunks",
+    )
 )
 @options.optimizer
 @groups.numerics

@@ -45,6 +45,7 @@ _LABEL = 12  # columns of a line's name
         "stages",
         "allow_async",
         "loss_chunks",
+        "mlp_chunks",
     )
 )
 @click.option(

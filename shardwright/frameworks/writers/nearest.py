@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
 from shardwright.frameworks.errors import FrameworkError
-from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS
+from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS, MLPS
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -40,6 +40,7 @@ class Nearest:
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = canonical(strategy)
         self.reasons: list[str] = []
+        self.change("MLPs are computed whole", mlp=MLPS[0])
 
     def change(self, reason: str, **changes: Any) -> None:
         """Change fields, and record why; nothing where they have these values."""

@@ -37,6 +37,10 @@ _CHUNKS = (
     "logits of one part of the vocabulary exist at a time and are computed again in the backward"
     " pass; gradients of what they are computed from are sums over the parts"
 )
+_MLP_CHUNKS = (
+    "tensors of the inner width of an MLP exist for one part of a rank's rows at a time and are"
+    " computed again in the backward pass; gradients of its weights are sums over the parts"
+)
 CHOICES = {
     "rng": ("exact", "fast"),
     "batch_norm": ("exact", "local"),
@@ -51,7 +55,7 @@ class NumericsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Options for random numbers, batch norms, the dtype of computation, and chunks of the loss.
+    """Options for random numbers, batch norms, dtypes, and chunks of the loss and of MLPs.
 
     * `rng`: "exact" draws what one device draws, under any plan; "fast" keeps
       torch's fused kernels, whose numbers depend on the plan;
@@ -63,6 +67,8 @@ class Numerics:
       are stored; "bf16", with `precision="bf16"` alone, in bfloat16;
     * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
       computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`);
+    * `mlp_chunks`: parts of a rank's rows in which MLPs are computed, so that tensors of the inner
+      width exist for one part at a time (`rules/operators/mlp_chunks.py`);
     * `fp8`: the key of the recipe of matrix products in 8 bits (`ir/options/fp8.py`), which are
       priced and not executed; empty: there are none.
 
@@ -75,6 +81,7 @@ class Numerics:
     precision: str = "model"
     reduce: str = "stored"
     loss_chunks: int = 1
+    mlp_chunks: int = 1
     fp8: str = ""
 
     def __post_init__(self) -> None:
@@ -87,10 +94,10 @@ class Numerics:
                 "reduce='bf16' is for gradients of parameters that are kept in float32; add"
                 " precision='bf16'"
             )
-        if type(self.loss_chunks) is not int or self.loss_chunks < 1:
-            raise NumericsError(
-                f"loss_chunks={self.loss_chunks!r} is no number of chunks; give 1 or more"
-            )
+        for name in ("loss_chunks", "mlp_chunks"):
+            count = getattr(self, name)
+            if type(count) is not int or count < 1:
+                raise NumericsError(f"{name}={count!r} is no number of chunks; give 1 or more")
         if not isinstance(self.fp8, str) or not is_recipe(self.fp8):
             raise NumericsError(
                 f"fp8={self.fp8!r} is no recipe; price a strategy, as 'fp8=delayed'"
@@ -111,6 +118,8 @@ class Numerics:
                 yield field.name, _MEANING[field.name, value]
         if self.loss_chunks > 1:
             yield "loss", f"in {self.loss_chunks} chunks: {_CHUNKS}"
+        if self.mlp_chunks > 1:
+            yield "mlp", f"in {self.mlp_chunks} chunks: {_MLP_CHUNKS}"
         if self.fp8:
             yield "fp8", f"{self.fp8}: {_FP8}"
 
@@ -119,6 +128,7 @@ class Numerics:
         words += [f"precision={self.precision}"] if self.precision != "model" else []
         words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
         words += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks > 1 else []
+        words += [f"mlp_chunks={self.mlp_chunks}"] if self.mlp_chunks > 1 else []
         words += [f"fp8={self.fp8}"] if self.fp8 else []
         return " ".join(words)  # part of fingerprints: plans made before there were these run
 

@@ -45,6 +45,7 @@ class PlanOptions:
     * `allow_async`: whether asynchronous pipelines, which change the optimisation, are searched;
     * `loss_chunks`: numbers of chunks of the vocabulary in which the loss is computed; None tries
       more than one where micro-batches would be tried;
+    * `mlp_chunks`: numbers of chunks of a rank's rows in which MLPs are computed; None as above;
     * `offload`: whether inputs of recomputed segments may wait in the memory of the host; None
       tries it where micro-batches would be tried, on accelerators with a link to their host;
     * `seconds`: about how long to search at most.
@@ -61,6 +62,7 @@ class PlanOptions:
     stages: tuple[int, ...] | str | None = AUTO
     allow_async: bool = False
     loss_chunks: tuple[int, ...] | None = None
+    mlp_chunks: tuple[int, ...] | None = None
     offload: bool | None = None
     seconds: float = math.inf
 
@@ -96,13 +98,13 @@ class PlanOptions:
         if self.method != "kcut":
             return
         plain = not (self.exact or self.constraints or self.allow_async)
-        plain &= self.loss_chunks in (None, (1,))
+        plain &= {*(self.loss_chunks or (1,)), *(self.mlp_chunks or (1,))} == {1}
         one = len(self.meshes or ()) <= 1
         if not (plain and one) or {*(self.micro_batches or (1,)), *(self.stages or (0,))} != {1}:
             raise OptionsError(
                 "method 'kcut' cuts one mesh, is not `exact` and takes no constraints, no"
-                " micro-batches, no stages, no chunks of the loss and no `allow_async`; leave these"
-                " out"
+                " micro-batches, no stages, no chunks of the loss or of MLPs and no `allow_async`;"
+                " leave these out"
             )
 
 
@@ -137,7 +139,7 @@ def _micro_batches(name: str, value: object) -> object:
     return _counts(name, value, OptionsError, _MICRO_BATCHES)
 
 
-def _loss_chunks(name: str, value: object) -> object:
+def _chunks(name: str, value: object) -> object:
     return None if value is None else _counts(name, value, OptionsError, "(1, 8), or None")
 
 
@@ -178,7 +180,8 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "memory_limit": lambda _, value: None if value is None else parse_limit(value),
     "stages": _stages,
     "allow_async": _switch,
-    "loss_chunks": _loss_chunks,
+    "loss_chunks": _chunks,
+    "mlp_chunks": _chunks,
     "offload": _offload,
     "seconds": _seconds,
 }

@@ -17,6 +17,7 @@ FP8 = ("rowwise", "tensorwise", "blockwise", "delayed", "mxfp8")
 OFFLOADS = ("activations", "optimizer", "parameters")
 COMPILES = ("off", "regional")
 LOSSES = ("vocabulary-parallel", "whole", "fused")  # and chunked(n)
+MLPS = ("whole",)  # and chunked(n)
 SYNCS = (LAST, EVERY)
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "grad_dtype", "state_dtype")
 
@@ -38,14 +39,21 @@ def _one_of(*words: Any) -> Possible:
     return Possible(shown, lambda value: isinstance(value, str | None) and value in words)
 
 
-def chunks_of(loss: str) -> int | None:
-    """Chunks of a loss that is "chunked(n)"; None for the others.
+def _one_of_or_chunked(*words: str) -> Possible:
+    return Possible(
+        f"{', '.join(words)} or chunked(n)",
+        lambda v: isinstance(v, str) and (v in words or chunks_of(v) is not None),
+    )
+
+
+def chunks_of(word: str) -> int | None:
+    """Chunks of a loss or an MLP that is "chunked(n)"; None for the others.
 
     >>> chunks_of("chunked(8)")
     8
     """
-    number = loss.removeprefix("chunked(").removesuffix(")")
-    is_chunked = loss == f"chunked({number})" and number.isdecimal()
+    number = word.removeprefix("chunked(").removesuffix(")")
+    is_chunked = word == f"chunked({number})" and number.isdecimal()
     return int(number) if is_chunked and str(int(number)) == number and int(number) else None
 
 
@@ -80,9 +88,7 @@ POSSIBLE: Mapping[str, Possible] = {
     **dict.fromkeys(DTYPE_FIELDS[1:], _DTYPE),
     "fp8": _one_of(*FP8, None),
     "compile": _one_of(*COMPILES),
-    "loss": Possible(
-        f"{', '.join(LOSSES)} or chunked(n)",
-        lambda v: isinstance(v, str) and (v in LOSSES or chunks_of(v) is not None),
-    ),
+    "loss": _one_of_or_chunked(*LOSSES),
+    "mlp": _one_of_or_chunked(*MLPS),
     "gradient_sync": _one_of(*SYNCS, None),
 }

@@ -15,7 +15,7 @@ from typing import Any
 from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.schedules.registry import SCHEDULES
-from shardwright.ir.strategy.fields import AXES, COMPILES, CP_STYLES, LOSSES, POSSIBLE
+from shardwright.ir.strategy.fields import AXES, COMPILES, CP_STYLES, LOSSES, MLPS, POSSIBLE
 from shardwright.ir.strategy.recompute import NONE, Recompute, StrategyError
 from shardwright.ir.strategy.text import read, written
 
@@ -76,6 +76,7 @@ class Strategy:
         fp8: scaling of matrix products in 8 bits, as "rowwise"; None: no such products.
         compile: "off", or "regional": each layer is one compiled function.
         loss: "vocabulary-parallel" (split over `tp`), "whole", "fused" or "chunked(n)".
+        mlp: "whole", or "chunked(n)": computed in n parts of a rank's rows.
         gradient_sync: gradients are reduced after the "last" or after "every" micro-batch; None:
             after every one where they are kept sharded (`zero` 2 and 3), else after the last.
 
@@ -108,6 +109,7 @@ class Strategy:
     fp8: str | None = None
     compile: str = COMPILES[0]
     loss: str = LOSSES[0]
+    mlp: str = MLPS[0]
     gradient_sync: str | None = None
 
     def __post_init__(self) -> None:
@@ -211,8 +213,9 @@ class Strategy:
         return written(given) or "dp_shard=1"
 
     def in_form(self, numerics: Numerics) -> Strategy:
-        """The strategy with the loss in chunks and the recipe in 8 bits of a graph."""
-        changes = {"loss": f"chunked({numerics.loss_chunks})"} if numerics.loss_chunks > 1 else {}
+        """The strategy with the chunks of loss and MLPs and the recipe in 8 bits of a graph."""
+        counts = {"loss": numerics.loss_chunks, "mlp": numerics.mlp_chunks}
+        changes = {name: f"chunked({count})" for name, count in counts.items() if count > 1}
         if (recipe := recipe_of(numerics.fp8)) is not None:
             changes["fp8"] = recipe.name
         return self.but(**changes)

@@ -35,7 +35,7 @@ _BEFORE_DTYPES = (
     *("order", "zero", "reshard_after_forward", "sequence_parallel", "cp_style", "recompute"),
     "offload",
 )
-_BEHIND = ("fp8", "compile", "loss", "gradient_sync")
+_BEHIND = ("fp8", "compile", "loss", "mlp", "gradient_sync")
 
 
 def read(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME, Device, Machine
 from shardwright.planner.recost import additive
 from shardwright.rules.analysis import Analysis, analyze
-from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.rules.operators.chunks import with_chunks
 from shardwright.simulate.costs.tile_sizes import local_bytes
 from shardwright.simulate.costs.update import update_seconds
 
@@ -51,8 +51,7 @@ def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Av
 def _host(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:
     device = replace(machine.device, issue_seconds=NO_TIME)
     ideal = replace(machine.with_devices(plan.mesh.size), device=device)
-    chunks = plan.numerics.loss_chunks
-    form = graph if graph.numerics.loss_chunks == chunks else with_loss_chunks(graph, chunks)
+    form = with_chunks(graph, plan.numerics.loss_chunks, plan.numerics.mlp_chunks)
     other = additive(plan, form, analyze(form), ideal, plan.optimizer, found)
     return Seconds(sum(op.seconds for op in plan.ops) - sum(op.seconds for op in other.ops))
 

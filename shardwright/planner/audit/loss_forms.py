@@ -12,7 +12,7 @@ from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
-from shardwright.planner.memory_limits import loss_forms
+from shardwright.planner.memory_limits import forms_to_search
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import form_of
@@ -64,9 +64,10 @@ class PricedForms:
     @cached_property
     def useful_chunks(self) -> int | None:
         """Chunks in which large logits take a small part of a device's memory; None: need none."""
+        options = PlanOptions(mlp_chunks=(self._graph.numerics.mlp_chunks,))
         counts = [
             form.numerics.loss_chunks
-            for form in loss_forms(self._graph, self._machine, PlanOptions())
+            for form in forms_to_search(self._graph, self._machine, options).every
         ]
         return max(counts) if max(counts) > 1 else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shardwright.ir.graph import Graph
@@ -12,6 +12,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.strategies.unpriced import unpriced_fields
 from shardwright.rules.operators.loss_chunks import most_logits
+from shardwright.rules.operators.mlp_chunks import largest_mlp
 
 _DEFAULTS = {one.name: one.default for one in fields(Strategy) if one.name != "recompute"}
 
@@ -40,10 +41,11 @@ def priced_as(
     contradict the others.
     """
     now = strategy
-    can_chunk = chunks_of(strategy.loss) is not None and most_logits(graph) != (0, 0)
+    loss = (most_logits(graph) != (0, 0) and chunks_of(strategy.loss)) or 1
+    mlp = (largest_mlp(graph) != (0, 0) and chunks_of(strategy.mlp)) or 1
+    numerics = replace(graph.numerics, loss_chunks=loss, mlp_chunks=mlp)
     for _ in fields(Strategy):
-        chunks = chunks_of(now.loss) if can_chunk else None
-        if not (names := [name for name, _ in unpriced_fields(now, chunks or 1, machine.device)]):
+        if not (names := [name for name, _ in unpriced_fields(now, numerics, machine.device)]):
             break
         now = now.but(**{name: _DEFAULTS[name] for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))

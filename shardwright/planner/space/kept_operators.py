@@ -36,6 +36,7 @@ _WORTH_IT = frozenset(
         OperatorClass.CONVOLUTION,
         OperatorClass.ATTENTION,
         OperatorClass.EXPERTS,
+        OperatorClass.CHUNKED_MLP,
     }
 )
 

@@ -1,4 +1,4 @@
-"""The form of a graph that a strategy is priced on: its loss in chunks, its products in 8 bits."""
+"""The form of a graph that a strategy is priced on: loss and MLPs in chunks, products in 8 bits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from shardwright.ir.options.fp8 import Fp8Recipe, executed_by
 from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.rules.operators.chunks import with_chunks
 from shardwright.rules.operators.fp8_layers import Fp8LayersError, with_fp8
-from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from shardwright.rules.operators.loss_chunks import LossChunksError
+from shardwright.rules.operators.mlp_chunks import MlpChunksError
 
 
 def recipe_for(strategy: Strategy) -> Fp8Recipe | None:
@@ -26,18 +28,23 @@ def in_8_bit(name: str | None) -> Strategy:
 
 
 def form_of(graph: Graph, strategy: Strategy) -> Graph:
-    """`graph` with the loss and the products of a strategy; itself if they are those of the graph.
+    """`graph` with the loss, MLPs and products of a strategy; itself if it has them.
 
     A graph in 8 bits stays so under a strategy that says no recipe. Raises `StrategyError` if the
-    model does not permit that loss or recipe.
+    model does not permit these.
     """
-    count, now = chunks_of(strategy.loss), graph.numerics
-    if count is not None and count != now.loss_chunks:
-        try:
-            graph = with_loss_chunks(graph, count)
-        except LossChunksError as e:
-            raise StrategyError(f"loss={strategy.loss}: {e}") from e
-    recipe = recipe_for(strategy)
+    recipe, now = recipe_for(strategy), graph.numerics
+    if strategy.fp8 and chunks_of(strategy.mlp) is not None:
+        raise StrategyError(
+            f"mlp={strategy.mlp}: its products are not in 8 bits; leave it or fp8 out"
+        )
+    loss, mlp = chunks_of(strategy.loss), chunks_of(strategy.mlp)
+    try:
+        graph = with_chunks(graph, loss or now.loss_chunks, mlp or now.mlp_chunks)
+    except LossChunksError as e:
+        raise StrategyError(f"loss={strategy.loss}: {e}") from e
+    except MlpChunksError as e:
+        raise StrategyError(f"mlp={strategy.mlp}: {e}") from e
     if recipe is None or recipe.key == now.fp8:
         return graph
     if now.fp8:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.ir.layout import Shard
-from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.fields import AXES, COMPILES
@@ -46,16 +45,12 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields["gradient_sync"] = plan.gradient_sync
     fields["compile"] = COMPILES[plan.compiled]
     fields["offload"] = plan.offload
-    if plan.numerics.loss_chunks > 1:
-        fields["loss"] = f"chunked({plan.numerics.loss_chunks})"
-    if (recipe := recipe_of(plan.numerics.fp8)) is not None:
-        fields["fp8"] = recipe.name
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]
         fields["stage_cut"] = _stage_cut(plan)
     try:
-        return Strategy(**fields)
+        return Strategy(**fields).in_form(plan.numerics)
     except StrategyError:
         return None
 

@@ -20,6 +20,7 @@ from shardwright.planner.strategies.layers import (
     recomputable,
     recomputed_layers,
 )
+from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 
 BY_LAYER = ("none", "full", "every", "first")  # kinds that share the layers as segments
 _COLLECTIVES = ("reduce_scatter", "all_to_all")  # sums of kept operators are kept with them
@@ -59,12 +60,47 @@ def recomputable_by(recompute: Recompute, graph: Graph, layers: Sequence[range])
                 f"recompute={recompute} finds no such module in this model; use full, every(n) or"
                 " globs of module paths, such as modules(*.mlp)"
             )
-        return Recomputable(spans, Skeleton(ends_again=True))
+        return Recomputable(spans, Skeleton(kept=_run_once(graph, spans), ends_again=True))
     spans = recomputable(graph, layers)
     if kind != "ops":
-        return Recomputable(spans)
-    kept = frozenset(_kept(recompute.names, graph, spans))
+        return Recomputable(spans, Skeleton(kept=_run_once(graph, spans)))
+    kept = _run_once(graph, spans).union(_kept(recompute.names, graph, spans))
     return Recomputable(spans, Skeleton(kept=kept, ends_again=True))
+
+
+def _run_once(graph: Graph, spans: Sequence[range]) -> frozenset[str]:
+    """MLPs in chunks at the end of a residual branch, with what is between them and its sum.
+
+    They compute again what their own backward pass needs, and nothing else reads their results.
+    """
+    found = set[str]()
+    for span in spans:
+        inside = {graph.ops[i].name for i in span}
+        for op in (graph.ops[i] for i in span):
+            if op.target == CHUNKED_MLP:
+                behind = _behind(graph, op.outputs[0], inside)
+                found |= set() if behind is None else {op.name, *behind}
+    return frozenset(found)
+
+
+def _behind(graph: Graph, value: str, inside: set[str]) -> set[str] | None:
+    """Operators that keep nothing, from a value to where it leaves a segment; None for others."""
+    found = set[str]()
+    for reader in graph.consumers[value]:
+        if value in reader.saves:
+            return None
+        readers = (one.name for name in reader.outputs for one in graph.consumers[name])
+        if inside.isdisjoint(readers):  # the residual sum, which does not run again
+            continue
+        if reader.saves or reader.extra_saved:
+            return None
+        found.add(reader.name)
+        for name in reader.outputs:
+            behind = _behind(graph, name, inside)
+            if behind is None:
+                return None
+            found |= behind
+    return found
 
 
 def recomputed(

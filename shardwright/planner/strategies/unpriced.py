@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from shardwright.ir.graph import Graph
 from shardwright.ir.options.fp8 import MXFP8
 from shardwright.ir.options.mixed_precision import dtypes_of
-from shardwright.ir.strategy.fields import DTYPE_FIELDS
+from shardwright.ir.options.numerics import Numerics
+from shardwright.ir.strategy.fields import DTYPE_FIELDS, LOSSES, MLPS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Device, Machine
@@ -20,7 +21,7 @@ def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
 
     A value without effect is accepted, e.g. a `loss` split over a single device.
     """
-    for name, instead in unpriced_fields(strategy, graph.numerics.loss_chunks, machine.device):
+    for name, instead in unpriced_fields(strategy, graph.numerics, machine.device):
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
@@ -36,10 +37,12 @@ def require_recipe(strategy: Strategy, machine: Machine) -> None:
         raise StrategyError(f"fp8={strategy.fp8} is not yet priced; {instead}")
 
 
-def unpriced_fields(strategy: Strategy, chunks: int, device: Device) -> Iterator[tuple[str, str]]:
+def unpriced_fields(
+    strategy: Strategy, numerics: Numerics, device: Device
+) -> Iterator[tuple[str, str]]:
     """Names of fields without a price on `device`, with what to give instead.
 
-    `chunks` are those in which the captured graph computes its loss.
+    `numerics` have the chunks in which the captured graph computes its loss and its MLPs.
     """
     if strategy.pp > 1 and strategy.order[0] != "pp":
         yield "order", "ranks of a stage are neighbours here, so put pp first"
@@ -47,9 +50,11 @@ def unpriced_fields(strategy: Strategy, chunks: int, device: Device) -> Iterator
         yield "offload", instead
     if instead := _instead_of_fp8(strategy, device):
         yield "fp8", instead
-    plain = ("vocabulary-parallel", "whole") if chunks == 1 else (f"chunked({chunks})",)
-    if strategy.loss not in (*plain, f"chunked({chunks})"):
-        yield "loss", f"use {' or '.join(plain)}"
+    forms = ("loss", numerics.loss_chunks, LOSSES[:2]), ("mlp", numerics.mlp_chunks, MLPS)
+    for name, chunks, whole in forms:
+        plain = whole if chunks == 1 else (f"chunked({chunks})",)
+        if getattr(strategy, name) not in (*plain, f"chunked({chunks})"):
+            yield name, f"use {' or '.join(plain)}"
 
 
 def _instead_of_offload(strategy: Strategy, host_bytes_per_s: float | None) -> str:

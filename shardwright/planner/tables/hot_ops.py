@@ -11,7 +11,7 @@ from shardwright.machine.calls import OpCall
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches
 from shardwright.rules.micro_graph import micro_graph
-from shardwright.rules.operators.loss_chunks import with_loss_chunks
+from shardwright.rules.operators.chunks import with_chunks
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import JointSplit
 from shardwright.simulate.costs.op_calls import form_of
@@ -23,6 +23,7 @@ MOST = 80  # the largest number of timed calls
 _SOME = 0.002  # operators above this fraction of the compute time have at least one timed call
 _UNTIMED = (
     OperatorClass.VIEW, OperatorClass.PART, OperatorClass.EXPERTS, OperatorClass.CHUNKED_LOSS,
+    OperatorClass.CHUNKED_MLP,
 )  # fmt: skip
 
 
@@ -34,12 +35,12 @@ def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[O
     size of one micro-batch.
     """
     most: defaultdict[OpCall, float] = defaultdict(float)
-    forms = {graph.numerics.loss_chunks: (graph, analysis)}
-    sized: dict[tuple[int, int], tuple[Graph, Analysis]] = {}
+    forms = {_chunks_of(graph): (graph, analysis)}
+    sized: dict[tuple[tuple[int, int], int], tuple[Graph, Analysis]] = {}
     for plan in plans:
-        chunks, count = plan.numerics.loss_chunks, plan.micro_batches
+        chunks, count = _chunks_of(plan), plan.micro_batches
         if chunks not in forms:
-            form = with_loss_chunks(graph, chunks)
+            form = with_chunks(graph, *chunks)
             forms[chunks] = form, analyze(form)
         if (chunks, count) not in sized:
             form, known = forms[chunks]
@@ -62,6 +63,11 @@ def hot_calls(graph: Graph, analysis: Analysis, plans: Iterable[Plan]) -> list[O
         found.append(call)
         covered += most[call]
     return found
+
+
+def _chunks_of(one: Graph | Plan) -> tuple[int, int]:
+    """The chunks of the loss and of MLPs."""
+    return one.numerics.loss_chunks, one.numerics.mlp_chunks
 
 
 def _parts(graph: Graph, analysis: Analysis, plan: Plan) -> Mapping[OpCall, float]:

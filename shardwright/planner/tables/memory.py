@@ -19,7 +19,8 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.mixed_precision import reduced_bytes, stored_bytes, stored_item_bytes
 from shardwright.ir.options.optimizers import optimizer_spec
-from shardwright.simulate.costs.chunked_loss import loss_chunk_bytes
+from shardwright.simulate.costs.chunked.loss import loss_chunk_bytes
+from shardwright.simulate.costs.chunked.mlp import mlp_chunk_bytes
 from shardwright.simulate.costs.workload import (
     Ints,
     OperatorClass,
@@ -130,7 +131,7 @@ def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
     """Bytes in use while an operator runs: operands, results and their gradients: (K,).
 
     Experts that receive rows from several devices also hold these rows and their results, and a
-    loss in chunks the logits of one.
+    loss or an MLP in chunks what one of them takes.
     """
     total = np.zeros(sizes.shape[1], np.int64)
     for port in (*work.operands, *work.results):
@@ -140,6 +141,8 @@ def workspace_bytes(work: Workload, sizes: Ints) -> Ints:
         total += np.where(sizes[work.routed[-1]] > 1, 2 * (there + back), 0)
     if work.kind is OperatorClass.CHUNKED_LOSS:
         total += loss_chunk_bytes(work, sizes)
+    if work.kind is OperatorClass.CHUNKED_MLP:
+        total += mlp_chunk_bytes(work, sizes)
     return total
 
 

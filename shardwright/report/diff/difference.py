@@ -209,6 +209,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("precision", first.numerics.precision, second.numerics.precision),
         ("sums of gradients", first.numerics.reduce, second.numerics.reduce),
         ("chunks of the loss", str(first.numerics.loss_chunks), str(second.numerics.loss_chunks)),
+        ("chunks of MLPs", str(first.numerics.mlp_chunks), str(second.numerics.mlp_chunks)),
         ("products in 8 bits", first.numerics.fp8 or "none", second.numerics.fp8 or "none"),
         ("graph", first.fingerprint, second.fingerprint),
     )

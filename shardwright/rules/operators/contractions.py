@@ -172,6 +172,34 @@ def experts(call: Call) -> Notation:
     return replace(one, work_repeats=halves + 1, routes=(("n", "e"),))
 
 
+def chunked_mlp(call: Call) -> Notation:
+    """An MLP: rows are parallel, inner features are terms of a sum, other features stay whole.
+
+    The steps between its products work element by element (`rules/operators/mlp_chunks.py`). The
+    parts of a product that these split are split in the same way.
+    """
+    _, ups, biases, _, bias, turned, *_ = call.op.args
+    assert isinstance(ups, tuple) and isinstance(biases, tuple) and isinstance(turned, tuple)
+    down = call.operands[len(call.operands) - 1 - (bias is not None)]
+    inner = down[1 if turned[-1] else 0]
+    shapes = call.operands[1 : len(ups) + 1]
+    parts = [up[0 if t else 1] // inner for up, t in zip(shapes, turned, strict=False)]
+    features = [f"(g{i}! i)" if count > 1 else "i" for i, count in enumerate(parts)]
+    words = ["... h!"]
+    words += [f"{i} h!" if t else f"h! {i}" for i, t in zip(features, turned, strict=False)]
+    words += [i for i, one in zip(features, biases, strict=True) if one is not None]
+    words += ["o! i" if turned[-1] else "i o!", *(["+o!"] if bias is not None else [])]
+    one = parse(
+        f"{', '.join(words)} -> ... o!",
+        call.operands,
+        call.results,
+        sizes={f"g{i}": count for i, count in enumerate(parts) if count > 1},
+        work="... h i",
+        reason="every device needs all features of a row for its part of the inner ones",
+    )
+    return replace(one, work_repeats=sum(parts) + 1)
+
+
 def grouped_mm(call: Call) -> Notation | None:
     """Grouped matrix product, one matrix per run of tokens: columns parallel, inner dim summed.
 

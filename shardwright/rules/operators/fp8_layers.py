@@ -75,7 +75,7 @@ def _followed(graph: Graph) -> set[str]:
         if not needed.isdisjoint(op.outputs):
             found.add(op.name)
             needed.update(op.operands)
-        if op.kind in _PRODUCTS or "linear_cross_entropy" in op.kind:
+        if op.kind in _PRODUCTS or op.kind in ("linear_cross_entropy", "chunked_mlp"):
             needed.update(op.operands)
     return found
 

@@ -171,6 +171,7 @@ BUILDERS: dict[str, Builder] = {
     "bilinear": contractions.bilinear,
     "grouped_mm_fallback": contractions.grouped_mm,
     "experts": contractions.experts,
+    "chunked_mlp": contractions.chunked_mlp,
     "_grouped_mm": contractions.aligned_grouped_mm,
     "matmul": contractions.matmul,
     "addmm": contractions.addmm,

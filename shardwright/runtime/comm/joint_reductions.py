@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from shardwright.program.instructions import Joint
 from shardwright.rules.operators.reductions import reduced_dims
+from shardwright.runtime.sharded_ops.chunked import TiledChunkedLoss
 from shardwright.runtime.sharded_ops.cross_entropy import TiledCrossEntropy
-from shardwright.runtime.sharded_ops.linear_cross_entropy import TiledChunkedLoss
 from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 

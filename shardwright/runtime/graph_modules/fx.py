@@ -28,6 +28,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
+from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 from shardwright.runtime.graph_modules.fused_norms import (
     FusedNorm,
     arguments,
@@ -41,6 +42,7 @@ Draws = Dropout | Uniform | Attention | RunModule  # those that take the random 
 # Those that need a module each; of `Compute` those that route, and some operators.
 Special = Draws | Redistribute | Compute | Joint | SharedAttention
 
+_OWN_MODULES = (FUNCTION, LINEAR_CROSS_ENTROPY, CHUNKED_MLP)
 _RANDOM_STATE = "random state"
 _NUMBERS = "numbers"
 
@@ -169,7 +171,7 @@ class _Writer:
         op = instruction.op
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
-        plain = instruction.routing is None and op.target not in (FUNCTION, LINEAR_CROSS_ENTROPY)
+        plain = instruction.routing is None and op.target not in _OWN_MODULES
         if plain:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"

@@ -21,6 +21,7 @@ from shardwright.program.instructions import (
     Uniform,
 )
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
+from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.comm.p2p_group import AxisGroup
@@ -34,8 +35,8 @@ from shardwright.runtime.random.dropout import (
     StepKeys,
 )
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
+from shardwright.runtime.sharded_ops.chunked import ChunkedLoss, ChunkedMlp
 from shardwright.runtime.sharded_ops.experts import local_experts
-from shardwright.runtime.sharded_ops.linear_cross_entropy import ChunkedLoss
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -94,5 +95,7 @@ def _operator(
         return OwnFunction(captured.opaque[str(instruction.op.args[1])])
     if instruction.op.target == LINEAR_CROSS_ENTROPY:
         return ChunkedLoss()
+    if instruction.op.target == CHUNKED_MLP:
+        return ChunkedMlp()
     assert instruction.routing is not None, "torch has the operator"
     return local_experts(instruction.routing, axes, device)

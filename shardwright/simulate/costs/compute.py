@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.machine.model import Device
-from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
+from shardwright.simulate.costs.chunked.loss import loss_backward_kernels, loss_forward_kernels
+from shardwright.simulate.costs.chunked.mlp import mlp_backward_kernels, mlp_forward_kernels
 from shardwright.simulate.costs.expert_rows import row_kernels
 from shardwright.simulate.costs.fp8_products import backward_casts, forward_casts, fp8_product
 from shardwright.simulate.costs.kernels import (
@@ -81,6 +82,8 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         return ()
     if work.kind is OperatorClass.CHUNKED_LOSS:
         return loss_forward_kernels(work, sizes)
+    if work.kind is OperatorClass.CHUNKED_MLP:
+        return mlp_forward_kernels(work, sizes)
     written = _bytes(work.written, sizes)
     read = _bytes(work.read, sizes)
     if work.lookup:
@@ -150,6 +153,8 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         return ()
     if work.kind is OperatorClass.CHUNKED_LOSS:
         return loss_backward_kernels(work, sizes)
+    if work.kind is OperatorClass.CHUNKED_MLP:
+        return mlp_backward_kernels(work, sizes)
     if work.kind in _MOVING:
         made = _bytes((port for port in work.read if port.requires_grad), sizes)
         saved = (port for port in (*work.read, *work.written) if port.saved)

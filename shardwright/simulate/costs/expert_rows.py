@@ -37,6 +37,6 @@ def row_kernels(work: Workload, sizes: Ints, *, backward: bool = False) -> Itera
     nothing = np.zeros(sizes.shape[1], np.int64)
     moved = [_INDEX_BYTES * rows] * _INDEX_KERNELS
     moved += [count * rows * width * x.item_bytes for count in _BY_ROW]
-    moved += [count * rows * inner * x.item_bytes for count in work.steps]
+    moved += [step.tensors * rows * inner * x.item_bytes for step in work.steps]
     for each in moved * (_TWICE if backward else 1):
         yield KernelWork(OperatorClass.MEMORY, work.dtype, nothing, each)

@@ -38,6 +38,7 @@ def _flop_of(work: Workload) -> int:
         return _ATTENTION * once * (3 if work.has_backward else 1)
     if not work.has_backward:
         return once
-    if work.kind is OperatorClass.EXPERTS:  # two more per product, for rows and weights
+    if work.kind in (OperatorClass.EXPERTS, OperatorClass.CHUNKED_MLP):
+        # Two more for each product, for rows and weights.
         return 3 * once
     return once * (1 + sum(work.operands[i].requires_grad for i in work.contracted))

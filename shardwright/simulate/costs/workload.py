@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole_number
 from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.program.instructions import has_fused_blocks
-from shardwright.rules.operators.loss_chunks import CHUNKS, LINEAR_CROSS_ENTROPY
+from shardwright.rules.operators import loss_chunks, mlp_chunks
+from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
+from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 from shardwright.rules.rule import SPREAD, Dims, Rule
 from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
@@ -38,6 +40,10 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 
+# The position of the number of chunks among the arguments of operators that work in chunks.
+_CHUNKS = {LINEAR_CROSS_ENTROPY: loss_chunks.CHUNKS, CHUNKED_MLP: mlp_chunks.CHUNKS}
+
+
 class OperatorClass(Enum):
     """The class of an operator, which decides its efficiency and its formula."""
 
@@ -46,6 +52,7 @@ class OperatorClass(Enum):
     ATTENTION = "attention"
     EXPERTS = "experts"
     CHUNKED_LOSS = "chunked loss"  # a projection and its cross entropy, in chunks
+    CHUNKED_MLP = "chunked mlp"  # the products of an MLP and what is between them, in chunks
     MEMORY = "memory"
     FUNCTION = "function"  # more than memory traffic: exponentials and similar functions
     POOLING = "pooling"
@@ -69,6 +76,20 @@ class Port:
     def local_bytes(self, sizes: Ints) -> Ints:
         """Bytes of the local tile at local `sizes` of the factors, (factors, K): (K,)."""
         return product_of(sizes, self.factors) * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ElementStep:
+    """A step between the products of experts or of an MLP, which works element by element.
+
+    `kind` and `again` are as in `Workload`, `tensors` are those that it reads and writes, and
+    `sums` those of its operands that another step reads too.
+    """
+
+    kind: OperatorClass
+    again: bool
+    tensors: int
+    sums: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +133,7 @@ class Workload:
     repeats: int = 1  # contractions of `work`
     experts: tuple[int, ...] = ()  # factors of experts, among which the contraction is divided
     rows: tuple[int, ...] = ()  # factors of the second operand of experts
-    steps: tuple[int, ...] = ()  # of experts: tensors that each step between the products moves
+    steps: tuple[ElementStep, ...] = ()  # of experts and MLPs: those between the products
     skew: float = 1.0  # of experts: rows of the busiest device over the mean
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: UnsizedCall | None = None  # the call, if the device has timings of it
@@ -122,7 +143,7 @@ class Workload:
         int, ...
     ] = ()  # factors that, if split, are reduced within the operator
     fusion: Fusion | None = None  # None: a kernel of its own
-    chunks: int = 1  # parts in which a loss is computed
+    chunks: int = 1  # parts in which a loss or an MLP is computed
     fp8: Fp8Work | None = None  # None: products in the dtype of the operands
 
     @property
@@ -211,7 +232,7 @@ def workload(
         repeats=1 if "attention" in op.kind else rule.work_repeats,
         experts=tuple(index[name] for name in rule.operands[3][0]) if op.kind == "experts" else (),
         rows=operands[1].factors if op.kind == "experts" else (),
-        steps=_steps(op) if op.kind == "experts" else (),
+        steps=_steps(op) if op.kind == "experts" or op.target == CHUNKED_MLP else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
         form=form_of(op, rule, graph) if op.target in known and not (fusion or fp8) else None,
@@ -219,7 +240,7 @@ def workload(
         again=_FUNCTIONS.get(op.kind, False),
         internal_reductions=_internal_reductions(rule, index),
         fusion=fusion,
-        chunks=whole_number(op.args[CHUNKS]) if op.target == LINEAR_CROSS_ENTROPY else 1,
+        chunks=whole_number(op.args[_CHUNKS[op.target]]) if op.target in _CHUNKS else 1,
         fp8=fp8,
     )
 
@@ -298,13 +319,20 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
     return tuple(index[name] for name in rule.operands[0][-2]) if flag and query == key else ()
 
 
-def _steps(op: Op) -> tuple[int, ...]:
-    """For each step of experts (`tracing/decompose/mixtures.py`), tensors read and written."""
-    steps = json.loads(str(op.args[-1]))
-    counts = (
-        sum(isinstance(arg, dict) for arg in args) for target, args, _ in steps if target != "part"
-    )
-    return tuple(count + 1 for count in counts)
+def _steps(op: Op) -> tuple[ElementStep, ...]:
+    """The steps of experts or an MLP (`tracing/decompose/mixtures.py`) that run a kernel."""
+    found: list[ElementStep] = []
+    seen: set[int] = set()
+    for target, args, _ in json.loads(str(op.args[-1])):
+        if target == "part":
+            continue
+        given = [arg["value"] for arg in args if isinstance(arg, dict) and "value" in arg]
+        name = target.split(".")[1]
+        kind = OperatorClass.FUNCTION if name in _FUNCTIONS else OperatorClass.MEMORY
+        sums = len(given) - len({*given} - seen)
+        seen.update(given)
+        found.append(ElementStep(kind, _FUNCTIONS.get(name, False), len(given) + 1, sums))
+    return tuple(found)
 
 
 def _fused_blocks(op: Op, graph: Graph) -> bool:
@@ -345,6 +373,8 @@ def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
         return OperatorClass.EXPERTS
     if op.target == LINEAR_CROSS_ENTROPY:
         return OperatorClass.CHUNKED_LOSS
+    if op.target == CHUNKED_MLP:
+        return OperatorClass.CHUNKED_MLP
     if "attention" in op.kind:
         return OperatorClass.ATTENTION
     return OperatorClass.CONVOLUTION if "conv" in op.kind else OperatorClass.MATMUL

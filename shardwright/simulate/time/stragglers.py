@@ -34,6 +34,7 @@ _CONTRACTIONS = frozenset(
         OperatorClass.ATTENTION,
         OperatorClass.EXPERTS,
         OperatorClass.CHUNKED_LOSS,
+        OperatorClass.CHUNKED_MLP,
     }
 )
 

@@ -60,7 +60,9 @@ def through(
     offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
     multiply = _operator(product)
     up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
-    found: Tensor = multiply(_run(json.loads(between), multiply(rows, up, offsets)), down, offsets)
+    found: Tensor = multiply(
+        run_steps(json.loads(between), multiply(rows, up, offsets)), down, offsets
+    )
     return found
 
 
@@ -75,8 +77,9 @@ def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
     return total
 
 
-def _run(steps: list[Any], x: Tensor) -> Tensor:
-    values: list[Tensor] = [x]
+def run_steps(steps: Sequence[Any], *given: Tensor) -> Tensor:
+    """The result of the last of some steps (see `mixtures.py`), which number `given` from 0."""
+    values: list[Tensor] = [*given]
     for target, args, kwargs in steps:
         if target == "part":  # one of equal chunks of the last dimension
             source, number, parts = _value(args[0], values), args[1], args[2]

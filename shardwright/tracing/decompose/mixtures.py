@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.graph import Arg, Graph, Op, Ref, Symbol, whole_numbers
+from shardwright.ir.graph import Arg, Graph, Op, Ref, json_argument, whole_numbers
 from shardwright.tracing.decompose.experts import EXPERTS
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import AutogradFacts, observe
@@ -131,8 +131,11 @@ class _Mixture:
             target = getattr(torch.ops.aten, op.kind, None)
             tags = getattr(getattr(target, op.target.split(".")[2], None), "tags", ())
             _require(torch.Tag.pointwise in tags or op.kind in _LOGICAL)
-            args = [_packed(a, number) for a in op.args]
-            kwargs = {key: _packed(a, number) for key, a in op.kwargs}
+            try:
+                args = [json_argument(a, number) for a in op.args]
+                kwargs = {key: json_argument(a, number) for key, a in op.kwargs}
+            except ValueError:
+                raise _NotAMixtureError from None
             number[op.outputs[0]] = len(steps) + 1
             steps.append([op.target, args, kwargs])
         _require(bool(steps) and number.get(goal) == len(steps))
@@ -252,15 +255,3 @@ def _matrix(graph: Graph, name: str) -> tuple[int, int]:
 def _require(fact: bool) -> None:
     if not fact:
         raise _NotAMixtureError
-
-
-def _packed(arg: Arg, number: dict[str, int]) -> Any:
-    """An argument as a JSON value: tensors by `number`, dtypes and memory formats by name."""
-    if isinstance(arg, Ref):
-        return {"value": number[arg.name]}
-    if isinstance(arg, Symbol):
-        _require(arg.kind in ("dtype", "memory_format"))
-        return {arg.kind: arg.name}
-    if isinstance(arg, tuple):
-        return [_packed(a, number) for a in arg]
-    return arg

@@ -28,6 +28,7 @@ from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.rules.analysis import notation_of
 from shardwright.rules.notation import parse
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from shardwright.rules.operators.mlp_chunks import MlpChunksError, with_mlp_chunks
 from shardwright.rules.user_rules import user_rule
 from shardwright.tracing.arguments import require_call, require_module
 from shardwright.tracing.capture import capture_call
@@ -51,9 +52,10 @@ def capture_with_rules(
     """Capture a call of `model`, and give rules to the operators that have no written one.
 
     An operator gets the rule that the user stated, or one found by experiment. The arguments are
-    those of `capture_call`. The loss is in as many chunks as `numerics` say, and whole in a graph
-    that does not permit them. Raises `CaptureError` for a call that cannot be captured, and for a
-    stated rule that is false, `NumericsError` for products in 8 bits, which nothing here executes.
+    those of `capture_call`. Loss and MLPs are in as many chunks as `numerics` say, and whole in a
+    graph that does not permit them. Raises `CaptureError` for a call that cannot be captured, and
+    for a stated rule that is false, `NumericsError` for products in 8 bits, which nothing here
+    executes.
     """
     require_module(model)
     require_call(args, kwargs)
@@ -63,6 +65,8 @@ def capture_with_rules(
         graph = with_rules(captured.graph)
     with suppress(LossChunksError):
         graph = with_loss_chunks(graph, numerics.loss_chunks)
+    with suppress(MlpChunksError):
+        graph = with_mlp_chunks(graph, numerics.mlp_chunks)
     return replace(captured, graph=graph)
 
 

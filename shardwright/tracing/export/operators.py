@@ -9,6 +9,7 @@ import torch
 
 from shardwright.ir.graph import Arg, Op, Ref, Symbol
 from shardwright.tracing.decompose import causal_rows as causal_rows
+from shardwright.tracing.decompose import chunked_mlp as chunked_mlp
 from shardwright.tracing.decompose import experts as experts
 from shardwright.tracing.decompose import linear_cross_entropy as linear_cross_entropy
 from shardwright.tracing.decompose.tables import local_batchnorm as local_batchnorm

@@ -1,4 +1,4 @@
-"""A search computes the loss in chunks, and offloads, where memory is short; bounds stay bounds."""
+"""A search takes loss and MLPs in chunks, and offloads, where memory is short."""
 
 from dataclasses import replace
 
@@ -13,13 +13,15 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.memory_limits import loss_forms, offload_of
+from shardwright.planner.memory_limits import forms_to_search, offload_of
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
+from shardwright.rules.operators.mlp_chunks import MlpChunksError, with_mlp_chunks
 from tests.ranks.test_offload import Blocks
 
 MESHES = [Mesh.parse("dp=2")]
 WORDS, LENGTH = 4000, 512
+WIDTH, INNER = 16, 1024
 
 
 class Words(nn.Module):
@@ -81,7 +83,8 @@ def test_by_default_chunks_are_as_few_as_make_logits_a_small_part_of_the_limit(g
 
     def counts(limit):
         options = PlanOptions.of(memory_limit=limit)
-        return [form.numerics.loss_chunks for form in loss_forms(graph, machine, options)]
+        forms = forms_to_search(graph, machine, options)
+        return [form.numerics.loss_chunks for form in forms.every]
 
     assert counts(64 * logits) == [1]
     assert counts(64 * logits - 64) == [1, 2]
@@ -90,14 +93,71 @@ def test_by_default_chunks_are_as_few_as_make_logits_a_small_part_of_the_limit(g
 
 
 def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
-    chunked = loss_forms(graph, preset("2xH100"), PlanOptions.of(loss_chunks=(4,)))[0]
+    chunked = forms_to_search(graph, preset("2xH100"), PlanOptions.of(loss_chunks=(4,))).plain[0]
     assert {plan.numerics.loss_chunks for plan in _search(chunked)} == {4}
     with pytest.raises(LossChunksError, match="captured with loss_chunks=4"):
         _search(chunked, loss_chunks=(8,))
+    with pytest.raises(ValueError, match="mlp_chunks=8 is no list of counts"):
+        _search(graph, mlp_chunks=8)
+    with pytest.raises(MlpChunksError, match="the model has no two products"):
+        _search(graph, mlp_chunks=(8,))
     with pytest.raises(ValueError, match="loss_chunks=8 is no list of counts"):
         _search(graph, loss_chunks=8)
     with pytest.raises(ValueError, match="no chunks of the loss"):
         sw.search(graph, "2xH100", method="kcut", loss_chunks=(8,))
+
+
+class Mlps(nn.Module):
+    """Residual MLPs whose inner tensors take most of the memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, INNER) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(INNER, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        for up, down in zip(self.ups, self.downs, strict=True):
+            x = x + down(F.silu(up(x)))
+        return x.square().sum()
+
+
+@pytest.fixture(scope="module")
+def mlps():
+    with torch.device("meta"):
+        return sw.capture(Mlps(), (torch.zeros(2, LENGTH, WIDTH),))
+
+
+def test_mlps_in_chunks_are_tried_where_a_limit_asks_for_them(mlps):
+    whole, both = _search(mlps, mlp_chunks=(1,)), _search(mlps, mlp_chunks=(8, 1))
+    assert {plan.numerics.mlp_chunks for plan in both} == {1, 8}
+    assert both.costs[0] == whole.costs[0], "chunks never make a step faster"
+    for plan in both:
+        within = [one for one in (*both, *whole) if one.peak_bytes <= plan.peak_bytes]
+        assert all(plan.lower_bound_seconds <= one.step_seconds for one in within)
+    assert {plan.numerics.mlp_chunks for plan in _search(mlps)} == {1}, "all fits"
+    limit = int(0.6 * whole.smallest("unlimited").peak_bytes)
+    with pytest.raises(InfeasibleError):
+        _search(mlps, mlp_chunks=(1,), memory_limit=limit).fastest(limit)
+    plan = _search(mlps, memory_limit=limit).fastest(limit)
+    assert plan.numerics.mlp_chunks > 1 and plan.peak_bytes <= limit
+    assert f"MLP in {plan.numerics.mlp_chunks} chunks" in plan.explain()
+    with pytest.raises(MlpChunksError, match="captured with mlp_chunks=4"):
+        _search(with_mlp_chunks(mlps, 4), mlp_chunks=(8,))
+
+
+def test_by_default_mlps_are_in_as_few_chunks_as_one_sample_of_a_device_asks_for(mlps):
+    inner = LENGTH * INNER * 4 * 2 * 2  # bytes of product, activation, and their gradients
+
+    def counts(limit, preset_name, **options):
+        options = PlanOptions.of(memory_limit=limit, **options)
+        forms = forms_to_search(mlps, preset(preset_name), options)
+        return [[form.numerics.mlp_chunks for form in part] for part in forms]
+
+    assert counts(64 * inner, "2xH100") == counts("unlimited", "2xH100") == [[1], []]
+    assert counts(64 * inner - 64, "2xH100") == [[1], [2]]
+    assert counts(16 * inner, "1xH100") == [[1], [4]], "micro-batches leave one sample"
+    assert counts(16 * inner, "8xH100") == [[1], []], "devices share a sample"
+    assert counts(16 * inner, "1xH100", mlp_chunks=(8, 1)) == [[1, 8], []]
 
 
 def test_inputs_wait_on_the_host_where_a_limit_asks_for_that():

@@ -100,10 +100,11 @@ def test_micro_batches_are_tried_when_named_or_needed(api, target, as_json, opti
     assert found["micro_batches"] == found["plan"]["micro_batches"] == chosen
 
 
-def test_chunks_of_the_loss_are_asked_for_by_their_numbers(api, target, as_json):
+def test_chunks_are_asked_for_by_their_numbers(api, target, as_json):
     as_json("plan", target, "--machine", "2xcpu", "--loss-chunks", "8,1")
-    as_json("plan", target, "--machine", "2xcpu")
-    assert [options.loss_chunks for options in api.asked] == [(1, 8), None]
+    as_json("plan", target, "--machine", "2xcpu", "--mlp-chunks", "4")
+    asked = [(options.loss_chunks, options.mlp_chunks) for options in api.asked]
+    assert asked == [((1, 8), None), (None, (4,))]
 
 
 @pytest.mark.parametrize("limit, devices", [("200MiB", 1), ("120MiB", 2), ("40MiB", 4)])

@@ -13,6 +13,7 @@ from shardwright.ir.strategy.fields import (
     DTYPES,
     FP8,
     LOSSES,
+    MLPS,
     OFFLOADS,
     SYNCS,
 )
@@ -66,6 +67,7 @@ def _strategies(draw: st.DrawFn) -> Strategy:
         fp8=draw(st.sampled_from((*FP8, None))),
         compile=draw(st.sampled_from(COMPILES)),
         loss=draw(st.sampled_from((*LOSSES, "chunked(8)"))),
+        mlp=draw(st.sampled_from((*MLPS, "chunked(8)"))),
         gradient_sync=draw(st.sampled_from((*SYNCS, None))),
         **draw(_PIPELINES),
     )
@@ -92,6 +94,7 @@ _CHANGES: dict[str, object] = {
     "fp8": "mxfp8",
     "compile": "regional",
     "loss": "whole",
+    "mlp": "chunked(4)",
     "gradient_sync": "every",
     "stage_cut": (4, 4, 4, 4),
 }
@@ -127,6 +130,7 @@ def test_the_example_of_the_documentation() -> None:
         ("dp_shard=8 ep=3", "use ep=2 or ep=4"),
         ("pp=2 mb=2 cut=5,6,7", "names 3 stages"),
         ("loss=chunked(0)", "loss is vocabulary-parallel"),
+        ("mlp=chunked(x)", "mlp is whole or chunked(n)"),
         ("order=tp,pp", "each once"),
     ],
 )

@@ -17,10 +17,12 @@ from shardwright.planner.audit.auditor import Auditor
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.recognition import strategy_of
+from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.rules.analysis import analyze
+from shardwright.rules.operators.mlp_chunks import with_mlp_chunks
 from shardwright.tracing.op_memory.footprints import Footprints
 
 TOKENS, WIDTH, INNER = 32768, 2048, 8192
@@ -176,3 +178,12 @@ def test_a_plan_in_8_bits_is_kept_in_files_and_not_executed(graph):
     ):
         with pytest.raises(NumericsError, match="fp8=TransformerEngine:delayed is priced, not"):
             run()
+
+
+def test_mlps_in_chunks_are_no_layers_in_8_bits(graph):
+    with pytest.raises(StrategyError, match="its products are not in 8 bits; leave it or fp8 out"):
+        sw.price(graph, "2xH100", f"{TORCHAO}rowwise mlp=chunked(2)")
+    with pytest.raises(StrategyError, match=r"mlp=whole is not yet priced; use chunked\(2\)"):
+        require_priced(Strategy(dp_shard=2), with_mlp_chunks(graph, 2), preset("2xH100"))
+    with pytest.raises(StrategyError, match=r"mlp=chunked\(2\): mlp_chunks=2 is not possible"):
+        form_of(with_mlp_chunks(graph, 4), Strategy(mlp="chunked(2)"))

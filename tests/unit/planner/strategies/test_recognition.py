@@ -19,6 +19,8 @@ TEXTS = (
     "dp_shard=2 cp=2 ac=every(2)",
     "dp_shard=2 cp=2 cp_style=all-gather",
     "dp_shard=2 cp=2 cp_style=ulysses ac=first(3)",
+    "dp_shard=4 ac=full mlp=chunked(2)",
+    "dp_shard=4 loss=chunked(4) mlp=chunked(2)",
     "dp_shard=2 pp=2 mb=4",
     "dp_shard=2 pp=2:GPipe mb=4 reshard=on",
     "tp=2 pp=2:Interleaved1F1B/v2 mb=4 cut=1,1,2,1",

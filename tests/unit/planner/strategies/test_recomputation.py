@@ -7,7 +7,8 @@ from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.planner.space.repeats import find_repeats
 from shardwright.planner.strategies.layers import layers_of
 from shardwright.planner.strategies.recomputation import recomputable_by, recomputed
-from tests.harness.models import small_llama
+from shardwright.rules.operators.mlp_chunks import with_mlp_chunks
+from tests.harness.models import gpt2, small_llama
 from tests.harness.torch_composition import LAYERS, subject
 
 
@@ -80,3 +81,33 @@ def test_a_budget_recomputes_as_few_layers_as_it_needs(graph):
 def test_words_for_nothing_of_this_model_are_refused(graph, word):
     with pytest.raises(StrategyError, match=r"finds no such module|names no operator"):
         kinds(graph, word)
+
+
+def test_an_mlp_in_chunks_at_the_end_of_a_branch_runs_once():
+    llama = sw.capture(*_called(small_llama(5, 16, 4, 8, 8)))
+    chunked = with_mlp_chunks(llama, 4)
+    for word in ("full", "every(2)", "modules(*.mlp)"):
+        assert kinds(chunked, word)[1] == ["chunked_mlp"] * 5
+    assert kinds(chunked, "groups(2)")[1] == [], "residual sums inside of a segment run again"
+    assert kinds(llama, "full")[1] == []
+    seconds = [sw.price(chunked, "1xH100", f"ac={word}").step_seconds for word in ("full", "none")]
+    whole = [sw.price(llama, "1xH100", f"ac={word}").step_seconds for word in ("full", "none")]
+    assert seconds[0] - seconds[1] < whole[0] - whole[1]
+
+
+@pytest.mark.hf
+def test_an_mlp_before_dropout_runs_again():
+    """Its result would be kept for the dropout, which runs again; a copy in its place does not."""
+    again, once = kinds(sw.capture(*_called(gpt2(layers=3)), mlp_chunks=2), "full")
+    assert all("chunked_mlp" in layer for layer in again) and once == []
+    given = _called(gpt2(layers=3, dropout=0.0, batch=64))
+    copied, whole = (sw.capture(*given, mlp_chunks=count) for count in (2, 1))
+    assert sorted(kinds(copied, "full")[1]) == sorted(3 * ["chunked_mlp", "view", "clone"])
+    chunked, full = (sw.price(graph, "1xH100", "ac=full", "sgd") for graph in (copied, whole))
+    assert {op.kind for op in chunked.ops if op.kept} == {"chunked_mlp", "view", "clone"}
+    assert chunked.memory.saved <= full.memory.saved and chunked.peak_bytes < full.peak_bytes
+
+
+def _called(given):
+    model, batch = given
+    return model, (), batch

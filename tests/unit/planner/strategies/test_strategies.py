@@ -53,6 +53,7 @@ CHANGES = {
     "fp8": (BASE, {"fp8": "rowwise"}),
     "compile": (BASE, {"compile": "regional"}),
     "loss": (BASE, {"loss": "chunked(8)"}),
+    "mlp": (BASE, {"mlp": "chunked(8)"}),
     "gradient_sync": (BASE, {"gradient_sync": "last"}),
 }
 

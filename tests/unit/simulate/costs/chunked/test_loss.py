@@ -11,7 +11,7 @@ from shardwright.machine.presets import preset
 from shardwright.planner.tables.memory import workspace_bytes
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators.loss_chunks import with_loss_chunks
-from shardwright.simulate.costs.chunked_loss import loss_backward_kernels, loss_forward_kernels
+from shardwright.simulate.costs.chunked.loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.compute import backward_seconds, forward_seconds
 from shardwright.simulate.costs.useful_flop import useful_flop
 from shardwright.simulate.costs.workload import OperatorClass, workload

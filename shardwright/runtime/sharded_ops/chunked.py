@@ -1,7 +1,7 @@
-"""Modules of losses that are computed in chunks, with all classes here or a tile of them.
+"""Modules of losses and MLPs that are computed in chunks.
 
 Compilers do not look into them: a compiler would see that forward and backward pass compute the
-same logits, and keep them.
+same logits, or the same products, and keep them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.program.instructions import Joint
+from shardwright.tracing.decompose.chunked_mlp import chunked_mlp
 from shardwright.tracing.decompose.linear_cross_entropy import (
     LossForm,
     Reduce,
@@ -51,3 +52,15 @@ class TiledChunkedLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"tile={self.tile}"
+
+
+class ChunkedMlp(nn.Module):
+    """An MLP in chunks, on all of its inner features or a tile of them.
+
+    It takes the arguments of the operator, which on a tile gives this device's terms of the result.
+    """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any) -> Tensor:
+        """The result, or its terms, for each row."""
+        return chunked_mlp(*args)

@@ -1,0 +1,1 @@
+"""Kernels of operators that work in chunks: the loss and the MLP."""
