@@ -1,12 +1,11 @@
 """Communication buckets: of gradients that are summed, of sharded parameters that are gathered.
 
 The passes of step programs and the cost tables use these functions. A bucket has a size, and ends
-with a layer that is worth a message of its own, so that equal layers have equal buckets.
+with a layer once it is half full, so that equal layers have equal buckets.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from shardwright.ir.graph import Graph
@@ -15,7 +14,8 @@ from shardwright.ir.options.mixed_precision import reduced_bytes
 BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB 2020)
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
-_MESSAGE_BYTES = 2**20  # less is not worth a message, if there is more to send
+_LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
+_ENOUGH_BYTES = 2**22  # in a bucket of gathers that ends with a layer, however large buckets are
 
 
 def gradient_bucket_bytes(total: int) -> int:
@@ -39,10 +39,15 @@ def sum_bucket_bytes(graph: Graph) -> int:
 def module_in_list(parameter: str) -> str:
     """The innermost element of a list of modules that a parameter is in; "" if there is none.
 
+    Elements that are single modules with parameters of their own, as in a sequence of linear
+    layers, do not count.
+
     >>> module_in_list("model.layers.3.mlp.experts.5.up.weight"), module_in_list("lm_head.weight")
     ('model.layers.3.mlp.experts.5', '')
+    >>> module_in_list("blocks.3.mlp.0.weight")
+    'blocks.3'
     """
-    parts = parameter.split(".")[:-1]
+    parts = parameter.split(".")[:-2]
     while parts and not parts[-1].isdecimal():
         parts.pop()
     return ".".join(parts)
@@ -54,8 +59,8 @@ def gradient_buckets(
     """The buckets of gradients, as indices into `gradients`.
 
     A gradient of at least `most` bytes has a bucket of its own, without a copy. The others fill
-    buckets from the end, because the backward pass produces the last ones first. A layer that is
-    worth it shares no bucket with another.
+    buckets from the end, because the backward pass produces the last ones first. A bucket ends
+    with a layer if it has half of `most`.
 
     Args:
         gradients: bytes and parameter of each, in the order of the forward pass.
@@ -64,21 +69,22 @@ def gradient_buckets(
     >>> gradient_buckets([(1, "a"), (1, "b"), (9, "c"), (3, "d"), (1, "e"), (3, "f")], 4)
     ((0,), (1, 3), (2,), (4, 5))
     """
-    layers = _layers(gradients, most)
     found: list[tuple[int, ...]] = []
     together: list[int] = []
+    filled = 0
     for place in reversed(range(len(gradients))):
-        size, _ = gradients[place]
+        size, name = gradients[place]
         if size >= most:
             found.append((place,))
             continue
-        if together and layers[place] != layers[together[0]]:
+        if filled >= most / 2 and module_in_list(name) != module_in_list(gradients[together[0]][1]):
             found.append(tuple(together))
-            together = []
+            together, filled = [], 0
         together.insert(0, place)
-        if sum(gradients[i][0] for i in together) >= most:
+        filled += size
+        if filled >= most:
             found.append(tuple(together))
-            together = []
+            together, filled = [], 0
     return tuple(sorted([*found, tuple(together)] if together else found))
 
 
@@ -87,40 +93,32 @@ def gather_limit(largest: int) -> int:
 
     Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB.
     """
-    return max(_MESSAGE_BYTES, min(BUCKET_BYTES, 2 * largest))
+    return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
 
 
 def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[list[int]]:
     """The buckets of `copies`, as indices into them.
 
-    Copies that follow one another share a bucket until it is full, of `least` bytes or more. A
-    layer that is worth it shares no bucket with another.
+    Copies that follow one another share a bucket until it is full, of `least` bytes or more, or
+    until a layer ends and it has half of that, or 4 MiB.
 
     Args:
         copies: bytes and parameter of each, in the order in which they are read.
         least: bytes of a full bucket at least.
 
-    >>> gather_buckets([(2**20, "0.a"), (2**20, "0.b"), (8, "0.c"), (2**20, "1.a")])
-    [[0, 1], [2], [3]]
+    >>> gather_buckets([(2**20, "0.a.w"), (2**19, "0.b.w"), (8, "1.a.w"), (2**20, "1.b.w")])
+    [[0, 1], [2, 3]]
     """
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
-    layers = _layers(copies, limit)
+    enough = min(_ENOUGH_BYTES, limit / 2)
     found: list[list[int]] = []
-    filled = 0
-    for number, (size, _) in enumerate(copies):
-        if not found or layers[number] != layers[number - 1] or filled + size > limit:
+    filled, before = 0, ""
+    for number, (size, name) in enumerate(copies):
+        layer = module_in_list(name)
+        ended = filled >= enough and layer != before
+        if not found or ended or filled + size > limit:
             found.append([])
             filled = 0
         found[-1].append(number)
-        filled += size
+        filled, before = filled + size, layer
     return found
-
-
-def _layers(tensors: Sequence[tuple[int, str]], limit: int) -> list[str]:
-    """The layer whose buckets a tensor is in; "" if it has too few bytes for its own."""
-    total: Counter[str] = Counter()
-    names = [module_in_list(name) for _, name in tensors]
-    for (size, _), name in zip(tensors, names, strict=True):
-        total[name] += size
-    least = min(_MESSAGE_BYTES, limit // 2)
-    return [name if total[name] >= least else "" for name in names]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
 
-from shardwright.ir.buckets import module_in_list
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.planner.space.repeats import Repeat, find_repeats, without_copies
@@ -57,7 +56,7 @@ class RepeatedLayers:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._known: dict[tuple[_Gap, ...], FoldedGraph | None] = {}
+        self._known: dict[tuple[_Gap, ...], FoldedGraph] = {}
 
     @cached_property
     def repeats(self) -> tuple[Repeat, ...]:
@@ -163,12 +162,7 @@ class RepeatedLayers:
                 name for name, other in pairs if name != other and name not in self.graph.producer
             )
 
-    def _without(self, gaps: Sequence[_Gap]) -> FoldedGraph | None:
-        """The graph without the copies of `gaps`.
-
-        None if one module of a list has parameters of copies that stay and of others: the bytes of
-        such a module decide where buckets end.
-        """
+    def _without(self, gaps: Sequence[_Gap]) -> FoldedGraph:
         ops = self.graph.ops
         layer_of: dict[str, Layer] = {}
         stands_for: dict[str, str] = {}
@@ -185,9 +179,6 @@ class RepeatedLayers:
                 for index, name in enumerate(own[c]):
                     layer_of[name] = Layer(number, layer, (at, index, "leaf"))
         short = without_copies(self.graph, [(gap.repeat, gap.first, gap.last) for gap in gaps])
-        stay = {module_in_list(leaf.name) for leaf in short.leaves} - {""}
-        if not stay.isdisjoint(map(module_in_list, stands_for)):
-            return None
         skipped = tuple((gap.last - gap.first) // gap.width for gap in gaps)
         return FoldedGraph(short, layer_of, skipped, stands_for)
 

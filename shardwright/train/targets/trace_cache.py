@@ -39,7 +39,7 @@ def new_tracer(*, on_cpu: bool) -> OpTracer:
 
 @dataclass
 class _Traces:
-    """What is known of one call."""
+    """The traces of one call, as far as they are known."""
 
     forward: ForwardMemory | None = None
     has_forward: bool = False
