@@ -29,6 +29,7 @@ from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.strategies.unpriced import mixed_precision
 from shardwright.report.audit.price_text import Best, ConfigPrices, Improved
+from shardwright.train.targets.capture_cache import capture_key
 from shardwright.train.targets.config_values import check_values, read_config
 from shardwright.train.targets.target_text import ConfigTarget
 
@@ -80,9 +81,11 @@ def with_batch(found: TrainingConfig, batch: int | None, seq: int | None) -> Tra
 
 
 def captured_model(
-    found: TrainingConfig, model: Model | None, optimizer: str | None
+    found: TrainingConfig, model: Model | None, optimizer: str | None, *, cached: bool
 ) -> planning.CapturedTarget:
     """The graph of a training step of the config's model on its global batch.
+
+    If it is `cached`, it is read from the user's cache, or kept there.
 
     Raises `UsageError` where model or batch are not known.
     """
@@ -95,16 +98,27 @@ def captured_model(
             fields = config_json(found.model, tokens)
         except FrameworkError as e:
             raise UsageError(f"{found.source}: {e}") from e
-    with working(f"capturing {name}"):
+    target = ConfigTarget(Path(name), fields, samples, tokens, {})
+    strategy = found.strategy
+    is_half = strategy.param_dtype in _HALF
+    all_half = is_half and strategy.state_dtype != _MASTER
+    mixed = mixed_precision(strategy) if is_half and not all_half else {}
+
+    def load() -> Job:
         from shardwright.train.targets.hf_config import config_job
 
+        return _in_half(config_job(target)) if all_half else config_job(target)
+
+    def make() -> planning.CapturedTarget:
+        return planning.capture_job(load(), optimizer, numerics=mixed)
+
+    with working(f"capturing {name}"):
         check_values(Path(name), fields)
-        job = config_job(ConfigTarget(Path(name), fields, samples, tokens, {}))
-        strategy = found.strategy
-        if strategy.param_dtype in _HALF and strategy.state_dtype != _MASTER:
-            return planning.capture_job(_in_half(job), optimizer)
-        mixed = mixed_precision(strategy) if strategy.param_dtype in _HALF else {}
-        return planning.capture_job(job, optimizer, numerics=mixed)
+        if not cached:
+            return make()
+        options = {**mixed, "parameters": "bfloat16"} if all_half else mixed
+        key = capture_key(target, options, optimizer, faster_in_bf16=False)
+        return planning.kept_or_made(key, load, make)
 
 
 def _sizes(found: TrainingConfig) -> tuple[int, int]:
@@ -145,6 +159,7 @@ class PricingOptions:
         optimizer: its name; None: AdamW.
         searched: which plans that are not uniform are searched, one of `SEARCHES`.
         whole: whether all single changes are simulated, and what takes the memory of other plans.
+        cached: whether the capture is kept in the user's cache, and read from it.
     """
 
     machine: Machine
@@ -152,6 +167,7 @@ class PricingOptions:
     optimizer: str | None = None
     searched: str = SEARCHES[0]
     whole: bool = False
+    cached: bool = False
 
 
 class Audit:
@@ -160,15 +176,13 @@ class Audit:
     def __init__(self, found: TrainingConfig, model: Model | None, pricing: PricingOptions) -> None:
         self.found = found
         self.pricing = pricing
-        self.captured = captured_model(found, model, pricing.optimizer)
-        from shardwright.tracing.op_memory.footprints import Footprints
-
+        self.captured = captured_model(found, model, pricing.optimizer, cached=pricing.cached)
         machine = pricing.machine
         self.auditor = Auditor(
             self.captured.graph,
             machine,
             self.captured.optimizer,
-            Footprints(on_cpu=machine.backend_spec.device == "cpu"),
+            self.captured.tracer(machine),
             limit_on(machine, pricing.memory_limit),
         )
         self._as: Strategy

@@ -125,26 +125,41 @@ def capture(
             check_limit(machine, memory_limit, weight_bytes, WEIGHTS)
 
     with working(f"capturing {target.text}"):
-        start = time.perf_counter()
         parsed = parse_target(target.text, target.batch, target.seq, target.settings)
+        given = target, optimizer, numerics, checked
+        make = partial(_captured, *given, faster_in_bf16=faster_in_bf16)
         if not target.cached or not isinstance(parsed, ConfigTarget):
-            return _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
+            return make()
         key = capture_key(parsed, numerics, optimizer, faster_in_bf16=faster_in_bf16)
-        if (known := kept_capture(key)) is None:
-            found = _captured(target, optimizer, numerics, checked, faster_in_bf16=faster_in_bf16)
-            made = found.graph, found.optimizer, found.precision, found.weight_bytes
-            keep_capture(key, CachedCapture(*made))
-            return replace(found, key=key)
-        checked(known.weight_bytes)
-        return CapturedTarget(
-            cache(partial(_job, target)),
-            known.graph,
-            known.optimizer,
-            time.perf_counter() - start,
-            known.weight_bytes,
-            known.precision,
-            key,
-        )
+        return kept_or_made(key, partial(_job, target), make, checked)
+
+
+def kept_or_made(
+    key: str,
+    load: Callable[[], Job],
+    make: Callable[[], CapturedTarget],
+    check: Callable[[int], None] = lambda _: None,
+) -> CapturedTarget:
+    """The capture of this key in the user's cache, or what `make` captures, which is kept there.
+
+    `load` makes the job of the target, and `check` rejects too many bytes of kept weights.
+    """
+    start = time.perf_counter()
+    if (known := kept_capture(key)) is None:
+        found = make()
+        made = found.graph, found.optimizer, found.precision, found.weight_bytes
+        keep_capture(key, CachedCapture(*made))
+        return replace(found, key=key)
+    check(known.weight_bytes)
+    return CapturedTarget(
+        cache(load),
+        known.graph,
+        known.optimizer,
+        time.perf_counter() - start,
+        known.weight_bytes,
+        known.precision,
+        key,
+    )
 
 
 def _captured(

@@ -23,6 +23,8 @@ from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.targets.target_text import Target
 from tests.harness.ranks import run_ranks
 
+STOPPED = 30  # seconds within which all ranks of a run end after one has failed
+
 JOB = """
 import os, time, torch
 from torch import nn
@@ -143,6 +145,7 @@ def losses(training):
 def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path):
     """Kill -9 of a rank that saves: all start again, and so after one that has no memory left.
 
+    The other rank stops in time each time.
     SIGTERM: a checkpoint, an end, then a resume.
     A hundred kills at random moments: benchmarks/kills.
     """
@@ -162,9 +165,12 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
             lambda: set(folder.path.glob("step-*.partial")) - set(staging), process, pause=0.0005
         )
         os.kill(ranks[1], signal.SIGKILL)
+        _until(lambda: _are_gone(ranks), process, STOPPED)
         _until(lambda: folder.names()[:1] >= ["step-00000010"], process)
+        ranks = _ranks_of(process.pid)
         full.touch()
         _until(lambda: not full.exists(), process)
+        _until(lambda: _are_gone(ranks), process, STOPPED)
         _until(lambda: folder.names()[:1] >= ["step-00000014"], process)
         process.send_signal(signal.SIGTERM)
         return process.wait(timeout=60)
@@ -193,6 +199,10 @@ def _until(is_so, process, seconds=240, pause=0.05):
     while not is_so():
         assert process.poll() is None and time.monotonic() < end, "the run ended or is stuck"
         time.sleep(pause)
+
+
+def _are_gone(ranks):
+    return not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 def _ranks_of(launcher):

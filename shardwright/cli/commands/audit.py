@@ -69,6 +69,7 @@ class _File:
 @click.option("--to", "target", type=click.Choice(tuple(WRITERS)), help="Format to write.")
 @click.option("-o", "--output", type=OutputFile(), help="Config file to write.")
 @click.option("--all", "whole", is_flag=True, help="List all keys and all single changes.")
+@options.no_cache
 @options.as_json
 @paused_to_the_end()
 def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
@@ -87,9 +88,8 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
     found, model = _read(config, given, machine)
     audit = prices = None
     if machine is not None:
-        about = auditing.PricingOptions(
-            machine, given["memory_limit"], given["optimizer"], given["searched"], whole
-        )
+        asked = given["memory_limit"], given["optimizer"], given["searched"], whole
+        about = auditing.PricingOptions(machine, *asked, cached=not given["no_cache"])
         audit = auditing.Audit(found, model, about)
         prices = audit.prices()
     written: Written | None = None

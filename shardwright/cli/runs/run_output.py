@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,9 +38,9 @@ def read_run(file: str) -> RunOutput:
     """The figures in a file; raises `UsageError` where it is no output of `run --json`."""
     try:
         data = json.loads(read_text_up_to(file, _LARGEST))
-        if not isinstance(data, dict):
-            raise TypeError(f"a {type(data).__name__}")
-        setup = data.get("setup", {})
+        setup = data.get("setup", {}) if isinstance(data, dict) else data
+        if not isinstance(data, dict) or not isinstance(setup, dict):
+            raise TypeError(f"a {type(setup).__name__}")
         return RunOutput(
             _positive(data["predicted_step_seconds"]),
             _positive(data["measured_step_seconds"]),
@@ -56,7 +56,9 @@ def read_run(file: str) -> RunOutput:
 
 
 def _positive(seconds: object) -> float:
-    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"a step of {seconds!r} s")
+    if not 0 < seconds <= sys.float_info.max:
         raise ValueError(f"a step of {seconds!r} s")
     return float(seconds)
 

@@ -52,7 +52,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         wanted = {str: "a text", int: "a whole number", dict: "a table", list: "tables"}
         raise MachineError(f"{name} is {value!r}; it must be {wanted.get(kind, 'a number')}")
-    if kind is int and not -(2**63) <= value < 2**63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise MachineError(f"{name} is {value}; it must be below 2^63")
     if isinstance(value, str):
         try:

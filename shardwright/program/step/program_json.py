@@ -62,6 +62,8 @@ def program_from_json(text: str) -> StepProgram:
     except (KeyError, TypeError, ValueError) as e:
         raise ProgramError(f"a damaged step program ({e}); write it again") from e
     assert isinstance(found, StepProgram)
+    if not all(region.variants for region in found.regions):
+        raise ProgramError("a damaged step program (a region has no instructions); write it again")
     return found
 
 

@@ -122,7 +122,14 @@ def test_the_second_command_on_a_config_runs_without_torch(tmp_path, monkeypatch
         assert run.returncode == 0, run.stderr
         return run.stdout
 
-    price = ["price", *given, "--strategy", "dp_shard=2"]
-    first = printed({}, "plan", *given), printed({}, *price)
+    deepspeed = {
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(deepspeed))
+    audited = str(tmp_path / "ds.json"), "--model", given[0], "--seq", "16", "--machine", "2xH100"
+    commands = ["plan", *given], ["price", *given, "--strategy", "dp_shard=2"], ["audit", *audited]
+    first = [printed({}, *command) for command in commands]
     without = {"torch": None}  # importing it raises
-    assert (printed(without, "plan", *given), printed(without, *price)) == first
+    assert [printed(without, *command) for command in commands] == first
