@@ -16,7 +16,7 @@ import click
 from shardwright.cli.console import working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
-from shardwright.cli.timings import Choice, choose_with_timings
+from shardwright.cli.timings import Choice, choose_with_timings, measurement_age
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.op_memory import OpTracer
@@ -25,7 +25,6 @@ from shardwright.ir.options.plan_options import ALL, DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.files.loading import load_machine, with_figures
-from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan
@@ -257,23 +256,11 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
 
             found = measure_host(devices or devices_here(), tell=tell, tune_host=tune_host)
         if found.measured is not None:
-            words = _measurement_age(found, found.measured)
+            words = measurement_age(found, found.measured)
             click.echo(wrapped(words), err=True)
         return found
     machine = load_machine(text) if _is_file(text) else preset(text)
     return machine if devices is None else machine.with_devices(devices)
-
-
-def _measurement_age(machine: Machine, measured: Measured) -> str:
-    """Notes on the figures of this host: their age, doubts about them, and how to renew them."""
-    tuned = " --tune-host" if measured.tuned_host else ""
-    renew = f"`shardwright profile --devices {machine.devices}{tuned}`"
-    if doubts := measured.doubts:
-        return (
-            f"warning: the figures of this host are doubtful: {'; '.join(doubts)}; they are"
-            f" measured again the next time, or now by {renew}"
-        )
-    return f"{machine}: measured {measured.age()}; {renew} measures again"
 
 
 def check(machines: Sequence[Machine], options: PlanOptions, batch: int | None = None) -> None:

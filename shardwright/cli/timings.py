@@ -1,4 +1,4 @@
-"""Times operators of this host at the sizes of plans, and plans again."""
+"""Times operators of this host at the sizes of plans, and plans again; the age of its figures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shardwright.cli.console import working
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
+from shardwright.machine.measurement import Measured
 from shardwright.machine.model import Machine
 from shardwright.planner.strategies.preference import Preferred
 
@@ -61,3 +62,15 @@ def choose_with_timings(
         )
         found = choose(machine)
     return found
+
+
+def measurement_age(machine: Machine, measured: Measured) -> str:
+    """Notes on the figures of this host: their age, doubts about them, and how to renew them."""
+    tuned = " --tune-host" if measured.tuned_host else ""
+    renew = f"`shardwright profile --devices {machine.devices}{tuned}`"
+    if doubts := measured.doubts:
+        return (
+            f"warning: the figures of this host are doubtful: {'; '.join(doubts)}; they are"
+            f" measured again the next time, or now by {renew}"
+        )
+    return f"{machine}: measured {measured.age()}; {renew} measures again"

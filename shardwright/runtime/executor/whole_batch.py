@@ -50,8 +50,7 @@ Dtypes = tuple[torch.dtype, ...]
 class WholeBatch(nn.Module):
     """The step that is lowered to `naive`, called with one tensor per leaf and the random state.
 
-    `plain` is the forward program as one module; `groups` has the process group of each mesh axis,
-    `make` as in `to_module`.
+    `plain` is the forward program as one module; `groups` has that of each axis; `make`: `Regions`.
     """
 
     def __init__(
