@@ -167,6 +167,7 @@ class Frontier(SearchedFrontier):
         deepen: gathers more buckets of parameters ahead in a plan, where that makes it faster; None
             as above.
         pipelines: a few plans with stages, compared with the plan that is chosen of the others.
+        least_within: bytes -> a lower bound of the seconds of all plans within that memory.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.
         device_bytes: memory of a device for tensors, the limit where none is given.
@@ -251,6 +252,7 @@ class Machine(model.Machine):
         expert_skew: rows of the busiest device over the mean where devices hold different experts,
             at least 1.
         arrival_skew_seconds: straggler time: mean wait for the last rank after 10 ms of computing.
+        charges_hidden: whether tables charge the hidden part of messages, too; set by a search.
         arrival_skew_power: power of the computing time by which that grows, above 0, at most 1.
         charged_skew_seconds: of every launch, seconds of waiting; set by the cost model.
     """

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from benchmarks.published.features import FORWARD, Features
 from benchmarks.published.row import Row
-from benchmarks.published.setups import FLASH_1, OVERLAP, machine_of, optimizer_of
+from benchmarks.published.setups import FLASH_1, machine_of, optimizer_of
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.optimizer_spec import Implementation
 from shardwright.ir.options.optimizers import optimizer_spec
-from shardwright.machine.fitted import FITTED
+from shardwright.machine.fitted import FITTED, OVERLAP
 from shardwright.machine.gpus import GPUS
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links

@@ -16,7 +16,6 @@ from shardwright.machine.presets import preset
 
 # Kinds of rows that have another name than their preset.
 PRESETS = {"A100-80": "A100"}
-OVERLAP = 0.8  # part of gathers of parameters and of their gradients that FSDP's prefetch hides
 # FLOP/s of the first FlashAttention, forward and backward, without what a causal mask leaves out:
 # the middle of 25 to 40 % of an A100's peak (arXiv 2307.08691, section 1). Its successor runs 335
 # against 225 TFLOP/s on an H100, by the same code (section 4 there).
@@ -36,8 +35,8 @@ _RECOMPUTE = {
 def machine_of(row: Row) -> Machine:
     """The preset of a row's hosts, with the network and the attention that the row states.
 
-    Communication of parameters overlaps where data parallel ranks shard them, as FSDP does; no
-    source states it of others.
+    Messages of parameters are hidden in part where data parallel ranks shard them, as FSDP does;
+    no source states it of others.
 
     Raises `UnpriceableError` for a GPU that no preset has.
     """
@@ -54,8 +53,8 @@ def machine_of(row: Row) -> Machine:
         figure = FLASH_1[gpu.architecture] / device.peak_flop_per_s("bfloat16")
         efficiency = replace(device.efficiency, attention=figure)
         machine = replace(machine, device=replace(device, efficiency=efficiency))
-    if row.zero >= 2:
-        machine = replace(machine, overlap=OVERLAP)
+    if row.zero < 2:
+        machine = replace(machine, overlap=0.0)
     if len(machine.levels) == 1 or not row.network_gbit:
         return machine
     stated, usual = row.network_gbit / row.gpus_per_node, gpu.network_gbit / gpu.host_gpus

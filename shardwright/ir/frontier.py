@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import overload
@@ -132,6 +132,15 @@ def costs_of(plans: Sequence[Plan]) -> tuple[tuple[Seconds, Bytes], ...]:
     if isinstance(plans, Plans):
         return plans.costs
     return tuple((plan.step_seconds, plan.peak_bytes) for plan in plans)
+
+
+def undominated(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans of which no other one is both faster and smaller, fastest first."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda one: (one.step_seconds, one.peak_bytes)):
+        if not kept or plan.peak_bytes < kept[-1].peak_bytes:
+            kept.append(plan)
+    return kept
 
 
 def names_of(plans: Sequence[Plan]) -> tuple[str, ...]:

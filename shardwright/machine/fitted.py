@@ -51,11 +51,15 @@ FITTED: dict[str, Fitted] = {
     "collective_launch": Fitted({"": 60.0}, "us", _SOURCES),
 }
 HOST_LINK_REACHED = 0.8
+OVERLAP = 0.8  # the part of messages of parameters and of their gradients that operators hide
 CONTEXT_SOURCE = "driver, kernels of cuBLAS and cuDNN, buffers of NCCL"
 WORKSPACE_SOURCE = "cuBLAS, for two threads; 1 % of an H200's peaks is left (benchmarks/gpu)"
 HOST_MEMORY_SOURCE = "of usual servers with this GPU, shared evenly"
 ASSUMED: dict[str, tuple[str, str]] = {
-    "overlap": ("0", "of sums and gathers of parameters; FSDP's rows are priced with 0.8"),
+    "overlap": (
+        f"{OVERLAP:g}",
+        "of gathers of parameters and sums of gradients; published rows of FSDP are scored with it",
+    ),
     "efficiency.convolution": ("0.5", "no published row trains convolutions"),
     "contention": ("1", "links are shared in full by collectives along two axes"),
     "host link": (

@@ -318,6 +318,8 @@ class Machine:
       where one rank is permanently slower;
     * `charged_skew_seconds`: of every launch, for waiting; set by `simulate/time/stragglers.py`,
       not part of machine files;
+    * `charges_hidden`: whether tables charge the hidden part of messages, too; set by the search,
+      not part of machine files;
     * `provenance`: whether figures are specified, assumed or measured; `measured`: when and how
       well.
     """
@@ -336,6 +338,7 @@ class Machine:
     arrival_skew_seconds: Seconds = NO_TIME
     arrival_skew_power: float = INDEPENDENT
     charged_skew_seconds: Seconds = NO_TIME
+    charges_hidden: bool = False
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -380,11 +383,11 @@ class Machine:
 
     @property
     def settles(self) -> bool:
-        """Whether plans are ranked by their simulated steps: measured, or with overlap.
+        """Whether all plans are ranked by their simulated steps, as on measured machines.
 
-        Presets have no overlap, so the time of a step is about the sum of its costs.
+        On presets, whose figures are less exact than sums of costs, only the best are simulated.
         """
-        return self.measured is not None or self.most_overlap > 0
+        return self.measured is not None
 
     @property
     def backend_spec(self) -> BackendSpec:

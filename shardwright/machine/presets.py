@@ -13,7 +13,7 @@ import re
 from difflib import get_close_matches
 
 from shardwright.ir.layout import Bytes, Seconds
-from shardwright.machine.fitted import FITTED, HOST_LINK_REACHED
+from shardwright.machine.fitted import FITTED, HOST_LINK_REACHED, OVERLAP
 from shardwright.machine.gpus import GPUS, TERA, Gpu
 from shardwright.machine.model import (
     Device,
@@ -100,6 +100,7 @@ def _servers(gpu: Gpu, hosts: int, devices: int) -> Machine:
         levels=levels,
         provenance=_SPECIFIED.format(source=gpu.source),
         collective_launch_seconds=_microseconds("collective_launch", gpu),
+        overlap=OVERLAP,
     )
 
 

@@ -32,7 +32,7 @@ from shardwright.planner.plans.mesh_bounds import (
 )
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.settle import bound_on_step, most_at_once, most_hidden, most_shared
+from shardwright.planner.settle import most_at_once, most_shared
 from shardwright.planner.space.assembly import FREE, SEARCHED
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space.space import Space
@@ -155,12 +155,15 @@ class MeshLoop:
         self.known += candidates
         within = (one.seconds_within(self._limit) for one in candidates)
         self.best_start = min(within, default=math.inf)
-        for one in candidates:
-            at: Callable[[float], float] = one.seconds_within
-            mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
-            if one.staged is None:
-                at = self._on_steps(at, mesh, count)
-            self.bounds.append(MeshBound(0, at))
+        self.bounds += map(self.bound_on, candidates)
+
+    def bound_on(self, one: Candidate) -> MeshBound:
+        """The bound on the steps of one candidate."""
+        mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
+        if one.staged is None:
+            return MeshBound(0, self._on_steps(one.seconds_within, mesh, count))
+        counted = self._most_counted(mesh, count)
+        return MeshBound(0, lambda memory: one.seconds_within(memory) / counted)
 
     def knows(self, name: str) -> bool:
         """Whether there is a baseline of this name."""
@@ -308,8 +311,11 @@ class MeshLoop:
         costs = self._costs
         schedule = schedule or schedule_of(groups, count)
 
+        counted = self._most_counted(mesh, count)
+
         def bound(memory: float) -> float:
-            return least_step_seconds(schedule, alone(groups * memory), once, groups, count)
+            work = alone(groups * memory) / counted
+            return least_step_seconds(schedule, work, once / counted, groups, count)
 
         self.bounds.append(MeshBound(0, bound))
         promising = may_beat(costs, bound)
@@ -385,20 +391,22 @@ class MeshLoop:
 
     def _on_steps(self, bound: BoundByBytes, mesh: Mesh, count: int) -> BoundByBytes:
         """The bound on simulated step times that follows from `bound` on additive seconds."""
+        counted = self._most_counted(mesh, count)
         if not self.machine.settles:
-            return bound
-        given = self.factory.graph, self._waiting(mesh, 1), mesh
-        hidden, shared = most_hidden(*given), most_shared(*given, count)
+            return lambda memory: bound(memory) / counted
+        shared = most_shared(self.factory.graph, self._waiting(mesh, 1), mesh, count)
+        return lambda memory: max(0.0, bound(memory) - shared) / counted
+
+    def _most_counted(self, mesh: Mesh, count: int) -> float:
+        """The largest multiple of a step's seconds that tables add up (`settle.py`)."""
+        if not self.machine.charges_hidden:
+            return 1.0
         contention = self.machine.contention
         if count > 1:  # its simulation knows which axes share links
-            pairs = combinations((name for name, size in mesh.axes if size > 1), 2)
-            between = (contention_of(self.machine, mesh, *pair) for pair in pairs)
+            names = [name for name, size in mesh.axes if size > 1]
+            between = (contention_of(self.machine, mesh, *two) for two in combinations(names, 2))
             contention = min(between, default=contention)
-        at_once = most_at_once(mesh, contention)
-        settled = partial(
-            bound_on_step, overlap=self.machine.most_overlap, hidden=hidden, at_once=at_once
-        )
-        return lambda memory: settled(max(0.0, bound(memory) - shared))
+        return 1 + most_at_once(mesh, contention) * self.machine.most_overlap
 
     def refuse(self, error: ConstraintError) -> None:
         """Record why a mesh has no plan."""
@@ -437,6 +445,6 @@ class MeshLoop:
 
     def bound(self, peak: Bytes, most: float = math.inf) -> float:
         """A lower bound of the seconds of all plans within `peak` bytes, at most `most`."""
-        if not self.machine.settles:  # else a baseline may be faster than the sum of its parts
+        if not (self.machine.settles or self.machine.charges_hidden):  # else steps may be shorter
             most = min([most, *(c.point.time for c in self.permitted if c.peak <= peak)])
         return least_seconds(self.bounds, peak, most)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import final
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
@@ -30,12 +29,12 @@ from shardwright.planner.micro_batch_counts import if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
-from shardwright.planner.plans.mesh_bounds import MeshBound
 from shardwright.planner.plans.mesh_frontier import RESOLUTION
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.refinements import Refinements
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.settle import settled
+from shardwright.planner.slow_networks import Bound, with_slow_networks
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.frontier.starting import StartingStrategies
@@ -85,7 +84,24 @@ def search(
     scope = search_scope(machine, options)
     if options.method == "kcut":
         return _cut(graph, machine, options, tracer, progress)
-    end, notify = time.perf_counter() + options.seconds, progress or _ignore_progress
+    end = time.perf_counter() + options.seconds
+
+    def joint(machine: Machine, known: Bound) -> SearchedFrontier:
+        return _joint(graph, machine, options, scope, (tracer, end, progress, known))
+
+    return with_slow_networks(joint, machine, options.memory_limit)
+
+
+def _joint(
+    graph: Graph,
+    machine: Machine,
+    options: PlanOptions,
+    scope: SearchScope,
+    given: tuple[OpTracer, float, Progress | None, Bound],
+) -> SearchedFrontier:
+    """The frontier by the prices of `machine`, from a search that ends at a time."""
+    tracer, end, progress, known = given
+    notify = progress or _ignore_progress
     forms = forms_to_search(graph, machine, options)
     starts: list[StartingStrategies] = []
     for form in forms.every:
@@ -94,7 +110,7 @@ def search(
     first = len(forms.plain)
     loops: dict[tuple[int, object, bool], MeshLoop] = {}
     offload = offload_of(machine, options)
-    refinements = _Refinements(tracer)
+    refinements = Refinements(tracer)
 
     def run(*, tight: bool) -> SearchedFrontier:
         """The frontier; forms and numbers that only save memory are searched if it is `tight`."""
@@ -108,7 +124,7 @@ def search(
                 same = (loops[one] for one in loops if (one[0], one[2]) == (number, host))
                 loops[key] = _search(strategies, these, end, notify, (found, next(same, None)))
             found.append(loops[key])
-        return _frontier_of(found, start, refinements)
+        return _frontier_of(found, start, refinements, known)
 
     if None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
@@ -239,7 +255,7 @@ def _add_pipelines(
     for one in strategies.around(staged):
         notify(f"around the strategy {one.like}", 0.5)
         found += loop.pipelines_around(one, end - time.perf_counter())
-    loop.bounds += [MeshBound(0, one.seconds_within) for one in staged]
+    loop.bounds += map(loop.bound_on, staged)
     least = min((one.point.time for one in staged), default=math.inf)
     faster = [one for one in found if one.point.time * (1 + GAIN) < least]
     loop.pipelines = sorted((*staged, *faster), key=lambda one: one.cost)[:_MOST_PIPELINES]
@@ -301,23 +317,26 @@ def _ignore_progress(_what: str, _done: float) -> None:
 
 
 def _frontier_of(
-    loops: Sequence[MeshLoop], start: float, refinement: _Refinements
+    loops: Sequence[MeshLoop], start: float, refinement: Refinements, known: Bound
 ) -> SearchedFrontier:
     """The frontier and the baselines of searches of one graph, each of another form of it.
 
-    Plans are built on first use.
+    Plans are built on first use. `known` is a lower bound of the seconds of all plans.
     """
     loop = loops[0]
     wanted = loop.options.constraints
     axes = AxisNames(loop.machine, _given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
 
+    def bound(peak: Bytes) -> float:
+        least = math.inf
+        for one in loops:
+            least = one.bound(peak, least)
+        return max(least, known(peak))
+
     def write(candidate: Candidate) -> Plan:
         notes = _constraint_notes(wanted, candidate.broken)
-        bound = math.inf
-        for one in loops:
-            bound = one.bound(candidate.peak, bound)
-        plan = candidate.plan(bound, notes)
+        plan = candidate.plan(bound(candidate.peak), notes)
         return axes.as_given(plan, given) if is_strategy(plan) else axes.named(plan)
 
     permitted = [c for one in loops for c in one.permitted]
@@ -359,52 +378,8 @@ def _frontier_of(
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
         pipelines=_plans(staged[:_MOST_PIPELINES], write),
+        least_within=bound,
     )
-
-
-@final
-class _Refinements:
-    """Settles plans, each on the form of the graph that it is for."""
-
-    def __init__(self, tracer: OpTracer) -> None:
-        self._tracer = tracer
-        self._of: dict[str, Refinement] = {}
-
-    def add(self, loops: Sequence[MeshLoop]) -> None:
-        """Add forms of the graph; those that are known keep what was simulated of them."""
-        for loop in loops:
-            graph = loop.factory.graph
-            if graph.fingerprint not in self._of:
-                given = loop.machine, loop.options.optimizer, self._tracer, loop.factory.analysis
-                self._of[graph.fingerprint] = Refinement(graph, *given)
-
-    def ranked(self, plan: Plan) -> Plan:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].ranked(plan)
-
-    def settled(self, plan: Plan) -> Plan:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].settled(plan)
-
-    def compared(self, plan: Plan) -> Plan:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].compared(plan)
-
-    def peak(self, plan: Plan) -> Bytes:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].peak(plan)
-
-    def seconds(self, plan: Plan) -> Seconds:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].seconds(plan)
-
-    def least_seconds(self, plan: Plan) -> Seconds:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].least_seconds(plan)
-
-    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
-        """See `Refinement`."""
-        return self._of[plan.fingerprint].deepened(plan, limit)
 
 
 def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:

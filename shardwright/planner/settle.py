@@ -1,49 +1,40 @@
 """Bounds on the difference between additive and simulated seconds of a step.
 
-The search adds costs up. The simulated step time T is smaller than the sum, because all-reduces of
-gradients, and all-gathers and reduce-scatters of sharded parameters, overlap with computation. Let
-A be the additive seconds, H the seconds of these messages and o the fraction of them that the
-machine hides. Then T >= A - o H, and T >= H, because the messages run one after another. So
-T >= A / (1 + o), and a bound on A implies a bound on T. If k messages along different axes may run
-at the same time, T >= H / k and T >= A / (1 + k o).
+Operators hide a part of all-reduces of gradients, and of all-gathers and reduce-scatters of sharded
+parameters. Let C be the seconds of everything else, H those of these messages and o the fraction
+that the machine hides at most. A step takes T >= C + (1 - o) H, as each message delays operators by
+what is not hidden, and T >= H, because messages run one after another. The search adds up the first
+bound. Where it charges hidden messages as well (`Machine.charges_hidden`), it adds up C + H, and
+both bounds give T >= (C + H) / (1 + o). If k messages along different axes may run at the same
+time, T >= H / k and T >= (C + H) / (1 + k o).
 
 Operators that read a parameter in the same layout share one redistribution, but in the tables each
-of them pays for it: up to `most_shared` seconds of A are counted more than once.
+of them pays for it: up to `most_shared` seconds of the sum are counted more than once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from statistics import fmean
 from typing import TypeVar
 
 from shardwright.ir.graph import Graph, Leaf, LeafKind
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.options.mixed_precision import stored_bytes
-from shardwright.ir.plan import Plan
-from shardwright.ir.redistribution import Collective
+from shardwright.ir.plan import Plan, PlannedTransfer
+from shardwright.ir.redistribution import Collective, communication_named
 from shardwright.machine.model import Machine
-from shardwright.machine.topology import links
-from shardwright.simulate.costs.collectives import collective_seconds
+from shardwright.machine.topology import Link, links
+from shardwright.simulate.costs.collectives import charged_part, collective_seconds
 
 T = TypeVar("T")
 
 
-def most_hidden(graph: Graph, machine: Machine, mesh: Mesh) -> Seconds:
-    """Upper bound over all plans on `mesh` of the seconds of messages that may overlap.
-
-    Along each axis a parameter is either replicated, with an all-reduce of its gradient, or
-    gathered twice, with a reduce-scatter of its gradient. Frozen parameters have no gradient.
-    """
-    device, total = machine.device, 0.0
-    streamed = device.bytes_per_s * device.efficiency.streaming
-    for leaf, seconds in _moved(graph, machine, mesh):
-        # Packed into a bucket and unpacked twice, the gradient packed once
-        # (`planner/communication/bucketing.py`).
-        joined = 3 * device.launch_seconds + 10 * stored_bytes(graph, leaf.name) / streamed
-        total += seconds + joined
-    return Seconds(total)
+def charged_seconds(one: PlannedTransfer, machine: Machine) -> float:
+    """The part of the seconds of a transfer of a parameter that tables count."""
+    kinds = [communication_named(step.split(" ")[0]) for step in one.collectives]
+    return one.seconds * fmean(charged_part(kind, machine) for kind in kinds)
 
 
 def most_shared(graph: Graph, machine: Machine, mesh: Mesh, micro_batches: int) -> Seconds:
@@ -59,7 +50,10 @@ def most_shared(graph: Graph, machine: Machine, mesh: Mesh, micro_batches: int) 
 
 def _moved(graph: Graph, machine: Machine, mesh: Mesh) -> Iterator[tuple[Leaf, float]]:
     """Every parameter with an upper bound of the seconds of its messages for one reader."""
-    seconds = partial(collective_seconds, machine=machine)
+
+    def seconds(kind: Collective, link: Link, before: Bytes, after: Bytes) -> float:
+        return charged_part(kind, machine) * collective_seconds(kind, link, before, after, machine)
+
     for leaf in graph.leaves_of(LeafKind.PARAMETER):
         trained = graph.tensor[leaf.name].requires_grad
         size, total = Bytes(stored_bytes(graph, leaf.name)), 0.0
@@ -82,15 +76,6 @@ def most_at_once(mesh: Mesh, contention: float) -> float:
     """
     axes = max(1, sum(size > 1 for size in mesh.shape))
     return axes / (1 + (axes - 1) * contention)
-
-
-def bound_on_step(additive: float, overlap: float, hidden: Seconds, at_once: float = 1.0) -> float:
-    """Lower bound of the seconds of a step whose additive seconds are at least `additive`.
-
-    >>> bound_on_step(10.0, 0.5, Seconds(2.0)), bound_on_step(12.0, 0.5, Seconds(100.0))
-    (9.0, 8.0)
-    """
-    return max(additive / (1 + at_once * overlap), additive - overlap * hidden)
 
 
 def settled(

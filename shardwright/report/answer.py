@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier, undominated
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
 from shardwright.planner.audit.avoidable import NOTHING, Avoidable
@@ -22,7 +23,10 @@ _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
 _PACED = 0.1  # of the step: less of the host is not named
 _ALTERNATIVES = 5
+_TRIED = 2 * _ALTERNATIVES  # simulated plans, of which the alternatives are the best
 _STRATEGY = 76  # columns of a strategy in the table
+
+T = TypeVar("T")
 
 
 def answer_lines(
@@ -63,13 +67,11 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     ]
     if not fitting:
         return []
-    part = (len(fitting) - 1) / (_ALTERNATIVES - 1)
-    kept = dict.fromkeys(fitting[round(i * part)] for i in range(_ALTERNATIVES))
-    plans = [frontier.compared(frontier[index]) for index in kept]
-    shown = [one for one in plans if limit is None or one.peak_bytes <= limit]
-    if not shown:
+    plans = [frontier.compared(frontier[index]) for index in _spread(fitting, _TRIED)]
+    fit = [one for one in plans if limit is None or one.peak_bytes <= limit]
+    if not fit:
         return []
-    shown.sort(key=lambda one: one.step_seconds)
+    shown = _spread(undominated(fit), _ALTERNATIVES)
     rows = [
         f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one, before)}"
         for before, one in pairwise((plan, *shown))
@@ -77,6 +79,14 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     hidden = len(frontier) + len(frontier.baselines) - len(shown) - (place is not None)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of these, evenly spaced, with both ends."""
+    if len(items) <= most:
+        return list(items)
+    part = (len(items) - 1) / (most - 1)
+    return [items[round(i * part)] for i in range(most)]
 
 
 def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:

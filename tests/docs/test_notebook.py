@@ -40,7 +40,8 @@ def test_the_notebook_shows_a_frontier_and_a_plan(capsys):
     assert plan.peak_bytes <= 2 * 2**30
     assert "blocks.0" in ET.fromstring(plan._repr_html_()).find("pre").text
     free, bound = re.findall(r"^(.+): ([\d.]+) ms a step$", capsys.readouterr().out, re.M)
-    assert bound[0] == "dp=8" and float(free[1]) <= float(bound[1])
+    assert bound[0] == "dp=8"
+    assert float(free[1]) <= 1.01 * float(bound[1])  # a uniform strategy is preferred
 
 
 def test_each_choice_buys_memory(capsys):

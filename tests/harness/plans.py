@@ -16,12 +16,23 @@ from shardwright.ir.plan import (
     RemarkKind,
 )
 from shardwright.ir.timeline import Stream, Task, Track
+from shardwright.planner.settle import charged_seconds
 from shardwright.simulate.time.timeline import schedule
 
 MS, MIB = 1e-3, 2**20
 WORDS = {"-": "-", "m": "batch", "n": "features", "k": "features (sum)"}
 WORDS |= {"d0": "batch", "d1": "features"}
 MESH = Mesh.parse("dp=2 tp=2")
+
+
+def added_seconds(plan, machine):
+    """The seconds of a plan's parts, of messages of parameters what tables count of them."""
+    weights = {one.name for one in plan.parameters}
+    moved = (
+        charged_seconds(one, machine) if one.value in weights else one.seconds
+        for one in plan.transfers
+    )
+    return sum(one.seconds for one in (*plan.ops, *plan.parameters)) + sum(moved)
 
 
 def layout(text, mesh=MESH):

@@ -96,8 +96,9 @@ class Auditor:
     def price(self, strategy: Strategy) -> Priced:
         """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
         if strategy not in self._priced:
-            plan = self._forms.of(strategy).refinement.settled(self.unsettled(strategy))
-            self._priced[strategy] = Priced(strategy, plan)
+            refinement = self._forms.of(strategy).refinement
+            plan = self._deepened(strategy, refinement.settled(self.unsettled(strategy)))
+            self._priced[strategy] = Priced(strategy, refinement.settled(plan))
         return self._priced[strategy]
 
     def unsettled(self, strategy: Strategy) -> Plan:
@@ -106,6 +107,11 @@ class Auditor:
             candidate = self._forms.of(strategy).spaces.expanded(strategy)
             self._plans[strategy] = replace(candidate.plan(0.0, ()), offload=strategy.offload)
         return self._plans[strategy]
+
+    def _deepened(self, like: Strategy, plan: Plan) -> Plan:
+        """A compared plan of the form of `like` that gathers as far ahead as makes it faster."""
+        limit = None if self.limit is None else Bytes(self.limit)
+        return self._forms.of(like).refinement.deepened(plan, limit)
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether `peak_bytes` are within the memory limit."""
@@ -159,9 +165,13 @@ class Auditor:
                 yield one
 
     def _simulated(self, base: Priced, one: PricedChange) -> PricedChange:
-        """The change with the simulated time and memory of its step."""
+        """The change with the simulated time and memory of its step.
+
+        It gathers as many buckets ahead as `base`.
+        """
         strategy = one.change.strategy
-        plan = self._forms.of(strategy).refinement.compared(self.unsettled(strategy))
+        plan = replace(self.unsettled(strategy), ahead=base.plan.ahead)
+        plan = self._forms.of(strategy).refinement.compared(plan)
         return PricedChange(
             one.change,
             1 - plan.step_seconds / base.plan.step_seconds,
@@ -196,7 +206,7 @@ class Auditor:
             best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         except InfeasibleError:
             return None
-        return Priced(Strategy.parse(best.name), best)
+        return Priced(Strategy.parse(best.name), self._deepened(like, best))
 
     def with_causes(self, one: Priced) -> Priced:
         """The same with a breakdown of its memory, which plans that were only compared lack."""
@@ -215,7 +225,8 @@ class Auditor:
             return None
         found: list[Plan] = []
         with suppress(InfeasibleError):
-            found.append(frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit))
+            best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
+            found.append(self._deepened(like, best))
         with suppress(StrategyError):
             found.append(self.price(like).plan)
         fitting = (one for one in found if self.fits(one.peak_bytes))

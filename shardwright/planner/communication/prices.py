@@ -6,6 +6,7 @@ oracle. They do not depend on the tensor, so they are computed once for all tens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import numpy as np
@@ -110,10 +111,17 @@ class Routes:
 class Prices:
     """Prices redistributions on the devices of `machine`, arranged as `mesh`.
 
-    Meshes of as many axes may share their `routes`.
+    Meshes of as many axes may share their `routes`. Prices are multiplied by `part`, by the kind of
+    the step.
     """
 
-    def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        routes: Routes | None = None,
+        part: Callable[[Collective], float] = lambda _kind: 1.0,
+    ) -> None:
         self._mesh = mesh
         self._routes = routes or Routes()
         self._priced: dict[tuple[bytes, bytes], tuple[_Route, list[Floats]]] = {}
@@ -121,7 +129,8 @@ class Prices:
         for (src, dst), kind in KINDS.items():
             at = _TYPE[src], _TYPE[dst]
             for axis, link in enumerate(links(machine, mesh)):
-                self._coefficients[(axis, *at)] = step_price(kind, link, machine)
+                price = np.array(step_price(kind, link, machine))
+                self._coefficients[(axis, *at)] = part(kind) * price
 
     def seconds(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Seconds from each layout of `src` to that of `dst`: codes (N,), (N,) -> (N,)."""

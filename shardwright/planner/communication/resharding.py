@@ -1,5 +1,7 @@
 """Prices redistributions of values to the layouts of their readers, and gradient reductions.
 
+Of messages of parameters and their gradients only the part counts that operators do not hide.
+
 All pairs of a source and a wanted layout are priced at once, as codes (`tables/layout_codes.py`).
 """
 
@@ -15,14 +17,13 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.options.mixed_precision import reduced_dtype, stored_item_bytes
 from shardwright.planner.communication.bucketing import Bucketing, BucketSavings, Sizes
+from shardwright.planner.communication.matrices import Matrices
 from shardwright.planner.tables.layout_codes import (
     WHOLE,
     Ints,
     digits,
     duals,
-    layouts_of,
     local_elements,
-    most_layouts,
     summed_gradients,
 )
 from shardwright.planner.tables.memory import BucketSizes
@@ -32,8 +33,6 @@ from shardwright.rules.analysis import Analysis
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_LAYOUTS_AT_ONCE = 150  # above this, only requested layouts are priced
-_LAYOUTS_LISTED = 5_000  # feasible or not; above this, layouts are not enumerated
 NO_GRADIENT, EACH_TIME, SUMMED_FIRST = range(3)  # how gradients are reduced over an edge
 
 
@@ -85,6 +84,7 @@ class Terms(NamedTuple):
     """The conditions of one read that its price depends on.
 
     Attributes:
+        weight: whether it reads a parameter, whose messages operators may hide.
         back: how its gradient is reduced: `NO_GRADIENT`, `EACH_TIME` or `SUMMED_FIRST`.
         pays: whether the reader pays for the memory of the value, moved or not.
         copies: whether it pays for a moved copy only.
@@ -96,6 +96,7 @@ class Terms(NamedTuple):
             (`rules/deferrable_scalars.py`), if its gradient is replicated.
     """
 
+    weight: bool
     back: int
     pays: bool
     copies: bool
@@ -136,15 +137,16 @@ class Reads:
         self._measure = measure
         self._micro_batches = passes.micro_batches
         self._sync = passes.gradient_sync
-        self._bucketing = Bucketing(measure, passes.buckets, len(mesh.axes))
+        weights = measure.of_parameters
+        self._exposed = Bucketing(weights, passes.buckets, len(mesh.axes))
+        self._whole = Bucketing(measure, passes.buckets, len(mesh.axes))
         self._parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
-        self._matrices: dict[tuple[Atoms, int], tuple[Ints, Floats]] = {}
+        self._activations, self._weights = Matrices(measure, mesh), Matrices(weights, mesh)
         self._local: dict[tuple[Atoms, int, bytes], Ints] = {}
-        self._unique: dict[bytes, tuple[Ints, Ints]] = {}
         self._known: dict[object, Read] = {}
         if like is not None:
-            self._matrices, self._local = like._matrices, like._local
-            self._unique, self._known = like._unique, like._known
+            self._activations, self._weights = like._activations, like._weights
+            self._local, self._known = like._local, like._known
 
     def has_gradient(self, value: str, op: Op) -> bool:
         """Whether a gradient flows back over this edge."""
@@ -166,6 +168,10 @@ class Reads:
         alone = len(self._graph.consumers[value]) == 1 and op.operands.count(value) == 1
         known = EACH_TIME, SUMMED_FIRST
         return alone and value in self._parameters and self.gradient_reduction(value, op) in known
+
+    def is_parameter(self, value: str) -> bool:
+        """Whether `value` is a parameter."""
+        return value in self._parameters
 
     def kept(self, value: str) -> bool:
         """Whether all micro-batches read one copy of `value`."""
@@ -219,7 +225,8 @@ class Reads:
 
     def _read(self, value: str, sources: Ints, want: Want, terms: Terms) -> Read:
         atoms, item = self._analysis.atoms[value], self.item_bytes(value)
-        one = self._matrix(atoms, item, sources, want.layout)
+        matrices = self._weights if terms.weight else self._activations
+        one = matrices.between(atoms, item, sources, want.layout)
         if terms.deferrable_scalars:
             one = np.where(want.grad == WHOLE, 0.0, one)
         times = 1 if terms.kept else self._micro_batches
@@ -228,9 +235,9 @@ class Reads:
         axes = len(self._mesh.axes)
         if terms.back == EACH_TIME:
             sums = self.sent_gradient_bytes(value)
-            backward = self._matrix(atoms, sums, want.grad, duals(sources, axes)).T
+            backward = matrices.between(atoms, sums, want.grad, duals(sources, axes)).T
             seconds = seconds + backward * self._micro_batches
-        saved = self.saved(value, sources, want, terms)
+        saved = self._saved(value, sources, want, terms, self._exposed)
         if saved is not None:
             one = one - saved.forward
             scatters = 1 if self._sync == LAST else self._micro_batches
@@ -248,27 +255,35 @@ class Reads:
         return Read(seconds, one * more, memory)
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> BucketSavings | None:
-        """The savings of a read that shares buckets with others; None where it shares none."""
+        """The savings of a read that shares buckets with others; None where it shares none.
+
+        They are parts of whole messages, whether or not operators hide them.
+        """
+        return self._saved(value, sources, want, terms, self._whole)
+
+    def _saved(
+        self, value: str, sources: Ints, want: Want, terms: Terms, bucketing: Bucketing
+    ) -> BucketSavings | None:
         if not terms.bucketed:
             return None
         gradient_ratio = self.sent_gradient_bytes(value) // self.item_bytes(value)
         stored, read = (self.local_bytes(value, codes) for codes in (sources, want.layout))
         given = sources, want.layout, want.grad, Sizes(stored, read, gradient_ratio)
-        sums = self._bucketing.sums(*given)
+        sums = bucketing.sums(*given)
         if not terms.ahead:
             return sums
-        copies = self._bucketing.gathers(*given)
+        copies = bucketing.gathers(*given)
         return BucketSavings(copies.forward, copies.scattered, sums.summed + copies.summed)
 
     def _summed(self, value: str, sources: Ints, grads: Ints) -> Floats:
         """Seconds to accumulate a parameter's gradient in micro-batches and reduce it once."""
         atoms, item = self._analysis.atoms[value], self.sent_gradient_bytes(value)
         axes = len(self._mesh.axes)
-        grad, to_grad = self._distinct(grads)
+        grad, to_grad = self._weights.distinct(grads)
         summed = summed_gradients(sources, grad, axes, self._sync)
-        each = self._pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
+        each = self._weights.pairs(atoms, item, np.tile(grad, len(sources)), summed.ravel())
         dual_codes = np.repeat(duals(sources, axes), len(grad))
-        once = self._pairs(atoms, item, summed.ravel(), dual_codes)
+        once = self._weights.pairs(atoms, item, summed.ravel(), dual_codes)
         return (each * self._micro_batches + once).reshape(summed.shape)[:, to_grad]
 
     def _terms_bytes(self, value: str, sources: Ints, grads: Ints) -> Ints:
@@ -278,44 +293,3 @@ class Reads:
         whole = local_elements(digits(summed, axes), atoms, self._mesh)
         own = local_elements(digits(duals(sources, axes), axes), atoms, self._mesh)
         return (whole - own[:, None]) * self.gradient_bytes(value)
-
-    def _distinct(self, codes: Ints) -> tuple[Ints, Ints]:
-        """The unique codes, sorted, and the index of each of `codes` among them."""
-        key = codes.tobytes()
-        if key not in self._unique:
-            self._unique[key] = np.unique(codes, return_inverse=True)
-        return self._unique[key]
-
-    def _matrix(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
-        """Seconds between all pairs of layouts: (S,), (T,) -> (S, T).
-
-        Values of the same atoms and dtype share one matrix of all layouts that they may have.
-        """
-        known, seconds = self._listed(atoms, item)
-        if known.size:
-            rows, columns = np.searchsorted(known, sources), np.searchsorted(known, targets)
-            return seconds[rows[:, None], columns]
-        source, to_source = self._distinct(sources)
-        target, to_target = self._distinct(targets)
-        src, dst = np.repeat(source, len(target)), np.tile(target, len(source))
-        priced = self._measure.redistributions(atoms, item, src, dst)
-        return priced.reshape(len(source), len(target))[to_source[:, None], to_target]
-
-    def _pairs(self, atoms: Atoms, item: int, sources: Ints, targets: Ints) -> Floats:
-        """Seconds from each of `sources` to the same entry of `targets`: (N,), (N,) -> (N,)."""
-        known, seconds = self._listed(atoms, item)
-        if known.size:
-            return seconds[np.searchsorted(known, sources), np.searchsorted(known, targets)]
-        return self._measure.redistributions(atoms, item, sources, targets)
-
-    def _listed(self, atoms: Atoms, item: int) -> tuple[Ints, Floats]:
-        """All layouts of such tensors and the seconds between them; empty if there are too many."""
-        if (atoms, item) not in self._matrices:
-            few = np.zeros(0, np.int64)
-            if most_layouts(atoms, self._mesh) <= _LAYOUTS_LISTED:
-                known = np.sort(layouts_of(atoms, self._mesh))
-                few = known if len(known) <= _LAYOUTS_AT_ONCE else few
-            src, dst = np.repeat(few, len(few)), np.tile(few, len(few))
-            seconds = self._measure.redistributions(atoms, item, src, dst)
-            self._matrices[atoms, item] = few, seconds.reshape(len(few), len(few))
-        return self._matrices[atoms, item]

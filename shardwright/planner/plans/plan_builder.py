@@ -23,6 +23,7 @@ from shardwright.ir.plan import (
     Remark,
 )
 from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
+from shardwright.planner.settle import charged_seconds
 from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
@@ -401,7 +402,7 @@ class PlanBuilder:
                     segment if made_there else 0,
                 )  # as in `program/lower/rank_program.py`
                 if shares and copy in copies:
-                    saved += sum(t.seconds for t in moved)
+                    saved += sum(charged_seconds(t, self.space.model.machine) for t in moved)
                     continue
                 if value in weights:
                     copies.add(copy)

@@ -27,8 +27,9 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.simulate.costs.useful_flop import useful_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError
 
-MOST_AHEAD = 8  # buckets of parameters that are gathered before they are read
-_LEAST_GAIN = 5e-3  # the fraction of a step's time for which one more bucket is in flight
+DEPTHS = 1, 2, 4, 8  # buckets of parameters that are gathered before they are read
+_NO_GAIN = 1e-4  # the fraction for which no more are tried
+_LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
 
 
 @final
@@ -218,15 +219,18 @@ class Refinement:
         )
         if given.pipeline is not None or not self._machine.soon_overlap or not sharded:
             return plan
-        best = plan
-        for ahead in range(given.ahead + 1, MOST_AHEAD + 1):
-            deeper = replace(given, ahead=ahead, memory=None, timeline=None)
-            found = self.compared(deeper)
-            fits = limit is None or found.peak_bytes <= limit
-            if not fits or found.step_seconds > (1 - _LEAST_GAIN) * best.step_seconds:
+        found = [plan]
+        for ahead in DEPTHS:
+            if ahead <= given.ahead:
+                continue
+            deeper = self.compared(replace(given, ahead=ahead, memory=None, timeline=None))
+            if limit is not None and deeper.peak_bytes > limit:
                 break
-            best = found
-        return best
+            found.append(deeper)
+            if deeper.step_seconds > (1 - _NO_GAIN) * found[-2].step_seconds:
+                break
+        fastest = min(one.step_seconds for one in found)
+        return next(one for one in found if one.step_seconds * (1 - _LEAST_GAIN) <= fastest)
 
     @cached_property
     def _folded(self) -> FoldedCosts:

@@ -6,15 +6,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of
+from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of, undominated
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
-_NEAR_TIE = 1.1  # baselines slower than this multiple of a plan's additive time are not simulated
+_MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
+_NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
+
+
+def _none_known(_peak: Bytes) -> float:
+    """No bound but zero."""
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class SearchedFrontier(Frontier):
       ahead as make it faster within `limit`; None leaves plans as they are;
     * `pipelines`: a few plans with stages and their additive costs, which are compared with the
       plan that is chosen of the others;
+    * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them.
     """
@@ -53,6 +60,7 @@ class SearchedFrontier(Frontier):
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
     deepen: Deepen | None = field(default=None, compare=False, repr=False)
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
+    least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     chooses_baselines: bool = True
 
     @property
@@ -104,11 +112,7 @@ class SearchedFrontier(Frontier):
         if last >= most:
             indices = sorted({round(i * last / (most - 1)) for i in range(most)})
         found = [self.compared(self.plans[index]) for index in indices]
-        kept: list[Plan] = []
-        for plan in sorted(found, key=lambda one: (one.step_seconds, one.peak_bytes)):
-            if not kept or plan.peak_bytes < kept[-1].peak_bytes:
-                kept.append(plan)
-        kept = [self._shown(plan) for plan in kept]
+        kept = [self._shown(plan) for plan in undominated(found)]
         known = tuple(map(self._shown, self.baselines))
         return replace(
             self,
@@ -134,7 +138,7 @@ class SearchedFrontier(Frontier):
         A simulation takes up to a second, so few plans are simulated.
         """
         index, share = self._fastest_listed(limit)
-        found = self.compared(self.plans[index]) if index is not None else None
+        found = self._best_from(index, limit) if index is not None else None
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             than = seconds if found is None else max(seconds, found.step_seconds)
@@ -145,9 +149,23 @@ class SearchedFrontier(Frontier):
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
-        found = self.compared(self.plans[0])
+        found = self._best_from(0, None)
         best = self._or_pipeline(self._best_of_baselines(found, self.costs[0][0], None), None)
         assert best is not None
+        return best
+
+    def _best_from(self, first: int, limit: Bytes | None) -> Plan:
+        """The fastest of the plan at `first`, which fits, and the slower ones, once simulated.
+
+        Operators hide messages only in part, so the order of additive times is not that of steps.
+        """
+        best = self.compared(self.plans[first])
+        for index in range(first + 1, min(first + _MOST_TRIED, len(self.plans))):
+            if self.costs[index][0] >= best.step_seconds:
+                break
+            if self._seconds(self.plans[index]) < best.step_seconds:
+                other = self.compared(self.plans[index])
+                best = other if limit is None or other.peak_bytes <= limit else best
         return best
 
     def _best_of_baselines(
@@ -162,8 +180,9 @@ class SearchedFrontier(Frontier):
         if not self.chooses_baselines:
             return found
         most = math.inf if found is None else found.step_seconds
+        about = Seconds(max(_NEAR_TIE * seconds, 0.0 if found is None else most))
         times = []
-        for index, known in enumerate(self._near(seconds, limit)):
+        for index, known in enumerate(self._near(about, limit)):
             if self.least_seconds is None or self.least_seconds(known) < most:
                 times.append((self._seconds(known), index, known))
         for time, _, known in sorted(times, key=lambda one: one[:2]):
@@ -176,13 +195,13 @@ class SearchedFrontier(Frontier):
         return found
 
     def _near(self, seconds: Seconds, limit: Bytes | None) -> Iterator[Plan]:
-        """Baselines of about `seconds` or less, without those that surely exceed `limit`.
+        """Baselines of at most `seconds`, without those that surely exceed `limit`.
 
         Only these are built.
         """
         both = zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
         for index, (name, (time, _)) in enumerate(both):
-            if time > _NEAR_TIE * seconds or name in self.broken:
+            if time > seconds or name in self.broken:
                 continue
             least = 0 if self.least_of_baseline is None else self.least_of_baseline(index)
             if limit is None or least <= limit:

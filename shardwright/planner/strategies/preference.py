@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.ir.frontier import Frontier, costs_of, names_of
@@ -20,10 +19,11 @@ class Preferred:
     """The plan to return within a memory limit, and the plans that it was chosen from.
 
     Attributes:
-        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`; settled,
-            with as many buckets of parameters gathered ahead as make it faster.
+        plan: `uniform` if it is slower than `fastest` by at most `NEAR`, else `fastest`; settled.
         fastest: the fastest plan found; it and `uniform` are compared and may have no timeline.
         uniform: the fastest uniform strategy found that fits; None if there is none.
+
+    All gather as many buckets of parameters ahead as make them faster.
     """
 
     plan: Plan
@@ -69,31 +69,41 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
     found = _preferred(frontier, memory_limit)
-    deepest = frontier.deepened(found.plan, frontier.limit(memory_limit))
-    plan = frontier.with_excess_note(frontier.settled(deepest))
+    plan = frontier.with_excess_note(frontier.settled(found.plan))
     if found.plan is not found.fastest:
         plan = replace(plan, notes=(*plan.notes, str(found)))
     return replace(found, plan=plan)
 
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
-    """The same, compared, with one bucket of parameters gathered ahead."""
-    fastest = frontier.fastest_compared(memory_limit)
+    """The same, compared."""
+    limit = frontier.limit(memory_limit)
+    fastest = frontier.deepened(frontier.fastest_compared(memory_limit), limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)
-    uniform = next(_fitting(frontier, memory_limit), None)
+    uniform = _best_fitting(frontier, memory_limit)
+    if uniform is not None:
+        uniform = frontier.deepened(uniform, limit)
     found = Preferred(fastest, fastest, uniform)
     if uniform is None or found.gain is None or found.gain > NEAR:
         return found
     return replace(found, plan=uniform)
 
 
-def _fitting(frontier: Frontier, memory_limit: str | int | None) -> Iterator[Plan]:
-    """Baselines that are uniform strategies and fit, compared, fastest first."""
+def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | None:
+    """The fastest baseline that is a uniform strategy and fits, compared; None if there is none.
+
+    Times that baselines are listed with are about lower bounds.
+    """
     limit = frontier.limit(memory_limit)
     names, costs = names_of(frontier.baselines), costs_of(frontier.baselines)
     known = [i for i, name in enumerate(names) if name not in frontier.broken and _is_text(name)]
+    best: Plan | None = None
     for index in sorted(known, key=lambda i: costs[i][0])[:_TRIES]:
-        compared = frontier.compared(frontier.baselines[index])
-        if limit is None or compared.peak_bytes <= limit:
-            yield compared
+        if best is not None and costs[index][0] >= best.step_seconds:
+            break
+        one = frontier.compared(frontier.baselines[index])
+        fits = limit is None or one.peak_bytes <= limit
+        if fits and (best is None or one.step_seconds < best.step_seconds):
+            best = one
+    return best

@@ -270,7 +270,10 @@ class CostModel:
         deferrable_scalars = self._unawaited(value, [op], recomputed)
         ahead = bucketed and not recomputed
         kept = self._reads.kept(value)
-        terms = Terms(back, pays, copies, bucketed, ahead, converted, kept, deferrable_scalars)
+        weight = self._reads.is_parameter(value)
+        terms = Terms(
+            weight, back, pays, copies, bucketed, ahead, converted, kept, deferrable_scalars
+        )
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
@@ -302,7 +305,8 @@ class CostModel:
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         deferrable_scalars = self._unawaited(value, readers, recomputed)
         kept = self._reads.kept(value)
-        terms = Terms(back, pays, copies, kept=kept, deferrable_scalars=deferrable_scalars)
+        weight = self._reads.is_parameter(value)
+        terms = Terms(weight, back, pays, copies, kept=kept, deferrable_scalars=deferrable_scalars)
         layouts = _key(want.layout), _key(want.grad)
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, recomputed, _key(sources), *layouts)
@@ -357,7 +361,7 @@ class CostModel:
         again: bool = False,
         recomputed: bool = False,
     ) -> list[PlannedTransfer]:
-        """The redistributions of one read; their seconds sum to those of the edge.
+        """The redistributions of one read; if nothing is hidden, their seconds sum to the edge's.
 
         The forward redistribution is repeated in the backward pass (`again`) if the reader is
         `recomputed`, or if it keeps no copy of a regathered parameter.
@@ -370,7 +374,7 @@ class CostModel:
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.sent_gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
-        terms = Terms(back, False, False, bucketed, bucketed and not recomputed)
+        terms = Terms(False, back, False, False, bucketed, bucketed and not recomputed)
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
         whole = back == NO_GRADIENT or want[1] == WHOLE  # if not, its gradient is summed, too

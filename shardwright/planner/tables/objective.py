@@ -6,6 +6,7 @@ second column.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.planner.communication.prices import Prices, Routes
 from shardwright.planner.tables.layout_codes import Ints
-from shardwright.simulate.costs.collectives import step_price
+from shardwright.simulate.costs.collectives import charged_part, step_price
 from shardwright.simulate.costs.compute import forward_seconds, operator_seconds
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.costs.update import update_seconds
@@ -36,6 +37,10 @@ class Objective(Protocol):
 
         If not, every forward and backward operator pays for all values that it reads.
         """
+
+    @property
+    def of_parameters(self) -> Objective:
+        """The objective for messages of parameters and of their gradients."""
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
         """An operator forward and backward with factors of local `sizes` (factors, K): (K,).
@@ -74,16 +79,38 @@ class Objective(Protocol):
 
 @final
 class Duration:
-    """Seconds of the lowered program on the devices of `machine`, arranged as `mesh`."""
+    """Seconds of the lowered program on the devices of `machine`, arranged as `mesh`.
+
+    Of messages `of_weights` only the part counts that operators do not hide.
+    """
 
     redistributes_once = True
 
-    def __init__(self, machine: Machine, mesh: Mesh, routes: Routes | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        mesh: Mesh,
+        routes: Routes | None = None,
+        *,
+        of_weights: bool = False,
+    ) -> None:
         self._machine, self._mesh = machine, mesh
         self._ranks = mesh.size
-        self._prices = Prices(machine, mesh, routes)
+        routes = routes or Routes()
+        if of_weights:
+            part = partial(charged_part, machine=machine)
+            self._prices = Prices(machine, mesh, routes, part)
+        else:
+            self._prices = Prices(machine, mesh, routes)
+        same = of_weights or not machine.most_overlap
+        self._of_parameters = self if same else Duration(machine, mesh, routes, of_weights=True)
         # By the ids of workload and sizes (kept alive): seconds of both passes, and of forward.
         self._kernels: dict[tuple[int, int], tuple[Workload, Ints, Floats, Floats]] = {}
+
+    @property
+    def of_parameters(self) -> Duration:
+        """Seconds that messages of parameters and of their gradients delay a step at least."""
+        return self._of_parameters
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:
         """Seconds of the kernels."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Atoms, Bytes, Layout, Seconds
 from shardwright.ir.redistribution import (
+    LOCAL,
     ByKind,
     Collective,
     CommKind,
@@ -47,6 +48,24 @@ class StepPrice(NamedTuple):
 
     def and_then(self, other: StepPrice) -> StepPrice:
         return StepPrice(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def hidden_part(kind: CommKind, machine: Machine) -> float:
+    """The fraction of a message of parameters or their gradients that operators hide.
+
+    Moves within a device are operators themselves.
+    """
+    if kind in LOCAL:
+        return 0.0
+    return machine.overlap if kind is Collective.ALL_REDUCE else machine.soon_overlap
+
+
+def charged_part(kind: CommKind, machine: Machine) -> float:
+    """The fraction of such a message that tables charge: what operators do not hide, or all of it.
+
+    See `planner/settle.py`.
+    """
+    return 1.0 if machine.charges_hidden else 1.0 - hidden_part(kind, machine)
 
 
 @cache

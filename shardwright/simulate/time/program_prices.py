@@ -18,7 +18,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
-from shardwright.ir.redistribution import LOCAL, Collective, Exchange
+from shardwright.ir.redistribution import LOCAL, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
@@ -26,7 +26,7 @@ from shardwright.program.step.channels import axis_of, members
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Part, Recv, Transfer, after_moves
 from shardwright.program.step.lower.purposes import Purpose
-from shardwright.simulate.costs.collectives import collective_seconds, step_price
+from shardwright.simulate.costs.collectives import collective_seconds, hidden_part, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
@@ -42,7 +42,7 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     return StepPrices(
         ops=op_seconds(plan, graph),
         transfer=partial(transfer_seconds, mesh=mesh, machine=machine),
-        hidden=partial(hidden_part, machine=machine),
+        hidden=partial(hidden_of, machine=machine),
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
@@ -77,7 +77,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     return StepPrices(
         ops=op_seconds(plan, graph),
         transfer=transfer,
-        hidden=partial(hidden_part, machine=machine),
+        hidden=partial(hidden_of, machine=machine),
         links=shared_links(plan.layout_mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
         message=message,
@@ -195,15 +195,16 @@ def _bytes(shape: Shape, part: Part) -> Bytes:
     return Bytes(prod(shape) * ITEM_BYTES[part.dtype])
 
 
-def hidden_part(one: Transfer, purpose: Purpose, machine: Machine) -> float:
+def hidden_of(one: Transfer, purpose: Purpose, machine: Machine) -> float:
     """The fraction of a transfer's time that the machine hides behind operators.
 
     It is 1 for results, which are scalars.
     """
     if purpose is Purpose.RESULT:
         return 1.0
-    is_sum = purpose is Purpose.GRADIENT and one.collective is Collective.ALL_REDUCE
-    return machine.overlap if is_sum else machine.soon_overlap
+    if purpose is not Purpose.GRADIENT:
+        return machine.soon_overlap
+    return hidden_part(one.collective, machine)
 
 
 def shared_links(mesh: Mesh, machine: Machine) -> Mapping[str, str]:

@@ -16,8 +16,9 @@ from benchmarks.published.own_rows import MEASURED, own_rows
 from benchmarks.published.row import Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, result_of, size_of
-from benchmarks.published.setups import OVERLAP, approximations, machine_of, strategy_of
+from benchmarks.published.setups import approximations, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
+from shardwright.machine.fitted import OVERLAP
 from shardwright.report.accuracy import Fit
 
 RESULT = Path(run.__file__).with_name("result.json")

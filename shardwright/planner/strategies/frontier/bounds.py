@@ -25,7 +25,7 @@ from shardwright.planner.strategies.layers import recomputed_layers
 from shardwright.planner.strategies.replicas import Replicas
 from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
 from shardwright.planner.tables.memory import bucket_sizes
-from shardwright.simulate.costs.collectives import step_price
+from shardwright.simulate.costs.collectives import charged_part, step_price
 from shardwright.simulate.time.pipelines import least_of_slowest, least_step_seconds
 
 Floats = NDArray[np.float64]
@@ -82,9 +82,8 @@ class Bounds:
             if strategy.pp > 1 and slowest:
                 longest = self.replicas.slowest_stage(strategy) / parts
         passes = work
-        if not self.expansion.machine.settles:  # elsewhere messages are hidden behind compute
-            gathers, sums = self._messages(strategy)
-            work += gathers + sums
+        gathers, sums = self._messages(strategy)
+        work += gathers + sums
         if strategy.pp == 1:
             return work
         given = strategy.schedule, work, sums, strategy.pp, strategy.micro_batches
@@ -119,7 +118,7 @@ class Bounds:
         return self.expansion.layers
 
     def _messages(self, strategy: Strategy) -> tuple[float, float]:
-        """Seconds in which one group gathers weights, and in which it sums gradients."""
+        """Seconds by which one group's gathers of weights and sums of gradients delay a step."""
         axes = role_axes(strategy)
         along = dict(zip(axes, links(self.expansion.machine, mesh_of(axes)), strict=False))
         model, count = strategy.tp * strategy.ep, strategy.micro_batches
@@ -157,4 +156,5 @@ class Bounds:
         else:
             before, after = (tile, whole) if kind is Collective.ALL_GATHER else (whole, tile)
         moved = price.seconds(int(before), int(after)) - price.fixed
-        return float(price.fixed * launches + moved)
+        charged = charged_part(kind, self.expansion.machine)
+        return float(charged * (price.fixed * launches + moved))

@@ -8,7 +8,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.plans.refinement import MOST_AHEAD, Refinement
+from shardwright.planner.plans.refinement import DEPTHS, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Wait
@@ -54,7 +54,7 @@ def test_sharded_parameters_are_gathered_as_far_ahead_as_it_is_faster(subject):
     refinement, plan = refinement_of(subject), plan_of(subject, "dp_shard=4")
     one = refinement.settled(plan)
     found = refinement.settled(refinement.deepened(one, None))
-    assert 1 < found.ahead <= MOST_AHEAD and found.peak_bytes > one.peak_bytes
+    assert 1 < found.ahead <= DEPTHS[-1] and found.peak_bytes > one.peak_bytes
     assert found.step_seconds < one.step_seconds
     assert found.timeline.seconds == found.step_seconds
     assert found.lower_bound_seconds <= found.step_seconds

@@ -1,12 +1,14 @@
 """Plans that are shown take what the simulation of their program says."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.machine.model import Measured
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.plans.time_refinement import TimeRefinement
@@ -21,7 +23,8 @@ from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(3)
 MESHES = [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
-MACHINE = replace(preset("4xH100"), overlap=0.6, arrival_skew_seconds=20e-6)
+MEASURED = Measured(datetime(2026, 1, 31, tzinfo=UTC), 0.0, ())
+MACHINE = replace(preset("4xH100"), overlap=0.6, arrival_skew_seconds=20e-6, measured=MEASURED)
 
 
 def frontier(count, machine=MACHINE):
@@ -60,11 +63,12 @@ def test_more_overlap_is_never_slower_and_more_skew_never_faster():
     assert late == sorted(late) and late[2] > 1.05 * late[0]
 
 
-def test_where_nothing_hides_plans_are_ranked_by_tables_and_simulated_when_shown():
-    found = frontier(1, preset("4xH100"))
+def test_plans_of_presets_are_ranked_by_tables_and_simulated_when_shown():
+    found = frontier(1, replace(preset("4xH100"), overlap=0.0))
     assert found[0].timeline is None
     assert found[0].step_seconds == pytest.approx(found[0].added_seconds)
     assert found.settled(found[0]).timeline is not None
+    assert frontier(1, preset("4xH100"))[0].timeline is None
 
 
 def test_a_plan_without_a_timeline_gets_one_when_it_is_costed_again():

@@ -23,7 +23,7 @@ from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.copies import packing_seconds
 from shardwright.simulate.time import program_prices
 from shardwright.simulate.time.program_prices import (
-    hidden_part,
+    hidden_of,
     op_seconds,
     prices_of,
     shared_links,
@@ -35,7 +35,7 @@ from tests.harness.layered_graphs import residual_layers
 GRAPH = residual_layers(3)
 ANALYSIS = analyze(GRAPH)
 MESHES = [Mesh.parse("dp=4"), Mesh.parse("dp=2 tp=2")]
-MACHINE = preset("4xH100")
+MACHINE = replace(preset("4xH100"), overlap=0.0)
 
 
 def frontier(machine=MACHINE, count=1):
@@ -132,10 +132,10 @@ def test_results_hide_and_the_rest_as_far_as_the_machine_says():
         Transfer(kind, "dp", (part("x", kind, (8, 8)),), "t")
         for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
     )
-    assert hidden_part(total, Purpose.RESULT, machine) == 1.0
-    assert hidden_part(total, Purpose.GRADIENT, machine) == 0.6
-    assert hidden_part(scatter, Purpose.GRADIENT, machine) == 0.2
-    assert hidden_part(gather, Purpose.COPY, machine) == 0.2
+    assert hidden_of(total, Purpose.RESULT, machine) == 1.0
+    assert hidden_of(total, Purpose.GRADIENT, machine) == 0.6
+    assert hidden_of(scatter, Purpose.GRADIENT, machine) == 0.2
+    assert hidden_of(gather, Purpose.COPY, machine) == 0.2
 
 
 def test_axes_share_a_link_where_they_cross_one_level():

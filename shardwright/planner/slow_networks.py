@@ -1,0 +1,60 @@
+"""Searches again where messages take longer than the operators that hide them.
+
+Let C be the seconds of operators and of other messages, H those of messages of parameters and of
+their gradients, and o the fraction of H that operators hide. A step takes about the larger of
+C + (1 - o) H and H. A search adds up the first; where the second is larger, plans that communicate
+less are better than it says. Then a second search adds up C + H (`Machine.charges_hidden`):
+such a step takes at most that, and at least the part 1 / (1 + o) of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from shardwright.ir.frontier import InfeasibleError
+from shardwright.ir.layout import Bytes
+from shardwright.machine.model import Machine
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+
+_CLOSE = 1.2  # a plan that takes at most this multiple of its bound needs no second search
+
+Bound = Callable[[Bytes], float]  # bytes -> a lower bound of the seconds of all plans within them
+
+
+class PricedSearch(Protocol):
+    """A search on a machine; `known` is a lower bound that another search found."""
+
+    def __call__(self, machine: Machine, known: Bound) -> SearchedFrontier:
+        """The frontier that it finds."""
+
+
+def with_slow_networks(
+    search: PricedSearch, machine: Machine, limit: str | int | None
+) -> SearchedFrontier:
+    """The frontier that `search` finds, by both prices if messages take longer than operators.
+
+    Of both frontiers that with the faster plan within `limit` is returned, as in
+    `Frontier.fastest`.
+    """
+    found = search(machine, lambda _peak: 0.0)
+    if not machine.most_overlap:
+        return found
+    most = found.limit(limit)
+    try:
+        best = found.fastest_compared(limit)
+    except InfeasibleError:
+        return found
+    if best.step_seconds <= _CLOSE * best.lower_bound_seconds:
+        return found
+    best = found.deepened(best, most)
+    if best.step_seconds <= _CLOSE * best.lower_bound_seconds:
+        return found
+    other = search(replace(machine, charges_hidden=True), found.least_within)
+    other = replace(other, search_seconds=found.search_seconds + other.search_seconds)
+    try:
+        faster = other.deepened(other.fastest_compared(limit), most)
+    except InfeasibleError:
+        return found
+    return other if faster.step_seconds < best.step_seconds else found
