@@ -23,7 +23,8 @@ _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
 _PACED = 0.1  # of the step: less of the host is not named
 _ALTERNATIVES = 5
-_TRIED = 2 * _ALTERNATIVES  # simulated plans, of which the alternatives are the best
+_SLOWEST = 2.5  # times the step of the chosen plan
+_TRIED = 7  # simulated plans, of which the alternatives are the best
 _STRATEGY = 76  # columns of a strategy in the table
 
 T = TypeVar("T")
@@ -57,13 +58,14 @@ def answer_lines(
 def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]:
     """A table of other plans that fit, with simulated time and memory, fastest first.
 
-    Empty if no other plan fits.
+    Plans that take several times as long are left out. Empty if no other plan fits.
     """
     place = frontier.place_of(plan)
     fitting = [
         index
-        for index, (_, peak) in enumerate(frontier.costs)
+        for index, (seconds, peak) in enumerate(frontier.costs)
         if index != place and (limit is None or peak <= limit)
+        if seconds <= _SLOWEST * plan.step_seconds
     ]
     if not fitting:
         return []

@@ -78,6 +78,7 @@ class OffFrontierPlans:
             for (_, again), found in by_search.items()
         ]
         self._write, self._compare, self._adds_up = write, compare, adds_up
+        self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
         """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
@@ -96,18 +97,11 @@ class OffFrontierPlans:
         queue: list[tuple[Seconds, int, Candidate]] = []
         groups = [_Group(list(found), share, again) for again, found in self._by_search]
 
-        plans: dict[int, Plan] = {}
-
-        def written(candidate: Candidate) -> Plan:
-            if id(candidate) not in plans:
-                plans[id(candidate)] = self._write(candidate)
-            return plans[id(candidate)]
-
         def offer(number: int) -> None:
             candidate = groups[number].next(limit, enough)
             if candidate is None:
                 return
-            seconds = candidate.cost[0] if self._adds_up else written(candidate).step_seconds
+            seconds = candidate.cost[0] if self._adds_up else self._written(candidate).step_seconds
             likely = Seconds(seconds * groups[number].slower)
             if likely < enough:
                 heapq.heappush(queue, (likely, number, candidate))
@@ -120,7 +114,7 @@ class OffFrontierPlans:
             if not queue:
                 break
             _, number, candidate = heapq.heappop(queue)
-            plan = written(candidate)
+            plan = self._written(candidate)
             compared = self._compare(plan)
             if compared.peak_bytes <= limit and compared.step_seconds < enough:
                 best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
@@ -128,3 +122,9 @@ class OffFrontierPlans:
             groups[number].slower = compared.step_seconds / plan.step_seconds
             offer(number)
         return best
+
+    def _written(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate, built once."""
+        if id(candidate) not in self._plans:
+            self._plans[id(candidate)] = self._write(candidate)
+        return self._plans[id(candidate)]
