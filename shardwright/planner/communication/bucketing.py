@@ -97,9 +97,8 @@ class Bucketing:
         moved = 2 * (sizes.stored[:, None] + sizes.read)
         packed = np.where(share < 1, self._measure.packed(moved, 2), 0.0)
         forward = (opened * self._gather).sum(axis=2) * (1 - share) - packed
-        joined = np.where(
-            alone, 0.0, self._measure.packed(2 * sizes.read * sizes.gradient_ratio, 1)
-        )
+        joined = self._measure.packed(2 * sizes.read * sizes.gradient_ratio, 1)
+        joined = np.where(share < 1, joined, 0.0)  # its gradient fills a bucket alone, too
         scattered = (opened * self._scatter).sum(axis=2) * (1 - share) - joined
         sums = (summed * self._sum).sum(axis=2) * (1 - share)
         forward, scattered, sums = (np.where(eligible, x, 0.0) for x in (forward, scattered, sums))
