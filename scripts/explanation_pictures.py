@@ -191,7 +191,7 @@ def _name(
 
 def _around() -> Iterator[tuple[Point, Align, Level]]:
     """Places for words around a point, nearest first, and how they stand there."""
-    for away in range(0, 140, 7):
+    for away in range(0, 238, 7):
         yield (8, away), "left", "center"
         yield (8, -away), "left", "center"
         yield (-8, away), "right", "center"
