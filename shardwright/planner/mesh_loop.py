@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import combinations
 from typing import NamedTuple
 
 from shardwright.ir.layout import Bytes, Mesh, Seconds
@@ -17,7 +16,6 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
-from shardwright.machine.topology import contention_of
 from shardwright.planner.baselines import baseline_candidates, baselines
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
@@ -32,7 +30,7 @@ from shardwright.planner.plans.mesh_bounds import (
 )
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.settle import most_at_once, most_shared
+from shardwright.planner.settle import most_counted, most_shared
 from shardwright.planner.space.assembly import FREE, SEARCHED
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space.space import Space
@@ -159,10 +157,12 @@ class MeshLoop:
 
     def bound_on(self, one: Candidate) -> MeshBound:
         """The bound on the steps of one candidate."""
-        mesh, count = one.writer.space.model.mesh, one.writer.space.model.micro_batches
+        if one.staged is not None and not self.machine.charges_hidden:
+            return MeshBound(0, one.seconds_within)
+        given = one.writer.space.model.mesh, one.writer.space.model.micro_batches
         if one.staged is None:
-            return MeshBound(0, self._on_steps(one.seconds_within, mesh, count))
-        counted = self._most_counted(mesh, count)
+            return MeshBound(0, self._on_steps(one.seconds_within, *given))
+        counted = most_counted(self.machine, *given)
         return MeshBound(0, lambda memory: one.seconds_within(memory) / counted)
 
     def knows(self, name: str) -> bool:
@@ -311,7 +311,7 @@ class MeshLoop:
         costs = self._costs
         schedule = schedule or schedule_of(groups, count)
 
-        counted = self._most_counted(mesh, count)
+        counted = most_counted(self.machine, mesh, count)
 
         def bound(memory: float) -> float:
             work = alone(groups * memory) / counted
@@ -391,22 +391,11 @@ class MeshLoop:
 
     def _on_steps(self, bound: BoundByBytes, mesh: Mesh, count: int) -> BoundByBytes:
         """The bound on simulated step times that follows from `bound` on additive seconds."""
-        counted = self._most_counted(mesh, count)
+        counted = most_counted(self.machine, mesh, count)
         if not self.machine.settles:
             return lambda memory: bound(memory) / counted
         shared = most_shared(self.factory.graph, self._waiting(mesh, 1), mesh, count)
         return lambda memory: max(0.0, bound(memory) - shared) / counted
-
-    def _most_counted(self, mesh: Mesh, count: int) -> float:
-        """The largest multiple of a step's seconds that tables add up (`settle.py`)."""
-        if not self.machine.charges_hidden:
-            return 1.0
-        contention = self.machine.contention
-        if count > 1:  # its simulation knows which axes share links
-            names = [name for name, size in mesh.axes if size > 1]
-            between = (contention_of(self.machine, mesh, *two) for two in combinations(names, 2))
-            contention = min(between, default=contention)
-        return 1 + most_at_once(mesh, contention) * self.machine.most_overlap
 
     def refuse(self, error: ConstraintError) -> None:
         """Record why a mesh has no plan."""

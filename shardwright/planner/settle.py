@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from statistics import fmean
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.ir.plan import Plan, PlannedTransfer
 from shardwright.ir.redistribution import Collective, communication_named
 from shardwright.machine.model import Machine
-from shardwright.machine.topology import Link, links
+from shardwright.machine.topology import Link, contention_of, links
 from shardwright.simulate.costs.collectives import charged_part, collective_seconds
 
 T = TypeVar("T")
@@ -76,6 +77,18 @@ def most_at_once(mesh: Mesh, contention: float) -> float:
     """
     axes = max(1, sum(size > 1 for size in mesh.shape))
     return axes / (1 + (axes - 1) * contention)
+
+
+def most_counted(machine: Machine, mesh: Mesh, micro_batches: int) -> float:
+    """The largest multiple of a simulated step that the tables of plans on `mesh` add up."""
+    if not machine.charges_hidden:
+        return 1.0
+    contention = machine.contention
+    if micro_batches > 1:  # the simulation of these knows which axes share links
+        names = [name for name, size in mesh.axes if size > 1]
+        between = (contention_of(machine, mesh, *two) for two in combinations(names, 2))
+        contention = min(between, default=contention)
+    return 1 + most_at_once(mesh, contention) * machine.most_overlap
 
 
 def settled(

@@ -69,7 +69,11 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     ]
     if not fitting:
         return []
-    plans = [frontier.compared(frontier[index]) for index in _spread(fitting, _TRIED)]
+    tried = _spread(fitting, _ALTERNATIVES)
+    plans = [frontier.compared(frontier[index]) for index in tried]
+    if all(one.timeline is None for one in plans):  # simulated by few layers, which is quick
+        others = (index for index in _spread(fitting, _TRIED) if index not in tried)
+        plans += [frontier.compared(frontier[index]) for index in others]
     fit = [one for one in plans if limit is None or one.peak_bytes <= limit]
     if not fit:
         return []

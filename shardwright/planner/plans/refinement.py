@@ -27,7 +27,8 @@ from shardwright.rules.analysis import Analysis, analyze
 from shardwright.simulate.costs.useful_flop import useful_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError
 
-DEPTHS = 1, 2, 4, 8  # buckets of parameters that are gathered before they are read
+DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
+DEPTHS_OF_WHOLE = (4,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
 
@@ -220,7 +221,8 @@ class Refinement:
         if given.pipeline is not None or not self._machine.soon_overlap or not sharded:
             return plan
         found = [plan]
-        for ahead in DEPTHS:
+        folds = self._folded.seconds(given, self._decisions(given)) is not None
+        for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
             if ahead <= given.ahead:
                 continue
             deeper = self.compared(replace(given, ahead=ahead, memory=None, timeline=None))

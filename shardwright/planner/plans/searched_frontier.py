@@ -12,6 +12,7 @@ from shardwright.ir.plan import Plan
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
+_MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
@@ -160,7 +161,8 @@ class SearchedFrontier(Frontier):
         Operators hide messages only in part, so the order of additive times is not that of steps.
         """
         best = self.compared(self.plans[first])
-        for index in range(first + 1, min(first + _MOST_TRIED, len(self.plans))):
+        most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
+        for index in range(first + 1, min(first + most, len(self.plans))):
             if self.costs[index][0] >= best.step_seconds:
                 break
             if self._seconds(self.plans[index]) < best.step_seconds:
