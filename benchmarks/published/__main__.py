@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.published import comparisons, page
 from benchmarks.published.fit import RESULT as FITTED
+from benchmarks.published.overlap import RESULT as OVERLAP
 from benchmarks.published.own import RESULT as OWN
 from benchmarks.published.row import read, sources
 from benchmarks.published.run import kept_predictions, predictions, with_progress
@@ -41,7 +42,7 @@ def main() -> None:
         rows = read()
         _price(asked)
         write(result_of(rows, kept_predictions(rows)), RESULT, seed=0)
-    page.write(RESULT, FITTED, OWN)
+    page.write(RESULT, FITTED, OWN, OVERLAP)
     points = json.loads(RESULT.read_text())["points"]
     comparisons.write(comparisons.content(json.loads(FITTED.read_text()), points))
 

@@ -103,8 +103,8 @@ class Steps:
             for one in self.features
         ]
 
-    def seconds(self, figures: Figures) -> Floats:
-        """Predicted seconds: (rows,)."""
+    def seconds(self, figures: Figures, overlap: float = OVERLAP) -> Floats:
+        """Predicted seconds, where a part `overlap` of messages of parameters hides: (rows,)."""
         micro_batches = np.array([one.micro_batches for one in self.features])
         moved, once, hideable = self._transfers(figures)
         forward, backward = self._passes(figures, moved / micro_batches[:, None])
@@ -115,7 +115,7 @@ class Steps:
         share = backward / np.maximum(forward + backward, 1e-12)
         step = each * count
         least = np.maximum(hideable, step * (1 - share) + np.maximum(step * share, once))
-        shown = np.maximum(least, step + (1 - OVERLAP) * (hideable + once))
+        shown = np.maximum(least, step + (1 - overlap) * (hideable + once))
         each = np.where(sharded, shown, step + hideable) / count
         update = self._updates(figures) + np.where(sharded, 0.0, once)
         return self._staged(each, update, micro_batches)

@@ -33,6 +33,7 @@ from benchmarks.published.setups import machine_of, optimizer_of, strategy_of
 from benchmarks.record import write
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.fitted import OVERLAP
 from shardwright.planner.strategies.expansion import Expansion
 
 FOLDER = Path(__file__).with_name("features.rows")  # git ignores it
@@ -67,7 +68,7 @@ def main() -> None:
     asked = parser.parse_args()
     usable = usable_rows()
     chosen = [row for row in usable if _file(row).exists()] if asked.kept else None
-    kept = dict(_kept(sample(usable, asked.rows) if chosen is None else chosen))
+    kept = dict(kept_features(sample(usable, asked.rows) if chosen is None else chosen))
     rows = [row for row, _ in kept.values()]
     steps = Steps.of(rows, [one for _, one in kept.values()])
     sources = np.array([row.source for row in rows])
@@ -153,14 +154,14 @@ def fit(steps: Steps, used: np.ndarray) -> dict[str, float]:
     """
     sources = np.array([row.source for row in steps.rows])
     fitted = used & ~np.isin(sources, NOT_FITTED)
-    free = _fit(steps, fitted, {})
+    free = fitted_figures(steps, fitted, {})
     samples = [GUESSES["issue"][0], own_issue()]
     for source in sorted(set(sources[fitted])):
         mine = fitted & (sources == source)
         if _host_share(steps, mine, free) > _HOST_BOUND:
             alone = {name: value for name, value in free.items() if name != "issue"}
-            samples.append(_fit(steps, mine, alone)["issue"])
-    return _fit(steps, fitted, {"issue": float(np.exp(np.mean(np.log(samples))))})
+            samples.append(fitted_figures(steps, mine, alone)["issue"])
+    return fitted_figures(steps, fitted, {"issue": float(np.exp(np.mean(np.log(samples))))})
 
 
 @cache
@@ -181,7 +182,9 @@ def _host_shares(steps: Steps, figures: Figures) -> np.ndarray:
     return found
 
 
-def _fit(steps: Steps, used: np.ndarray, known: Figures) -> dict[str, float]:
+def fitted_figures(
+    steps: Steps, used: np.ndarray, known: Figures, overlap: float = OVERLAP
+) -> dict[str, float]:
     """The figures that are not `known`, and those that are."""
     names = [name for name in GUESSES if name not in known]
     guess, factor, least, most = np.log(np.array([GUESSES[name] for name in names]).T)
@@ -194,7 +197,7 @@ def _fit(steps: Steps, used: np.ndarray, known: Figures) -> dict[str, float]:
         return {**known, **dict(zip(names, np.exp(logs).tolist(), strict=True))}
 
     def residuals(logs: np.ndarray) -> np.ndarray:
-        errors = np.log(steps.seconds(figures(logs)) / published)[used]
+        errors = np.log(steps.seconds(figures(logs), overlap) / published)[used]
         robust = _OUTLIER * np.sqrt(2 * (np.sqrt(1 + (errors / _OUTLIER) ** 2) - 1))
         return np.concatenate([robust * weights, _PRIOR * (logs - guess) / factor])
 
@@ -202,7 +205,7 @@ def _fit(steps: Steps, used: np.ndarray, known: Figures) -> dict[str, float]:
     return figures(found.x)
 
 
-def _kept(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, Features]]]:
+def kept_features(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, Features]]]:
     """The features of rows that can be priced, those of former runs first read."""
     FOLDER.mkdir(exist_ok=True)
     start = time.monotonic()

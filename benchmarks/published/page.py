@@ -18,6 +18,7 @@ from benchmarks.published.comparisons import coverage
 from benchmarks.published.fit import NOT_FITTED, NOT_FITTED_BECAUSE
 from benchmarks.published.row import sources
 from benchmarks.published.score import OUTCOMES
+from shardwright.machine.fitted import OVERLAP
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "published.md"
@@ -42,27 +43,33 @@ micro-batch times width over `tp`: with few of them launches decide, with many t
 """
 
 
-def pages(result: Path, fitted: Path, own: Path) -> dict[Path, str]:
-    """The page and its pictures, of the scored rows, of the fit and of the own rows."""
+def pages(result: Path, fitted: Path, own: Path, hidden: Path) -> dict[Path, str]:
+    """The page and its pictures, of the scored rows, the fit, the own rows and hidden parts."""
     data: dict[str, Any] = json.loads(result.read_text())
     return {
-        PAGE: written(data, *(json.loads(file.read_text()) for file in (fitted, own))),
+        PAGE: written(data, *(json.loads(file.read_text()) for file in (fitted, own, hidden))),
         DOCS / _TIMES: plots.times(data["points"]),
         DOCS / _ERRORS: plots.errors(data["points"]),
     }
 
 
-def write(result: Path, fitted: Path, own: Path) -> None:
+def write(result: Path, fitted: Path, own: Path, hidden: Path) -> None:
     """Write all of them."""
-    for path, text in pages(result, fitted, own).items():
+    for path, text in pages(result, fitted, own, hidden).items():
         path.write_text(text)
 
 
-def written(data: Mapping[str, Any], fitted: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+def written(
+    data: Mapping[str, Any],
+    fitted: Mapping[str, Any],
+    own: Mapping[str, Any],
+    hidden: Mapping[str, Any],
+) -> str:
     """The page, in Markdown."""
     parts = [
         _HEAD.rstrip(),
         *_held_out(fitted),
+        *_hidden(hidden),
         *_hosts(fitted),
         *_overall(data),
         *_rows(data),
@@ -129,6 +136,29 @@ def _held_out(fitted: Mapping[str, Any]) -> Iterator[str]:
             for name in names
         ],
     )
+
+
+def _hidden(hidden: Mapping[str, Any]) -> Iterator[str]:
+    yield "## The part of messages that operators hide"
+    yield (
+        f"Presets hide {OVERLAP:g} of gathers of parameters and of sums of their gradients"
+        " (`overlap`). Mean errors of rows that shard parameters or gradients, by that part, with"
+        " the other figures of presets (`python -m benchmarks.published.overlap`); bias in"
+        " brackets. *Refitted* are means with figures that were fitted to these rows for each part."
+        " Kernels and transfers are added up as above."
+    )
+    sources = list(hidden["parts"][0]["sources"])
+    rows = [
+        [f"{one['overlap']:g}", _percent(one["mape"]), _percent(one["refitted"])]
+        + [
+            f"{_percent(one['sources'][name]['mape'])} ({_signed(one['sources'][name]['bias'])})"
+            for name in sources
+        ]
+        for one in hidden["parts"]
+    ]
+    counts = hidden["parts"][0]["sources"]
+    names = [f"{name}, {counts[name]['rows']} rows" for name in sources]
+    yield table(["overlap", "mean of sources", "refitted", *names], rows)
 
 
 def _hosts(fitted: Mapping[str, Any]) -> Iterator[str]:

@@ -58,7 +58,7 @@ HOST_MEMORY_SOURCE = "of usual servers with this GPU, shared evenly"
 ASSUMED: dict[str, tuple[str, str]] = {
     "overlap": (
         f"{OVERLAP:g}",
-        "of gathers of parameters and sums of gradients; published rows of FSDP are scored with it",
+        "of gathers of parameters and sums of gradients: the least error of published rows of FSDP",
     ),
     "efficiency.convolution": ("0.5", "no published row trains convolutions"),
     "contention": ("1", "links are shared in full by collectives along two axes"),

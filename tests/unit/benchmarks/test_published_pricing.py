@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from benchmarks.published import own, page, plots, run
+from benchmarks.published import overlap, own, page, plots, run
 from benchmarks.published.comparisons import comparison, coverage, widened, widening
 from benchmarks.published.graphs import OWN, Shape, UnpriceableError, graph_of
 from benchmarks.published.modules import NORM_EPS, ComposedNorm
@@ -274,7 +274,7 @@ def test_plots_draw_every_row_with_a_time():
 
 
 def test_the_page_is_what_the_result_gives():
-    for path, text in page.pages(RESULT, FITTED, own.RESULT).items():
+    for path, text in page.pages(RESULT, FITTED, own.RESULT, overlap.RESULT).items():
         assert path.read_text() == text, "run python -m benchmarks.published --page"
 
 
@@ -305,3 +305,9 @@ def test_the_result_is_of_the_committed_rows():
     for row in read():
         counted[row.source] = counted.get(row.source, 0) + 1
     assert read_here == counted
+
+
+def test_presets_hide_the_part_with_the_least_error():
+    parts = json.loads(overlap.RESULT.read_text())["parts"]
+    assert min(parts, key=lambda one: one["mape"])["overlap"] == OVERLAP
+    assert all(len(one["sources"]) >= 3 for one in parts)
