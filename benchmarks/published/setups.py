@@ -77,7 +77,7 @@ def strategy_of(row: Row) -> Strategy:
         raise UnpriceableError("overlapped tensor parallelism (async TP) has no strategy yet")
     if row.precision.startswith("nvfp4"):
         raise UnpriceableError("products in 4 bits have no strategy yet")
-    return Strategy(
+    found = Strategy(
         dp_replicate=row.dp_replicate,
         dp_shard=row.dp_shard,
         cp=row.cp,
@@ -95,6 +95,7 @@ def strategy_of(row: Row) -> Strategy:
         compile="regional" if row.compiled else "off",
         gradient_sync=row.sync if row.micro_batches > 1 else None,
     )
+    return found.in_8_bit(found.fp8, gathers=row.fp8_gather == "on")
 
 
 def optimizer_of(row: Row) -> str:
@@ -113,8 +114,8 @@ def approximations(row: Row) -> tuple[str, ...]:
         found.append("fp16 priced as bf16 mixed precision")
     if row.loss in ("fused", "in place"):
         found.append(f"loss {row.loss} priced as one on half-precision logits")
-    if row.precision.startswith("fp8") and row.dp_shard > 1:
-        found.append("gathers of parameters in 8 bits, where there are any, priced in 16")
+    if row.precision.startswith("fp8") and row.dp_shard > 1 and not row.fp8_gather:
+        found.append("whether parameters are gathered in 8 bits is unstated, priced in 16")
     if row.recompute == "unstated":
         found.append("recomputation is unstated, priced without")
     if not row.network_gbit and row.nodes > 1:

@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as reader
-from shardwright.frameworks.readers.torchtitan_options import AC, RESHARD, SELECTIVE
+from shardwright.frameworks.readers.torchtitan_options import AC, FLOAT8, RESHARD, SELECTIVE
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import chunks_of
@@ -120,6 +120,8 @@ def _rest(near: Nearest, is_toml: bool) -> None:
     near.dtypes(_DTYPES, WHOLE)
     recipes = ("rowwise", "tensorwise", "mxfp8", None) if is_toml else ("rowwise", "mxfp8", None)
     near.one_of("fp8", recipes, "rowwise", f"float8 is {' or '.join(recipes[:-1])}")
+    if is_toml and near.strategy.dp_shard == 1:
+        near.change("weights are gathered in 8 bits along dp_shard alone", fp8_gather=False)
     loss = near.strategy.loss
     if is_toml:
         near.one_of(
@@ -228,6 +230,7 @@ def _toml_keys(strategy: Strategy) -> dict[str, Any]:
     )
     option = "op" if kind.kind == "ops" else str(kind.count) if kind.kind == "every" else None
     converter = {"mxfp8": ["mx"], None: []}.get(strategy.fp8, ["float8"])
+    gathers, float8 = strategy.fp8_gather or None, converter == ["float8"]
     etp = "parallelism.expert_tensor_parallel_degree"
     ring = {"all-gather": "allgather"}.get(strategy.cp_style, "alltoall")
     return {
@@ -238,7 +241,10 @@ def _toml_keys(strategy: Strategy) -> dict[str, Any]:
         f"{AC}.selective_ac_option": option,
         f"{AC}.memory_budget": kind.fraction or None,
         "model.converters": converter,
-        "quantize.linear.float8.recipe_name": strategy.fp8 if converter == ["float8"] else None,
+        # Without a name it is tensorwise, and with one torchtitan refuses gathers in 8 bits.
+        f"{FLOAT8}.recipe_name": strategy.fp8 if float8 and not gathers else None,
+        f"{FLOAT8}.enable_fsdp_float8_all_gather": gathers,
+        f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp": gathers,
     }
 
 

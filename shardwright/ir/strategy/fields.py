@@ -87,6 +87,7 @@ POSSIBLE: Mapping[str, Possible] = {
     "param_dtype": _one_of(*DTYPES, None),
     **dict.fromkeys(DTYPE_FIELDS[1:], _DTYPE),
     "fp8": _one_of(*FP8, None),
+    "fp8_gather": _SWITCH,
     "compile": _one_of(*COMPILES),
     "loss": _one_of_or_chunked(*LOSSES),
     "mlp": _one_of_or_chunked(*MLPS),

@@ -35,7 +35,7 @@ _BEFORE_DTYPES = (
     *("order", "zero", "reshard_after_forward", "sequence_parallel", "cp_style", "recompute"),
     "offload",
 )
-_BEHIND = ("fp8", "compile", "loss", "mlp", "gradient_sync")
+_BEHIND = ("fp8", "fp8_gather", "compile", "loss", "mlp", "gradient_sync")
 
 
 def read(text: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _value(word: str, name: str, text: str) -> Any:
     """The value of a field in the text; raises `StrategyError` for one that cannot be read."""
     if name in (*AXES, "ep", "etp", "virtual_stages", "micro_batches", "zero"):
         value: Any = int(text) if text.isdecimal() else text
-    elif name in ("sequence_parallel", "reshard_after_forward"):
+    elif name in ("sequence_parallel", "reshard_after_forward", "fp8_gather"):
         value = _SWITCHES.get(text, text)
     elif name in ("order", "offload"):
         value = tuple(text.split(","))

@@ -172,9 +172,9 @@ class Auditor:
 
     def _changes_of(self, strategy: Strategy) -> Iterator[StrategyChange]:
         host, chunks = self.machine.levels[0].size, self._forms.useful_chunks
-        recipe = recipe_for(strategy)  # which the compiler decides, too
+        products = _products_of(strategy)  # which the compiler decides, too
         made = single_changes(strategy, self.limits, host, chunks)
-        return (one for one in made if recipe_for(one.strategy) == recipe)
+        return (one for one in made if _products_of(one.strategy) == products)
 
     def uniform(self, like: Strategy, progress: Progress | None = None) -> Priced | None:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.
@@ -286,6 +286,12 @@ class Auditor:
                 cost = candidate.plan(0.0, ()).step_seconds, candidate.peak
             self._costs[strategy] = cost
         return self._costs[strategy]
+
+
+def _products_of(strategy: Strategy) -> str:
+    """The library and the recipe of products in 8 bits; empty for those in other dtypes."""
+    recipe = recipe_for(strategy)
+    return recipe.products_key if recipe is not None else ""
 
 
 def _has_effect(one: PricedChange, peak: int) -> bool:

@@ -12,7 +12,7 @@ from shardwright.ir.strategy.fields import DTYPE_FIELDS, LOSSES, MLPS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Device, Machine
-from shardwright.planner.strategies.form import recipe_for
+from shardwright.planner.strategies.form import recipe_for, runs_as
 from shardwright.rules.operators.fp8_layers import MULTIPLE, fp8_layers
 
 
@@ -25,8 +25,7 @@ def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
         word = getattr(strategy, name)
         shown = ",".join(word) if isinstance(word, tuple) else word
         raise StrategyError(f"{name}={shown} is not yet priced; {instead}")
-    recipe = recipe_for(strategy)
-    assert graph.numerics.fp8 == (recipe.key if recipe else ""), "the graph is in another form"
+    assert runs_as(recipe_for(strategy), graph.numerics.fp8), "the graph is in another form"
     _require_dtypes(strategy, graph)
     _require_tiles(strategy, graph)
 

@@ -13,6 +13,7 @@ from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.frontier.bounds import Bounds
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import (
@@ -51,6 +52,7 @@ CHANGES = {
     "grad_dtype": (BASE, {"grad_dtype": "bfloat16"}),
     "state_dtype": (BASE, {"state_dtype": "bfloat16"}),
     "fp8": (BASE, {"fp8": "rowwise"}),
+    "fp8_gather": ("dp_shard=4 fp8=delayed", {"fp8_gather": True}),
     "compile": (BASE, {"compile": "regional"}),
     "loss": (BASE, {"loss": "chunked(8)"}),
     "mlp": (BASE, {"mlp": "chunked(8)"}),
@@ -92,6 +94,9 @@ def mixture():
 
 
 def cost(expansion, strategy):
+    if strategy.fp8_gather or strategy.fp8 == "delayed":  # graphs of their own
+        graph = form_of(expansion.graph, strategy)
+        expansion = Expansion(graph, expansion.machine, expansion.optimizer)
     return expansion.expanded(strategy).cost
 
 
