@@ -73,8 +73,6 @@ def strategy_of(row: Row) -> Strategy:
     Raises `UnpriceableError` for what no field of a strategy says; `StrategyError` for degrees that
     contradict each other.
     """
-    if row.async_tp:
-        raise UnpriceableError("overlapped tensor parallelism (async TP) has no strategy yet")
     if row.precision.startswith("nvfp4"):
         raise UnpriceableError("products in 4 bits have no strategy yet")
     found = Strategy(
@@ -87,6 +85,7 @@ def strategy_of(row: Row) -> Strategy:
         zero=row.zero,
         reshard_after_forward=row.reshard if row.zero == 3 else None,
         sequence_parallel=row.sequence_parallel,
+        async_tp=row.async_tp,
         schedule=row.schedule or "1F1B",
         virtual_stages=row.virtual_stages,
         micro_batches=row.micro_batches,

@@ -38,6 +38,8 @@ def headline(plan: Plan) -> str:
     if recipe is not None:
         gathers = ", weights gathered in 8 bits" if recipe.gathers else ""
         others.append(f"fp8 {recipe.name} by {recipe.library}{gathers}: priced, not executed here")
+    if plan.async_tp:
+        others.append("async TP: priced, messages are sent without overlap here")
     return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *others])
 
 

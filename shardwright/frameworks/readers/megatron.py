@@ -25,7 +25,7 @@ _MODEL_ARGS = "MODEL_ARGS."
 KNOWN = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "use-distributed-optimizer")
 _UNAFFECTING = {
     "changes when communication happens, not the strategy": (
-        "overlap-grad-reduce overlap-param-gather tp-comm-overlap delay-wgrad-compute"
+        "overlap-grad-reduce overlap-param-gather delay-wgrad-compute"
         " overlap-param-gather-with-optimizer-step overlap-moe-expert-parallel-comm"
     ),
     "the kernels of attention, not the strategy": "use-flash-attn attention-backend",
@@ -121,6 +121,7 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         "etp": etp,
         "order": ("dp_replicate", "dp_shard", "pp", "cp", "tp") if swapped else AXES,
         "sequence_parallel": settings.switch("sequence-parallel", False, "sequence_parallel"),
+        "async_tp": options.async_tp(settings, tp),
         "cp_style": options.cp_style(settings),
         "micro_batches": count,
         **storage,

@@ -47,6 +47,8 @@ FLAG_OF = {
     "ddp.use_megatron_fsdp": "use-megatron-fsdp",
     "ddp.data_parallel_sharding_strategy": "data-parallel-sharding-strategy",
     "ddp.outer_dp_sharding_strategy": "outer-dp-sharding-strategy",
+    "model.tp_comm_overlap": "tp-comm-overlap",
+    "comm_overlap.tp_comm_overlap": "tp-comm-overlap",
     "ddp.overlap_grad_reduce": "overlap-grad-reduce",
     "ddp.overlap_param_gather": "overlap-param-gather",
     "dist.use_torch_fsdp2": "use-torch-fsdp2",

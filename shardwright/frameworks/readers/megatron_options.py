@@ -39,6 +39,16 @@ def cp_style(settings: Settings) -> str:
     return CP_STYLES[word]
 
 
+def async_tp(settings: Settings, tp: int) -> bool:
+    """Whether messages of tensor parallelism run beside products."""
+    name = "tp-comm-overlap"
+    if tp == 1 or not settings.switch(name, False, "async_tp"):
+        return False
+    split = settings.switch("sequence-parallel", False, "sequence_parallel")
+    settings.require(split, name, "sequence-parallel is needed too")
+    return True
+
+
 def storage(settings: Settings, dp: int) -> dict[str, Any]:
     """Sharding of data parallelism: of what, over which ranks, and when gradients are reduced."""
     shards = settings.switch("use-distributed-optimizer", False, "zero")

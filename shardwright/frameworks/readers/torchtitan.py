@@ -55,8 +55,8 @@ _OLD = {  # keys of 2024, and what they are called since
     "experimental.pipeline_parallel_schedule": _SCHEDULE,
     "experimental.pipeline_parallel_microbatches": "parallelism.pipeline_parallel_microbatches",
     "experimental.context_parallel_rotate_method": "parallelism.context_parallel_rotate_method",
-    "experimental.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
-    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "experimental.enable_async_tensor_parallel": options.ASYNC_TP,
+    "compile.enable_async_tensor_parallel": options.ASYNC_TP,  # in Python
     "training.compile": "compile.enable",
     **{
         f"float8.{key}": f"{options.FLOAT8}.{key}"
@@ -173,12 +173,6 @@ def _degrees(settings: Settings, given: Given, dialect: str) -> dict[str, Any]:
         "cp_style",
     )
     whole = settings.switch(f"{_PARALLEL}.enable_sequence_parallel", True, "sequence_parallel")
-    if settings.switch("compile.enable_async_tensor_parallel", False):
-        settings.differ(
-            "compile.enable_async_tensor_parallel",
-            "collectives of tensor parallelism are hidden inside matrix products; a strategy does"
-            " not say so",
-        )
     return {
         "dp_replicate": replicas,
         "dp_shard": shards,
@@ -189,6 +183,7 @@ def _degrees(settings: Settings, given: Given, dialect: str) -> dict[str, Any]:
         "etp": etp if ep > 1 else None,
         "cp_style": ring,
         "sequence_parallel": whole,
+        "async_tp": options.async_tp(settings, tp, whole),
     }
 
 

@@ -15,6 +15,7 @@ SELECTIVE = Recompute(
 )
 RESHARD = {"default": None, "always": True, "never": False}
 AC = "activation_checkpoint"
+ASYNC_TP = "parallelism.enable_async_tensor_parallel"
 FLOAT8 = "quantize.linear.float8"
 
 
@@ -150,6 +151,16 @@ def compiled(settings: Settings) -> str:
     on = settings.switch("compile.enable", False, "compile")
     parts = settings.words("compile.components", "compile") or ("model", "loss")
     return "regional" if on and "model" in parts else "off"
+
+
+def async_tp(settings: Settings, tp: int, is_split: bool) -> bool:
+    """Whether messages of tensor parallelism run beside products, which needs compiled layers."""
+    if tp == 1 or not settings.switch(ASYNC_TP, False, "async_tp"):
+        return False
+    settings.require(compiled(settings) != "off", ASYNC_TP, "compile.enable is needed too")
+    if not is_split:
+        settings.differ(ASYNC_TP, "without sequence parallelism it has no effect; read as without")
+    return is_split
 
 
 def loss(settings: Settings, is_toml: bool) -> str:

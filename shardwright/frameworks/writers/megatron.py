@@ -151,6 +151,7 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
         else None,
         "use-tp-pp-dp-mapping": swapped or None,
         "sequence-parallel": (strategy.tp > 1 and strategy.sequence_parallel) or None,
+        "tp-comm-overlap": strategy.async_tp or None,
         "micro-batch-size": batch.samples // (ranks * strategy.micro_batches),
         "global-batch-size": batch.samples,
         "seq-length": batch.sequence,

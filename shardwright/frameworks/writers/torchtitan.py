@@ -8,7 +8,13 @@ from typing import Any
 from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as reader
-from shardwright.frameworks.readers.torchtitan_options import AC, FLOAT8, RESHARD, SELECTIVE
+from shardwright.frameworks.readers.torchtitan_options import (
+    AC,
+    ASYNC_TP,
+    FLOAT8,
+    RESHARD,
+    SELECTIVE,
+)
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import chunks_of
@@ -21,6 +27,7 @@ _DTYPES = {
     for kept in ("float32", "bfloat16")
 }
 _SIZE = re.compile(r"[\w.-]*")  # as in 8B, debugmodel, 235B-A22B
+_COMPILED_ASYNC_TP = ASYNC_TP.replace("parallelism", "compile")  # since configs are Python
 _IMPORTS = "torchtitan.distributed.activation_checkpoint"
 
 
@@ -45,6 +52,8 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
         "gradients are reduced after the last micro-batch of a pipeline, else after every one",
         gradient_sync="last" if near.strategy.pp > 1 else "every",
     )
+    if near.strategy.async_tp:
+        near.change("asynchronous tensor parallelism needs compiled layers", compile="regional")
     _recompute(near, is_toml)
     _rest(near, is_toml)
     micro = near.fit_batch(facts.batch)
@@ -158,6 +167,7 @@ def settings(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, 
         "training.dtype": strategy.state_dtype,
         "training.mixed_precision_param": strategy.param_dtype,
         "compile.enable": strategy.compile == "regional",
+        ASYNC_TP if is_toml else _COMPILED_ASYNC_TP: strategy.async_tp or None,
     }
     if facts.clip is not None:
         found["training.max_norm"] = facts.clip

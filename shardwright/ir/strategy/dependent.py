@@ -18,7 +18,16 @@ def _of_gathers(given: Fields) -> str:
     return ""
 
 
-NEEDS: Mapping[str, Callable[[Fields], str]] = {"fp8_gather": _of_gathers}
+def _of_async_tp(given: Fields) -> str:
+    if given["tp"] == 1:
+        return "tp=2 or more, whose messages it hides"
+    return "" if given["sequence_parallel"] else "sp=on, whose gathers and scattered sums it hides"
+
+
+NEEDS: Mapping[str, Callable[[Fields], str]] = {
+    "fp8_gather": _of_gathers,
+    "async_tp": _of_async_tp,
+}
 
 
 def lacking(given: Fields) -> dict[str, str]:

@@ -73,6 +73,7 @@ POSSIBLE: Mapping[str, Possible] = {
         "True, False or None", lambda v: v is None or isinstance(v, bool)
     ),
     "sequence_parallel": _SWITCH,
+    "async_tp": _SWITCH,
     "cp_style": _one_of(*CP_STYLES),
     "schedule": _one_of(*_SYNCHRONOUS),
     "stage_cut": Possible(

@@ -62,6 +62,8 @@ class Strategy:
         reshard_after_forward: whether gathered parameters are freed after the forward pass and
             gathered again, with `zero` 3; None: yes without a pipeline.
         sequence_parallel: whether norms and dropout are split over the sequence along `tp`.
+        async_tp: whether messages of `tp` run beside the matrix products that they feed or send, in
+            chunks.
         cp_style: how attention crosses the sequence: "ring-zigzag", "all-gather" or "ulysses".
         schedule: of the pipeline, a name in `ir/schedules`.
         virtual_stages: stages of each pipeline group.
@@ -97,6 +99,7 @@ class Strategy:
     zero: int = 3
     reshard_after_forward: bool | None = None
     sequence_parallel: bool = True
+    async_tp: bool = False
     cp_style: str = CP_STYLES[0]
     schedule: str = "1F1B"
     virtual_stages: int = 1
@@ -233,9 +236,11 @@ class Strategy:
     def in_8_bit(self, recipe: str | None, *, gathers: bool) -> Strategy:
         """The strategy with a recipe that, where parameters are sharded, `gathers` in 8 bits."""
         found = self.but(fp8=recipe, fp8_gather=False)
-        if not gathers or lacking({**found._fields, "fp8_gather": True}):
-            return found
-        return found.but(fp8_gather=True)
+        return found.switched_on("fp8_gather") if gathers else found
+
+    def switched_on(self, name: str) -> Strategy:
+        """The strategy with a field of `strategy/dependent.py` on, if it has what that needs."""
+        return self if lacking({**self._fields, name: True}) else self.but(**{name: True})
 
     def require(self, devices: int, limits: ModelLimits) -> None:
         """Raise `StrategyError` where a degree does not fit the machine or the model.

@@ -22,6 +22,7 @@ from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.loss_forms import PricedForms
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
+from shardwright.planner.strategies.expansion import marked
 from shardwright.planner.strategies.form import recipe_for
 from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies_of
 
@@ -29,6 +30,7 @@ _SAME = 1e-3  # relative differences of step time and memory below this are igno
 _GAIN = 5e-3  # of a step's time: single changes that save less are not simulated
 _LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _SIMULATED = 6  # single changes, at most
+_SIMULATED_FIELDS = ("offload", "async_tp")  # which change no table
 _ROUNDS = 8  # the most single changes that are applied one after the other
 _SETTLED = 3  # the fastest strategies by the tables whose time and memory are simulated
 
@@ -104,7 +106,7 @@ class Auditor:
         """The plan of a strategy by the tables; raises `StrategyError` as `price` does."""
         if strategy not in self._plans:
             candidate = self._forms.of(strategy).spaces.expanded(strategy)
-            self._plans[strategy] = replace(candidate.plan(0.0, ()), offload=strategy.offload)
+            self._plans[strategy] = marked(candidate.plan(0.0, ()), strategy)
         return self._plans[strategy]
 
     def fits(self, peak_bytes: int) -> bool:
@@ -137,7 +139,7 @@ class Auditor:
         return tuple(sorted(effective, key=lambda one: (-one.gain, one.bytes)))
 
     def _by_tables(self, base: Priced, *, tight: bool) -> Iterator[PricedChange]:
-        """Changes with their differences by the tables, which leave out copies to the host.
+        """Changes with their differences by the tables, or simulated where these have none.
 
         Those that only save memory are left out unless memory is `tight`.
         """
@@ -147,13 +149,13 @@ class Auditor:
             if not tight and _only_saves_memory(change):
                 continue
             cost = self._cost_if_priced(change.strategy)
-            if cost is None or (cost in seen and change.field != "offload"):
+            if cost is None or (cost in seen and change.field not in _SIMULATED_FIELDS):
                 continue
             seen.add(cost)
             gain, more = 1 - cost[0] / seconds, cost[1] - peak
             fits = self.fits(base.plan.peak_bytes + more)
             one = PricedChange(change, gain, more, fits, is_simulated=False)
-            if change.field == "offload":
+            if change.field in _SIMULATED_FIELDS:
                 one = self._simulated(base, one)
             if _has_effect(one, peak):
                 yield one
@@ -196,7 +198,11 @@ class Auditor:
             best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         except InfeasibleError:
             return None
-        return Priced(Strategy.parse(best.name), best)
+        found = Priced(Strategy.parse(best.name), best)
+        if not like.async_tp or not (hiding := found.strategy.switched_on("async_tp")).async_tp:
+            return found
+        compared = form.refinement.compared(self.unsettled(hiding))
+        return min(found, Priced(hiding, compared), key=lambda one: one.plan.step_seconds)
 
     def with_causes(self, one: Priced) -> Priced:
         """The same with a breakdown of its memory, which plans that were only compared lack."""

@@ -188,6 +188,7 @@ def _others(strategy: Strategy) -> _Made:
     """Changes of fields that leave all degrees as they are."""
     if strategy.tp > 1:
         yield "sequence_parallel", {"sequence_parallel": not strategy.sequence_parallel}
+        yield "async_tp", {"async_tp": not strategy.async_tp}
     if strategy.cp > 1:
         yield from (("cp_style", {"cp_style": style}) for style in CP_STYLES)
     if strategy.fp8 in GATHERABLE:

@@ -28,6 +28,11 @@ def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
     assert runs_as(recipe_for(strategy), graph.numerics.fp8), "the graph is in another form"
     _require_dtypes(strategy, graph)
     _require_tiles(strategy, graph)
+    if strategy.async_tp and strategy.tp > machine.levels[0].size:
+        raise StrategyError(
+            f"async_tp=on is not yet priced; its {strategy.tp} ranks are not all in one host of"
+            f" {machine.levels[0].size} devices, so leave it out or take a smaller tp"
+        )
 
 
 def require_recipe(strategy: Strategy, machine: Machine) -> None:

@@ -64,8 +64,8 @@ def test_a_row_is_a_strategy():
     gathers = [strategy_of(replace(narrow, fp8_gather=word)).fp8_gather for word in GATHERS]
     assert gathers == [False, True, False]
     assert not strategy_of(replace(ROW, precision="fp8-delayed", fp8_gather="on")).fp8_gather
-    with pytest.raises(UnpriceableError, match="async TP"):
-        strategy_of(replace(ROW, async_tp=True))
+    hiding = replace(sharded, sequence_parallel=True, async_tp=True)
+    assert (strategy_of(hiding).async_tp, strategy_of(sharded).async_tp) == (True, False)
 
 
 def test_a_row_is_a_machine_with_the_stated_network():

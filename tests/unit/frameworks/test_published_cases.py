@@ -89,24 +89,31 @@ CASES = [
     ),
     (
         *("titan 70B float8", published.TORCHTITAN_70B, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional fp8=tensorwise", (512, 16, 8192)),
+        *(
+            "dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional fp8=tensorwise",
+            (512, 16, 8192),
+        ),
     ),
     (
         *("titan 70B rowwise", ROWWISE, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional fp8=rowwise", (512, 16, 8192)),
+        *(
+            "dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional fp8=rowwise",
+            (512, 16, 8192),
+        ),
     ),
     (
         *("titan 70B bf16", BF16_70B, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional", (512, 16, 8192)),
+        *("dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional", (512, 16, 8192)),
     ),
     (
         *("titan 405B", published.TORCHTITAN_405B, 512),
-        "dp_shard=8 tp=8 pp=8 mb=32 ac=full bf16 compile=regional fp8=tensorwise sync=last",
+        "dp_shard=8 tp=8 pp=8 mb=32 async_tp=on ac=full bf16 compile=regional"
+        " fp8=tensorwise sync=last",
         (256, 1, 8192),
     ),
     (
         *("titan 405B looped", LOOPED, 512),
-        "dp_shard=8 tp=8 pp=8:Interleaved1F1B/v2 mb=32 ac=full bf16 compile=regional"
+        "dp_shard=8 tp=8 pp=8:Interleaved1F1B/v2 mb=32 async_tp=on ac=full bf16 compile=regional"
         " fp8=tensorwise sync=last",
         (256, 1, 8192),
     ),

@@ -130,6 +130,14 @@ def float8(recipe):
             "--tensor-model-parallel-size 1 --fp8-format hybrid --fp8-param-gather",
             "line 1, fp8-param-gather = True: use-distributed-optimizer or FSDP is needed too",
         ),
+        (
+            titan("tensor_parallel_degree = 2\nenable_async_tensor_parallel = true"),
+            "line 14, parallelism.enable_async_tensor_parallel = True: compile.enable is needed",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --tp-comm-overlap",
+            "line 1, tp-comm-overlap = True: sequence-parallel is needed too",
+        ),
         ("a: !!python/object:os.system x\n", "could not determine a constructor"),
     ],
 )

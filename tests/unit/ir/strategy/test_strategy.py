@@ -71,6 +71,7 @@ def _strategies(draw: st.DrawFn) -> Strategy:
         gradient_sync=draw(st.sampled_from((*SYNCS, None))),
         **draw(_PIPELINES),
     )
+    found = found.switched_on("async_tp") if draw(_SWITCH) else found
     return found.in_8_bit(found.fp8, gathers=draw(_SWITCH))
 
 
@@ -93,7 +94,7 @@ _CHANGES: dict[str, object] = {
     "offload": ("optimizer",),
     "param_dtype": "tf32",
     "fp8": "mxfp8",
-    "fp8_gather": True,
+    **dict.fromkeys(("fp8_gather", "async_tp"), True),
     "compile": "regional",
     "loss": "whole",
     "mlp": "chunked(4)",
@@ -135,6 +136,8 @@ def test_the_example_of_the_documentation() -> None:
         ("loss=chunked(0)", "loss is vocabulary-parallel"),
         ("mlp=chunked(x)", "mlp is whole or chunked(n)"),
         ("order=tp,pp", "each once"),
+        ("tp=2 sp=off async_tp=on", "async_tp=on needs sp=on"),
+        ("dp_shard=2 async_tp=on", "async_tp=on needs tp=2 or more"),
         ("fp8_gather=yes", "fp8_gather is True or False"),
         ("dp_shard=2 fp8=mxfp8 fp8_gather=on", "fp8_gather=on needs fp8=tensorwise or fp8=delayed"),
         ("dp_replicate=2 fp8=delayed fp8_gather=on", "fp8_gather=on needs sharded parameters"),
