@@ -66,7 +66,7 @@ class AsyncMessages:
         self._ops.update((op.name, op) for op in self.plan.ops)
 
     def of_transfer(self, value: str, kind: Collective, channel: str) -> Beside:
-        """What hides a transfer of a step program, by the name of the value that it sends."""
+        """The products beside a transfer of a step program, by the name of the value it sends."""
         found = _NAME.match(value)
         if found is None or channel != AXIS:
             return NOTHING
@@ -74,7 +74,7 @@ class AsyncMessages:
         return self.of_value(found[3], kind, Phase.BACKWARD if found[1] or found[2] else phase)
 
     def of_value(self, value: str, kind: Collective, phase: Phase) -> Beside:
-        """What hides a message of a value of the graph, or in the backward pass of its gradient."""
+        """The products beside a message of a value, or in the backward pass of its gradient."""
         if not self.plan.async_tp or kind not in KINDS or value not in self.graph.tensor:
             return NOTHING
         key = value, kind, phase
