@@ -58,6 +58,8 @@ class Plan(ir_plan.Plan):
         micro_batches: number of micro-batches of a step; their gradients add up.
         gradient_sync: the micro-batches after which gradients are reduced over devices, `"every"`
             or `"last"`; None: after every one where they are stored sharded, else after the last.
+        async_tp: whether messages of tensor parallelism are priced beside matrix products, as in
+            `Strategy`; the program sends them as it does without.
         compiled: whether layers run through `torch.compile`.
         ahead: how many buckets of parameters are gathered before the one that operators read.
         offload: what is kept in the memory of the host, as in `Strategy`.

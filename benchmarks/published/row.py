@@ -21,6 +21,7 @@ METRICS = ("seconds", "milliseconds", "tokens/s/gpu", "tokens/s", "tflop/s/gpu",
 MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
 RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
+GATHERS = ("", "on", "off")  # empty: it is unstated, or nothing is in 8 bits
 NORMS = ("fused", "composed", "shared")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused")
 LOSSES = ("float32", "half", "fused", "in place")
@@ -67,6 +68,7 @@ class Row:
         sync: gradients are reduced after "every" micro-batch, or the "last".
         precision: of compute, "fp16", "bf16", "fp8-...", with fp32 parameters or masters unless it
             begins with "pure-".
+        fp8_gather: whether weights are cast to 8 bits before they are gathered: one of `GATHERS`.
         reduce: dtype in which gradients are reduced.
         recompute: one of `RECOMPUTE`.
         compiled: torch.compile.
@@ -126,6 +128,7 @@ class Row:
     schedule: str = ""
     sync: str = "last"
     precision: str = ""
+    fp8_gather: str = ""
     reduce: str = ""
     recompute: str = "unstated"
     compiled: bool = False
@@ -207,6 +210,7 @@ def problems(row: Row) -> Iterator[str]:
         ("memory_kind", row.memory_kind, ("", *MEMORY_KINDS)),
         ("verdict", row.verdict, VERDICTS),
         ("recompute", row.recompute, RECOMPUTE),
+        ("fp8_gather", row.fp8_gather, GATHERS),
         ("norms", row.norms, NORMS),
         ("loss", row.loss, LOSSES),
         ("optimizer", row.optimizer, OPTIMIZERS),

@@ -90,7 +90,7 @@ def _has_memory(row: Row) -> bool:
 def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
     machine, optimizer = expansion.machine, expansion.optimizer
     analysis = expansion.sources.analysis
-    plan = expansion.expanded(strategy).plan(0.0, ())
+    plan = expansion.plan(strategy)
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
     near = plan.peak_bytes > _NEAR * machine.device.usable_bytes

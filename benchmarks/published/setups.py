@@ -72,11 +72,9 @@ def strategy_of(row: Row) -> Strategy:
     Raises `UnpriceableError` for what no field of a strategy says; `StrategyError` for degrees that
     contradict each other.
     """
-    if row.async_tp:
-        raise UnpriceableError("overlapped tensor parallelism (async TP) has no strategy yet")
     if row.precision.startswith("nvfp4"):
         raise UnpriceableError("products in 4 bits have no strategy yet")
-    return Strategy(
+    found = Strategy(
         dp_replicate=row.dp_replicate,
         dp_shard=row.dp_shard,
         cp=row.cp,
@@ -86,6 +84,7 @@ def strategy_of(row: Row) -> Strategy:
         zero=row.zero,
         reshard_after_forward=row.reshard if row.zero == 3 else None,
         sequence_parallel=row.sequence_parallel,
+        async_tp=row.async_tp,
         schedule=row.schedule or "1F1B",
         virtual_stages=row.virtual_stages,
         micro_batches=row.micro_batches,
@@ -94,6 +93,7 @@ def strategy_of(row: Row) -> Strategy:
         compile="regional" if row.compiled else "off",
         gradient_sync=row.sync if row.micro_batches > 1 else None,
     )
+    return found.in_8_bit(found.fp8, gathers=row.fp8_gather == "on")
 
 
 def optimizer_of(row: Row) -> str:
@@ -112,8 +112,8 @@ def approximations(row: Row) -> tuple[str, ...]:
         found.append("fp16 priced as bf16 mixed precision")
     if row.loss in ("fused", "in place"):
         found.append(f"loss {row.loss} priced as one on half-precision logits")
-    if row.precision.startswith("fp8") and row.dp_shard > 1:
-        found.append("gathers of parameters in 8 bits, where there are any, priced in 16")
+    if row.precision.startswith("fp8") and row.dp_shard > 1 and not row.fp8_gather:
+        found.append("whether parameters are gathered in 8 bits is unstated, priced in 16")
     if row.recompute == "unstated":
         found.append("recomputation is unstated, priced without")
     if not row.network_gbit and row.nodes > 1:

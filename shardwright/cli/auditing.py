@@ -246,7 +246,7 @@ class Audit:
             return found
         near, further = strategy_of(found), None  # a search compiles nothing, and has no fp8
         if near is not None:
-            near = near.but(compile=like.compile, fp8=like.fp8)
+            near = near.but(compile=like.compile).in_8_bit(like.fp8, gathers=like.fp8_gather)
             with working(f"searching plans like {near}"):
                 further = self.auditor.beyond(near)
         return found if further is None and like.fp8 is None else further

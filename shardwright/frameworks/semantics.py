@@ -33,6 +33,11 @@ def changed_numbers(now: Strategy, strategy: Strategy) -> list[str]:
         before, after = getattr(now, name), getattr(strategy, name)
         if before != after and (before is not None or name == "fp8"):
             found.append(f"{name} is {after}, not {before}")
+    if now.fp8_gather != strategy.fp8_gather and now.fp8 == strategy.fp8:
+        which = ("after", "before") if strategy.fp8_gather else ("before", "after")
+        found.append(
+            f"weights are rounded to 8 bits {which[1]} they are gathered, not {which[0]} it"
+        )
     if now.syncs_every != strategy.syncs_every and not (_once(now) and _once(strategy)):
         found.append(f"gradients are reduced {_when(strategy)}, not {_when(now)}")
     return found

@@ -34,6 +34,7 @@ ITEM_BYTES = {
     "uint32": 4,
     "uint16": 2,
     "uint8": 1,
+    "float8_e4m3fn": 1,
     "bool": 1,
 }
 
@@ -144,6 +145,7 @@ class Tensor:
         dtype: its dtype, as torch names it.
         requires_grad: whether a gradient flows back through it.
         alias_of: the operand whose memory it shares (the result of a `view`, say); else empty.
+        gathered_as: of a parameter that is cast before it is gathered, that dtype; else empty.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Tensor:
     dtype: str
     requires_grad: bool = False
     alias_of: str = ""
+    gathered_as: str = ""
 
     @property
     def num_elements(self) -> int:

@@ -211,7 +211,8 @@ class Plan:
       was not; of an asynchronous pipeline it has several steps, from an empty pipeline on;
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
-      `torch.compile`;
+      `torch.compile`; `async_tp`: whether the time of messages along `tp` is that beside matrix
+      products, as in `Strategy`, while the program sends them as it does without;
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
     * `offload`: what is kept in the memory of the host, as in `Strategy`; `on_device`: the
       recomputed segments whose inputs stay on the device nevertheless;
@@ -243,6 +244,7 @@ class Plan:
     ] = ()  # per cut, to send one micro-batch's activations, or gradients
     micro_batches: int = 1  # gradients of a step's micro-batches are accumulated
     gradient_sync: str | None = None  # as in `ir/gradient_sync.py`
+    async_tp: bool = False  # whether messages of `tp` are priced beside matrix products
     compiled: bool = False  # whether layers run through `torch.compile`
     ahead: int = 1  # buckets of parameters that are gathered before they are read
     offload: tuple[str, ...] = ()  # what is kept in the memory of the host

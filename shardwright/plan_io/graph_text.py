@@ -17,7 +17,9 @@ def graph_to_json(graph: Graph) -> str:
         {
             "leaves": [[leaf.name, leaf.kind.value, list(leaf.keys)] for leaf in graph.leaves],
             "values": [
-                [v.name, list(v.shape), v.dtype, v.requires_grad, v.alias_of] for v in graph.values
+                [v.name, list(v.shape), v.dtype, v.requires_grad, v.alias_of]
+                + ([v.gathered_as] if v.gathered_as else [])
+                for v in graph.values
             ],
             "ops": [
                 {
@@ -68,7 +70,7 @@ def graph_from_json(text: str) -> Graph:
             for op in data["ops"]
         ),
         outputs=tuple(data["outputs"]),
-        values=tuple(Tensor(n, tuple(s), d, g, a) for n, s, d, g, a in data["values"]),
+        values=tuple(Tensor(n, tuple(s), *rest) for n, s, *rest in data["values"]),
         updates=tuple((a, b) for a, b in data["updates"]),
         constants=tuple((key, constant(value)) for key, value in data["constants"]),
         note=data["note"],

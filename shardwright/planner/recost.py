@@ -121,6 +121,7 @@ def additive(
     return replace(
         candidate.plan(found.bound(candidate.peak), ()),
         ahead=plan.ahead,
+        async_tp=plan.async_tp,
         offload=plan.offload,
         on_device=plan.on_device,
     )

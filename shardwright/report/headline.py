@@ -36,7 +36,10 @@ def headline(plan: Plan) -> str:
     others = [f"{what} in {count} chunks" for what, count in counts.items() if count > 1]
     recipe = recipe_of(plan.numerics.fp8)
     if recipe is not None:
-        others.append(f"fp8 {recipe.name} by {recipe.library}: priced, not executed here")
+        gathers = ", weights gathered in 8 bits" if recipe.gathers else ""
+        others.append(f"fp8 {recipe.name} by {recipe.library}{gathers}: priced, not executed here")
+    if plan.async_tp:
+        others.append("async TP: priced, messages are sent without overlap here")
     return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *others])
 
 

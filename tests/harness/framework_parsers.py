@@ -111,6 +111,7 @@ def torchtitan(text: str, devices: int) -> Facts:
     return {
         **found,
         "sequence_parallel": config.parallelism.enable_sequence_parallel,
+        "async_tp": config.compile.enable_async_tensor_parallel,
         "recompute": None if kept is None else type(kept).__qualname__.removesuffix(".Config"),
         "loss": type(config.loss).__qualname__.removesuffix(".Config"),
     }
@@ -136,10 +137,13 @@ def torchtitan_toml(text: str, devices: int) -> Facts:
         etp=parallel.expert_tensor_parallel_degree,
         world_size=devices,
     )
+    float8 = config.quantize.linear.float8
     return {
         **_titan_facts(config, dims),
         "recompute": config.activation_checkpoint.mode,
-        "fp8": config.quantize.linear.float8.recipe_name
+        "async_tp": parallel.enable_async_tensor_parallel,
+        "fp8_gather": float8.enable_fsdp_float8_all_gather,
+        "fp8": (float8.recipe_name or "tensorwise")
         if "float8" in config.model.converters
         else None,
     }
@@ -241,6 +245,7 @@ def megatron(text: str, devices: int) -> Facts:
     )
     return _megatron_facts(model, sums, update, devices) | {
         "grad_dtype": "bfloat16" if "grad_reduce_in_bf16" in training else "float32",
+        "fp8_gather": sums.fp8_param_gather,
         "samples": training["global_batch_size"],
         "micro": training["micro_batch_size"],
         "sequence": training["seq_length"],
@@ -266,6 +271,7 @@ def _megatron_facts(model: Any, sums: Any, update: Any, devices: int) -> Facts:
         "ep": model.expert_model_parallel_size,
         "etp": model.expert_tensor_parallel_size,
         "sequence_parallel": model.sequence_parallel,
+        "async_tp": model.tp_comm_overlap,
         "virtual_stages": model.virtual_pipeline_model_parallel_size or 1,
         "zero": zero,
         "clip": update.clip_grad,

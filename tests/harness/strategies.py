@@ -83,7 +83,7 @@ def training_strategies(draw: st.DrawFn) -> Strategy:
     degrees = {name: draw(_DEGREE) for name in ("dp_replicate", "dp_shard", "cp", "tp")}
     ranks = degrees["dp_replicate"] * degrees["dp_shard"] * degrees["cp"] * degrees["tp"]
     offload = draw(st.sets(st.sampled_from(OFFLOADS)))
-    return Strategy(
+    found = Strategy(
         **degrees,
         ep=draw(st.sampled_from(divisors(ranks // degrees["tp"]))),
         etp=draw(st.sampled_from((None, 1, degrees["tp"]))),
@@ -102,3 +102,5 @@ def training_strategies(draw: st.DrawFn) -> Strategy:
         **draw(_DTYPES),
         **draw(_PIPELINES),
     )
+    found = found.switched_on("async_tp") if draw(st.booleans()) else found
+    return found.in_8_bit(found.fp8, gathers=draw(st.booleans()))

@@ -20,6 +20,8 @@ _PRECISION = {
     "MXFP8": "fp8-mx",
     "NVFP4": "nvfp4",
 }
+# Of its recipes of mixed precision; weights in MXFP8 are gathered in 16 bits.
+_GATHERS = {"fp8-tensorwise": "on", "fp8-mx": "off"}
 _DENSE = {"LLAMA3_8B": "8B", "LLAMA3_70B": "70B", "LLAMA3.1_405B": "405B"}
 _NOT_DENSE = "experts or state-space layers, whose shapes no module here has"
 _NO_TRAINABLE = "which parameters LoRA trains is not stated"
@@ -58,6 +60,7 @@ def _throughput(snapshot: Snapshot, path: str, line: Line, heading: dict[str, st
     sharded = int(cells.get("FSDP", "0"))
     published = number(cells["Tokens / sec / GPU"])
     size, tuning = _DENSE.get(model), "lora" if "LoRA" in heading["kind"] else "all"
+    precision = _PRECISION[cells.get("Precision", "FP8-CS")]
     virtual = int(cells["VP"]) if cells["VP"].isdigit() else 1
     return Row(
         source="megatron-bridge",
@@ -81,7 +84,8 @@ def _throughput(snapshot: Snapshot, path: str, line: Line, heading: dict[str, st
         sequence_parallel=tp > 1,
         virtual_stages=virtual,
         schedule="" if pp == 1 else "Interleaved1F1B" if virtual > 1 else "1F1B",
-        precision=_PRECISION[cells.get("Precision", "FP8-CS")],
+        precision=precision,
+        fp8_gather=_GATHERS.get(precision, ""),
         reduce="fp32",
         loss="in place",
         optimizer="adamw-fused",
@@ -173,6 +177,7 @@ def _llama(snapshot: Snapshot, path: str, line: Line, peak: str, **more: Any) ->
         virtual_stages=5,
         schedule="Interleaved1F1B",
         precision="fp8-tensorwise",
+        fp8_gather=_GATHERS["fp8-tensorwise"],
         reduce="fp32",
         loss="in place",
         optimizer="adamw-fused",

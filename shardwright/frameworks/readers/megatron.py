@@ -25,12 +25,11 @@ _MODEL_ARGS = "MODEL_ARGS."
 KNOWN = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "use-distributed-optimizer")
 _UNAFFECTING = {
     "changes when communication happens, not the strategy": (
-        "overlap-grad-reduce overlap-param-gather tp-comm-overlap delay-wgrad-compute"
+        "overlap-grad-reduce overlap-param-gather delay-wgrad-compute"
         " overlap-param-gather-with-optimizer-step overlap-moe-expert-parallel-comm"
     ),
     "the kernels of attention, not the strategy": "use-flash-attn attention-backend",
     "the number of query groups says it": "group-query-attention",
-    "no field of a strategy": "fp8-param-gather",
     "training, not the strategy": (
         "lr min-lr lr-decay-style lr-warmup-samples lr-decay-samples weight-decay adam-beta1"
         " adam-beta2 train-iters train-samples lr-warmup-fraction lr-decay-iters lr-warmup-iters"
@@ -111,7 +110,7 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
     dp = rest_of(settings, devices, others)
     model = _model(settings)
     batch, count = _batch(settings, dp)
-    storage = options.storage(settings, dp)
+    storage, recipe = options.storage(settings, dp), options.fp8(settings)
     swapped = settings.switch("use-tp-pp-dp-mapping", False, "order")
     per_token = settings.switch("calculate-per-token-loss", False, "semantics")
     fields: dict[str, Any] = {
@@ -122,6 +121,7 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         "etp": etp,
         "order": ("dp_replicate", "dp_shard", "pp", "cp", "tp") if swapped else AXES,
         "sequence_parallel": settings.switch("sequence-parallel", False, "sequence_parallel"),
+        "async_tp": options.async_tp(settings, tp),
         "cp_style": options.cp_style(settings),
         "micro_batches": count,
         **storage,
@@ -129,7 +129,8 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         "recompute": options.recompute(settings),
         "offload": options.offload(settings),
         **options.dtypes(settings),
-        "fp8": options.fp8(settings),
+        "fp8": recipe,
+        "fp8_gather": options.fp8_gather(settings, recipe, storage, cp),
         "compile": "off",
         "loss": options.loss(settings),
     }

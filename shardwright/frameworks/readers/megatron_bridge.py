@@ -8,6 +8,7 @@ from shardwright.frameworks.documents.document import Document
 from shardwright.frameworks.readers import megatron
 from shardwright.frameworks.readers.understood import Given, Understood
 from shardwright.frameworks.settings import Settings
+from shardwright.ir.options.fp8 import GATHERABLE
 
 YAML, FLAGS = "YAML override of a recipe", "dotted options"
 # Bridge's keys -> the flags of Megatron-LM that mean the same.
@@ -34,6 +35,7 @@ FLAG_OF = {
     "model.fp8": "fp8-format",
     "mixed_precision.fp8": "fp8-format",
     "mixed_precision.fp8_recipe": "fp8-recipe",
+    "mixed_precision.fp8_param_gather": "fp8-param-gather",
     "mixed_precision.bf16": "bf16",
     "mixed_precision.fp16": "fp16",
     "train.micro_batch_size": "micro-batch-size",
@@ -45,6 +47,8 @@ FLAG_OF = {
     "ddp.use_megatron_fsdp": "use-megatron-fsdp",
     "ddp.data_parallel_sharding_strategy": "data-parallel-sharding-strategy",
     "ddp.outer_dp_sharding_strategy": "outer-dp-sharding-strategy",
+    "model.tp_comm_overlap": "tp-comm-overlap",
+    "comm_overlap.tp_comm_overlap": "tp-comm-overlap",
     "ddp.overlap_grad_reduce": "overlap-grad-reduce",
     "ddp.overlap_param_gather": "overlap-param-gather",
     "dist.use_torch_fsdp2": "use-torch-fsdp2",
@@ -57,6 +61,7 @@ FLAG_OF = {
 KEY_OF = {flag: key for key, flag in reversed(FLAG_OF.items())}
 REDUCES = "mixed_precision.grad_reduce_in_fp32"
 _REDUCES_ALONE = "ddp.grad_reduce_in_fp32"
+_SAYS = ("param_dtype", "fp8", "fp8_gather")  # a name of mixed precision
 _RECIPES = {  # names of mixed precision -> format and recipe of fp8
     "bf16_mixed": None,
     "fp16_mixed": None,
@@ -90,10 +95,13 @@ def read(settings: Settings, given: Given) -> Understood:
     fields = dict(found.fields)
     if "bf16" not in settings and "fp16" not in settings:
         name = settings.word(
-            "mixed_precision", "bf16_mixed", {word: word for word in _RECIPES}, "param_dtype", "fp8"
+            "mixed_precision", "bf16_mixed", {word: word for word in _RECIPES}, *_SAYS
         )
         narrow = "float16" if name.startswith("fp16") else "bfloat16"
         fields |= {"param_dtype": narrow, "fp8": _RECIPES[name] or fields["fp8"]}
+        if _RECIPES[name] in GATHERABLE:  # whose recipes gather weights in 8 bits
+            shards = fields["zero"] > 0 and fields["dp_shard"] * fields["cp"] > 1
+            fields["fp8_gather"] = shards
         if narrow == "float16":  # whose recipe sums gradients in it
             fields |= {"reduce_dtype": narrow, "grad_dtype": narrow}
     if not settings.switch(REDUCES, True, "reduce_dtype", "grad_dtype"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shardwright.frameworks.readers.understood import MIXED_BF16, WHOLE
 from shardwright.frameworks.settings import Settings
+from shardwright.ir.options.fp8 import GATHERABLE
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 
 CP_STYLES = {
@@ -35,6 +37,16 @@ def cp_style(settings: Settings) -> str:
     if word == "a2a+p2p":
         settings.differ("cp-comm-type", "a ring of groups that exchange heads; read as a ring")
     return CP_STYLES[word]
+
+
+def async_tp(settings: Settings, tp: int) -> bool:
+    """Whether messages of tensor parallelism run beside products."""
+    name = "tp-comm-overlap"
+    if tp == 1 or not settings.switch(name, False, "async_tp"):
+        return False
+    split = settings.switch("sequence-parallel", False, "sequence_parallel")
+    settings.require(split, name, "sequence-parallel is needed too")
+    return True
 
 
 def storage(settings: Settings, dp: int) -> dict[str, Any]:
@@ -148,6 +160,19 @@ def fp8(settings: Settings) -> str | None:
     if settings.word("fp8-format", None, formats, "fp8") is None:
         return None
     return settings.word("fp8-recipe", "delayed", RECIPES, "fp8")
+
+
+def fp8_gather(settings: Settings, recipe: str | None, storage: Mapping[str, Any], cp: int) -> bool:
+    """Whether shards of weights are cast to 8 bits before they are gathered."""
+    name = "fp8-param-gather"
+    if not settings.switch(name, False, "fp8_gather") or recipe is None:
+        return False
+    settings.require(storage["zero"] > 0, name, "use-distributed-optimizer or FSDP is needed too")
+    if recipe == "blockwise":
+        settings.differ(name, "weights with scales of blocks are read as gathered in bf16")
+    if recipe == "mxfp8":
+        settings.notes.append("weights in MXFP8 are gathered in bf16, and cast where they arrive")
+    return recipe in GATHERABLE and storage["dp_shard"] * cp > 1
 
 
 def loss(settings: Settings) -> str:

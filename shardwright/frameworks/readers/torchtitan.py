@@ -55,9 +55,13 @@ _OLD = {  # keys of 2024, and what they are called since
     "experimental.pipeline_parallel_schedule": _SCHEDULE,
     "experimental.pipeline_parallel_microbatches": "parallelism.pipeline_parallel_microbatches",
     "experimental.context_parallel_rotate_method": "parallelism.context_parallel_rotate_method",
-    "experimental.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
-    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "experimental.enable_async_tensor_parallel": options.ASYNC_TP,
+    "compile.enable_async_tensor_parallel": options.ASYNC_TP,  # in Python
     "training.compile": "compile.enable",
+    **{
+        f"float8.{key}": f"{options.FLOAT8}.{key}"
+        for key in ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
+    },
     "training.enable_fsdp_cpu_offload": "training.enable_cpu_offload",
 }
 _STAGES_OF = {"LoopedBFS": "Interleaved1F1B", "DualPipeV": "ZBVZeroBubble"}
@@ -97,6 +101,7 @@ def read(settings: Settings, given: Given) -> Understood:
     degrees = _degrees(settings, given, dialect)
     ranks = degrees["dp_replicate"] * degrees["dp_shard"]
     pipeline = _pipeline(settings, degrees["pp"], model)
+    recipe = options.fp8(settings)
     counted = _tokens if dialect == TOKENS else _sequences
     batch, count = counted(settings, ranks, degrees["pp"])
     if settings.document.form == "python":
@@ -115,7 +120,8 @@ def read(settings: Settings, given: Given) -> Understood:
             "micro_batches": count,
             **options.storage(settings, degrees),
             **options.dtypes(settings),
-            "fp8": options.fp8(settings),
+            "fp8": recipe,
+            "fp8_gather": options.fp8_gather(settings, recipe, degrees),
             "recompute": options.recompute(settings),
             "compile": options.compiled(settings),
             "loss": options.loss(settings, dialect == TOML),
@@ -167,12 +173,6 @@ def _degrees(settings: Settings, given: Given, dialect: str) -> dict[str, Any]:
         "cp_style",
     )
     whole = settings.switch(f"{_PARALLEL}.enable_sequence_parallel", True, "sequence_parallel")
-    if settings.switch("compile.enable_async_tensor_parallel", False):
-        settings.differ(
-            "compile.enable_async_tensor_parallel",
-            "collectives of tensor parallelism are hidden inside matrix products; a strategy does"
-            " not say so",
-        )
     return {
         "dp_replicate": replicas,
         "dp_shard": shards,
@@ -183,6 +183,7 @@ def _degrees(settings: Settings, given: Given, dialect: str) -> dict[str, Any]:
         "etp": etp if ep > 1 else None,
         "cp_style": ring,
         "sequence_parallel": whole,
+        "async_tp": options.async_tp(settings, tp, whole),
     }
 
 

@@ -15,6 +15,8 @@ SELECTIVE = Recompute(
 )
 RESHARD = {"default": None, "always": True, "never": False}
 AC = "activation_checkpoint"
+ASYNC_TP = "parallelism.enable_async_tensor_parallel"
+FLOAT8 = "quantize.linear.float8"
 
 
 def storage(settings: Settings, degrees: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +65,29 @@ def fp8(settings: Settings) -> str | None:
                 older = "float8.recipe_name"
                 return _recipe(settings, older if older in settings else recipe, default)
     return None
+
+
+def fp8_gather(settings: Settings, recipe: str | None, degrees: Mapping[str, Any]) -> bool:
+    """Whether shards of weights are cast to 8 bits before they are gathered."""
+    is_toml = settings.document.form == "toml"
+    section = f"{FLOAT8}." if is_toml else "model_spec.converters.0."
+    name = f"{section}enable_fsdp_float8_all_gather"
+    if recipe is None or not settings.switch(name, False, "fp8_gather"):
+        return False
+    settings.require(recipe == "tensorwise", name, f"tensorwise is needed with it, not {recipe}")
+    stated = next((n for n in ("float8.recipe_name", f"{FLOAT8}.recipe_name") if n in settings), "")
+    settings.require(
+        not (is_toml and stated),
+        name,
+        f"no {stated} is needed with it: torchtitan takes it for tensorwise without one",
+    )
+    if not settings.switch(f"{section}precompute_float8_dynamic_scale_for_fsdp", False):
+        settings.notes.append(
+            "the all-reduce of a weight's maximum before its gather has no price; with"
+            " precompute_float8_dynamic_scale_for_fsdp there is one for all"
+        )
+    sharded = degrees["dp_shard"] * (1 if is_toml else degrees["cp"])
+    return bool(sharded > 1)
 
 
 def _recipe(settings: Settings, name: str, default: str) -> str:
@@ -126,6 +151,16 @@ def compiled(settings: Settings) -> str:
     on = settings.switch("compile.enable", False, "compile")
     parts = settings.words("compile.components", "compile") or ("model", "loss")
     return "regional" if on and "model" in parts else "off"
+
+
+def async_tp(settings: Settings, tp: int, is_split: bool) -> bool:
+    """Whether messages of tensor parallelism run beside products, which needs compiled layers."""
+    if tp == 1 or not settings.switch(ASYNC_TP, False, "async_tp"):
+        return False
+    settings.require(compiled(settings) != "off", ASYNC_TP, "compile.enable is needed too")
+    if not is_split:
+        settings.differ(ASYNC_TP, "without sequence parallelism it has no effect; read as without")
+    return is_split
 
 
 def loss(settings: Settings, is_toml: bool) -> str:

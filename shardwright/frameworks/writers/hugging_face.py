@@ -87,6 +87,7 @@ def nearest_accelerate(strategy: Strategy, facts: ConfigFacts) -> tuple[Strategy
         "tensorwise",
         "float8 is TE's or torchao's tensorwise",
     )
+    near.change("gathers in 8 bits are switched on in the script", fp8_gather=False)
     if near.strategy.fp8 is not None and near.strategy.param_dtype != "bfloat16":
         shards = _shards(near.strategy) or near.strategy.tp > 1
         narrow = "bfloat16" if shards else "float32"

@@ -9,6 +9,7 @@ from shardwright.frameworks.readers.megatron_bridge import KEY_OF
 from shardwright.frameworks.readers.megatron_options import CP_STYLES, MODULES, RECIPES, SHARDED
 from shardwright.frameworks.readers.megatron_pipeline import layout_text
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
+from shardwright.ir.options.fp8 import GATHERABLE
 from shardwright.ir.strategy.fields import AXES
 from shardwright.ir.strategy.recompute import FULL, Recompute
 from shardwright.ir.strategy.strategy import Strategy
@@ -41,6 +42,9 @@ _MIXED = {
 }
 
 
+_BY_NAME = ("bf16", "fp16", "fp8-format", "fp8-recipe", "fp8-param-gather")  # which these say
+
+
 def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strategy, list[str]]:
     """The nearest strategy that Megatron-LM expresses, and the reasons."""
     near = Nearest(strategy)
@@ -69,6 +73,10 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
     if near.strategy.fp8 and near.strategy.param_dtype != "bfloat16":
         sums = {"reduce_dtype": "float32", "grad_dtype": "float32"} if bridge else {}
         near.change("float8 needs bf16", param_dtype="bfloat16", **sums)
+    now = near.strategy
+    if bridge and not now.fp8_gather and now.fp8 in GATHERABLE:
+        gathers = now.in_8_bit(now.fp8, gathers=True).fp8_gather
+        near.change("names of mixed precision gather weights in 8 bits", fp8_gather=gathers)
     near.change("layers are not compiled as a whole", compile="off")
     near.one_of(
         "loss",
@@ -143,6 +151,7 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
         else None,
         "use-tp-pp-dp-mapping": swapped or None,
         "sequence-parallel": (strategy.tp > 1 and strategy.sequence_parallel) or None,
+        "tp-comm-overlap": strategy.async_tp or None,
         "micro-batch-size": batch.samples // (ranks * strategy.micro_batches),
         "global-batch-size": batch.samples,
         "seq-length": batch.sequence,
@@ -155,6 +164,7 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
         "grad-reduce-in-bf16": strategy.reduce_dtype == "bfloat16" or None,
         "fp8-format": "hybrid" if strategy.fp8 else None,
         "fp8-recipe": strategy.fp8,
+        "fp8-param-gather": strategy.fp8_gather or None,
         "cross-entropy-loss-fusion": strategy.loss == "fused" or None,
         "cross-entropy-fusion-impl": "te" if strategy.loss == "fused" else None,
     }
@@ -219,9 +229,7 @@ def bridge_settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     """The keys of Megatron-Bridge that say an expressible strategy."""
     flags = settings(strategy, facts)
     given = {
-        name: value
-        for name, value in flags.items()
-        if name in KEY_OF and name not in ("bf16", "fp16", "fp8-format", "fp8-recipe")
+        name: value for name, value in flags.items() if name in KEY_OF and name not in _BY_NAME
     }
     off = ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp")
     for name in (*off, "optimizer-cpu-offload", "cross-entropy-loss-fusion"):

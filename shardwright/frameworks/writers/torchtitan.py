@@ -8,7 +8,13 @@ from typing import Any
 from shardwright.frameworks.documents.python_text import Code
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import torchtitan as reader
-from shardwright.frameworks.readers.torchtitan_options import AC, RESHARD, SELECTIVE
+from shardwright.frameworks.readers.torchtitan_options import (
+    AC,
+    ASYNC_TP,
+    FLOAT8,
+    RESHARD,
+    SELECTIVE,
+)
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.fields import chunks_of
@@ -21,6 +27,7 @@ _DTYPES = {
     for kept in ("float32", "bfloat16")
 }
 _SIZE = re.compile(r"[\w.-]*")  # as in 8B, debugmodel, 235B-A22B
+_COMPILED_ASYNC_TP = ASYNC_TP.replace("parallelism", "compile")  # since configs are Python
 _IMPORTS = "torchtitan.distributed.activation_checkpoint"
 
 
@@ -45,6 +52,8 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
         "gradients are reduced after the last micro-batch of a pipeline, else after every one",
         gradient_sync="last" if near.strategy.pp > 1 else "every",
     )
+    if near.strategy.async_tp:
+        near.change("asynchronous tensor parallelism needs compiled layers", compile="regional")
     _recompute(near, is_toml)
     _rest(near, is_toml)
     micro = near.fit_batch(facts.batch)
@@ -120,6 +129,8 @@ def _rest(near: Nearest, is_toml: bool) -> None:
     near.dtypes(_DTYPES, WHOLE)
     recipes = ("rowwise", "tensorwise", "mxfp8", None) if is_toml else ("rowwise", "mxfp8", None)
     near.one_of("fp8", recipes, "rowwise", f"float8 is {' or '.join(recipes[:-1])}")
+    if is_toml and near.strategy.dp_shard == 1:
+        near.change("weights are gathered in 8 bits along dp_shard alone", fp8_gather=False)
     loss = near.strategy.loss
     if is_toml:
         near.one_of(
@@ -156,6 +167,7 @@ def settings(strategy: Strategy, facts: ConfigFacts, dialect: str) -> dict[str, 
         "training.dtype": strategy.state_dtype,
         "training.mixed_precision_param": strategy.param_dtype,
         "compile.enable": strategy.compile == "regional",
+        ASYNC_TP if is_toml else _COMPILED_ASYNC_TP: strategy.async_tp or None,
     }
     if facts.clip is not None:
         found["training.max_norm"] = facts.clip
@@ -228,6 +240,7 @@ def _toml_keys(strategy: Strategy) -> dict[str, Any]:
     )
     option = "op" if kind.kind == "ops" else str(kind.count) if kind.kind == "every" else None
     converter = {"mxfp8": ["mx"], None: []}.get(strategy.fp8, ["float8"])
+    gathers, float8 = strategy.fp8_gather or None, converter == ["float8"]
     etp = "parallelism.expert_tensor_parallel_degree"
     ring = {"all-gather": "allgather"}.get(strategy.cp_style, "alltoall")
     return {
@@ -238,7 +251,10 @@ def _toml_keys(strategy: Strategy) -> dict[str, Any]:
         f"{AC}.selective_ac_option": option,
         f"{AC}.memory_budget": kind.fraction or None,
         "model.converters": converter,
-        "quantize.linear.float8.recipe_name": strategy.fp8 if converter == ["float8"] else None,
+        # Without a name it is tensorwise, and with one torchtitan refuses gathers in 8 bits.
+        f"{FLOAT8}.recipe_name": strategy.fp8 if float8 and not gathers else None,
+        f"{FLOAT8}.enable_fsdp_float8_all_gather": gathers,
+        f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp": gathers,
     }
 
 

@@ -13,6 +13,11 @@ the other layout. Two libraries do this:
   saves the input in 8 bits, and casts weights once a step (NVIDIA's documentation of
   low-precision training: "FP8 current scaling", "FP8 blockwise scaling", "Performance
   considerations").
+
+Both gather sharded weights in 8 bits where that is asked for (torchao's
+`enable_fsdp_float8_all_gather`, Megatron-LM's `fp8-param-gather`): each rank casts its shard, whose
+scale is that of the whole weight, and layers multiply what arrives. Of it the backward pass needs
+the other layout, which is a copy in 8 bits (`torchao/float8/float8_ops.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 TORCHAO, TRANSFORMER_ENGINE = "torchao", "TransformerEngine"
+GATHERABLE = ("tensorwise", "delayed")  # of one scale for a weight: recipes whose shards are cast
+_GATHER = "gather"
 FLOAT8 = "float8_e4m3fn"  # in which devices state their peaks of products in 8 bits
 MXFP8 = "mxfp8"  # the same with a scale for each 32 elements, which products apply themselves
 
@@ -47,11 +54,13 @@ class Cast:
         return tuple(float(wide * item_bytes + some * narrow) for wide, some in self.kernels)
 
     def without_copies(self) -> Cast:
-        """The cast with one result in 8 bits of each kernel."""
-        return replace(self, kernels=tuple((wide, min(some, 1)) for wide, some in self.kernels))
+        """The cast with one result in 8 bits of each kernel, and no kernel that only copies."""
+        casts = tuple((wide, min(some, 1)) for wide, some in self.kernels if wide)
+        return replace(self, kernels=casts)
 
 
 _AMAX, _ONE, _BOTH, _TRANSPOSED = (1, 0), (1, 1), (1, 2), (2, 0)  # kernels
+_TURNED = Cast(((0, 2),))  # a copy in 8 bits of a weight in the other layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class Fp8Recipe:
         weight_again: that of the weight in the backward pass.
         scale_bytes: of scales, for each element in 8 bits.
         rate: of its products, over those with one scale for each operand.
+        reads_maxima: whether a pass over a tensor finds its scale before it is cast.
+        gathers: whether shards of weights are cast before they are gathered.
     """
 
     name: str
@@ -79,11 +90,23 @@ class Fp8Recipe:
     weight_again: Cast = Cast()
     scale_bytes: float = 0.0
     rate: float = 1.0
+    reads_maxima: bool = False
+    gathers: bool = False
 
     @property
     def key(self) -> str:
-        """Its name in a graph's numerics, as "torchao:rowwise"."""
+        """Its name in a graph's numerics, as "torchao:tensorwise", or with ":gather" behind it."""
+        return f"{self.products_key}:{_GATHER}" if self.gathers else self.products_key
+
+    @property
+    def products_key(self) -> str:
+        """Its name without what is gathered, as "torchao:rowwise"."""
         return f"{self.library}:{self.name}"
+
+    @property
+    def plain(self) -> Fp8Recipe:
+        """The recipe with weights that are gathered as they are."""
+        return _BY_KEY[self.products_key]
 
     @property
     def products(self) -> str:
@@ -125,7 +148,10 @@ def _torchao() -> tuple[Fp8Recipe, ...]:
     rows, turned = Cast((_ONE,)), Cast((_TRANSPOSED, _ONE))
     blocks, both = Cast((_ONE,), _PER_32), Cast((_ONE, _ONE), _PER_32)
     return (
-        Fp8Recipe("tensorwise", TORCHAO, scaled, scaled, Cast((_AMAX, _BOTH)), again, again),
+        Fp8Recipe(
+            "tensorwise", TORCHAO, scaled, scaled, Cast((_AMAX, _BOTH)), again, again,
+            reads_maxima=True,
+        ),
         Fp8Recipe(
             "rowwise", TORCHAO, rows, rows, Cast(((2, 1), _ONE)), turned, turned,
             rate=_RATE_BY_ROWS,
@@ -142,12 +168,27 @@ def _engine() -> tuple[Fp8Recipe, ...]:
         ("mxfp8", (_BOTH,), _PER_32),
     )
     return tuple(
-        Fp8Recipe(name, TRANSFORMER_ENGINE, *(Cast(kernels, scales),) * 3, scale_bytes=scales)
+        Fp8Recipe(
+            name, TRANSFORMER_ENGINE, *(Cast(kernels, scales),) * 3, scale_bytes=scales,
+            reads_maxima=_AMAX in kernels,
+        )
         for name, kernels, scales in known
-    )
+    )  # fmt: skip
 
 
-_BY_KEY: Mapping[str, Fp8Recipe] = {one.key: one for one in (*_torchao(), *_engine())}
+def _gathering(recipe: Fp8Recipe) -> Fp8Recipe:
+    """A recipe with weights that arrive in 8 bits; TransformerEngine turns them once a step."""
+    once = recipe.casts_weights_once
+    weight, again = (_TURNED, Cast()) if once else (Cast(), _TURNED)
+    return replace(recipe, weight=weight, weight_again=again, gathers=True)
+
+
+_PLAIN = (*_torchao(), *_engine())
+_BY_KEY: Mapping[str, Fp8Recipe] = {
+    one.key: one
+    for plain in _PLAIN
+    for one in (plain, *([_gathering(plain)] if plain.name in GATHERABLE else []))
+}
 
 
 def recipe_of(key: str) -> Fp8Recipe | None:
@@ -155,16 +196,17 @@ def recipe_of(key: str) -> Fp8Recipe | None:
     return _BY_KEY[key] if key else None
 
 
-def executed_by(name: str, *, compiled: bool) -> Fp8Recipe | None:
+def executed_by(name: str, *, compiled: bool, gathers: bool = False) -> Fp8Recipe | None:
     """The recipe `name` of torchao where layers are compiled, else that of TransformerEngine.
 
     torchao's casts need the compiler, and the other's layers are not compiled. None if that library
-    does not have it.
+    does not have it, or does not gather its weights in 8 bits where it `gathers`.
 
     >>> executed_by("tensorwise", compiled=True).library
     'torchao'
     """
-    return _BY_KEY.get(f"{TORCHAO if compiled else TRANSFORMER_ENGINE}:{name}")
+    library = TORCHAO if compiled else TRANSFORMER_ENGINE
+    return _BY_KEY.get(f"{library}:{name}:{_GATHER}" if gathers else f"{library}:{name}")
 
 
 def is_recipe(key: str) -> bool:

@@ -1,8 +1,9 @@
-"""Parameters kept in float32 and used in bfloat16: `precision="bf16"`.
+"""Parameters kept in float32 and used in bfloat16: `precision="bf16"`, or gathered in 8 bits.
 
 The recipe is that of Micikevicius et al. (Mixed Precision Training, ICLR 2018), with
 bfloat16 in place of float16, and therefore without loss scaling. In the graph such a
-parameter has the dtype of computation; this module says in which dtype it is stored.
+parameter has the dtype of computation; this module says in which dtype it is stored, and in which
+it is read, which for weights that are cast before they are gathered has 8 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,26 @@ def master_weights(graph: Graph) -> frozenset[str]:
         return frozenset()
     leaves = graph.leaves_of(LeafKind.PARAMETER)
     return frozenset(leaf.name for leaf in leaves if graph.tensor[leaf.name].dtype == COMPUTE)
+
+
+def stored_dtypes(graph: Graph) -> dict[str, str]:
+    """The dtype in which parameters are stored that are cast before operators take them."""
+    found = dict.fromkeys(master_weights(graph), MASTER)
+    for leaf in graph.leaves_of(LeafKind.PARAMETER):
+        if (tensor := graph.tensor[leaf.name]).gathered_as:
+            found.setdefault(leaf.name, tensor.dtype)
+    return found
+
+
+def read_dtype(graph: Graph, value: str) -> str:
+    """The dtype in which a value is moved and read: of a weight that is gathered in it, 8 bits."""
+    tensor = graph.tensor[value]
+    return tensor.gathered_as or tensor.dtype
+
+
+def read_bytes(graph: Graph, parameter: str) -> int:
+    """Bytes of an unsharded parameter as it is read."""
+    return graph.tensor[parameter].num_elements * ITEM_BYTES[read_dtype(graph, parameter)]
 
 
 def stored_item_bytes(graph: Graph, parameter: str) -> int:

@@ -73,6 +73,7 @@ POSSIBLE: Mapping[str, Possible] = {
         "True, False or None", lambda v: v is None or isinstance(v, bool)
     ),
     "sequence_parallel": _SWITCH,
+    "async_tp": _SWITCH,
     "cp_style": _one_of(*CP_STYLES),
     "schedule": _one_of(*_SYNCHRONOUS),
     "stage_cut": Possible(
@@ -87,6 +88,7 @@ POSSIBLE: Mapping[str, Possible] = {
     "param_dtype": _one_of(*DTYPES, None),
     **dict.fromkeys(DTYPE_FIELDS[1:], _DTYPE),
     "fp8": _one_of(*FP8, None),
+    "fp8_gather": _SWITCH,
     "compile": _one_of(*COMPILES),
     "loss": _one_of_or_chunked(*LOSSES),
     "mlp": _one_of_or_chunked(*MLPS),

@@ -15,6 +15,7 @@ from typing import Any
 from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.schedules.registry import SCHEDULES
+from shardwright.ir.strategy.dependent import lacking
 from shardwright.ir.strategy.fields import AXES, COMPILES, CP_STYLES, LOSSES, MLPS, POSSIBLE
 from shardwright.ir.strategy.recompute import NONE, Recompute, StrategyError
 from shardwright.ir.strategy.text import read, written
@@ -61,6 +62,8 @@ class Strategy:
         reshard_after_forward: whether gathered parameters are freed after the forward pass and
             gathered again, with `zero` 3; None: yes without a pipeline.
         sequence_parallel: whether norms and dropout are split over the sequence along `tp`.
+        async_tp: whether messages of `tp` run beside the matrix products that they feed or send, in
+            chunks.
         cp_style: how attention crosses the sequence: "ring-zigzag", "all-gather" or "ulysses".
         schedule: of the pipeline, a name in `ir/schedules`.
         virtual_stages: stages of each pipeline group.
@@ -74,6 +77,7 @@ class Strategy:
         grad_dtype: in which gradients are kept.
         state_dtype: in which parameters and the optimizer's state are kept.
         fp8: scaling of matrix products in 8 bits, as "rowwise"; None: no such products.
+        fp8_gather: whether shards of their weights are cast to 8 bits before they are gathered.
         compile: "off", or "regional": each layer is one compiled function.
         loss: "vocabulary-parallel" (split over `tp`), "whole", "fused" or "chunked(n)".
         mlp: "whole", or "chunked(n)": computed in n parts of a rank's rows.
@@ -95,6 +99,7 @@ class Strategy:
     zero: int = 3
     reshard_after_forward: bool | None = None
     sequence_parallel: bool = True
+    async_tp: bool = False
     cp_style: str = CP_STYLES[0]
     schedule: str = "1F1B"
     virtual_stages: int = 1
@@ -107,6 +112,7 @@ class Strategy:
     grad_dtype: str | None = None
     state_dtype: str | None = None
     fp8: str | None = None
+    fp8_gather: bool = False
     compile: str = COMPILES[0]
     loss: str = LOSSES[0]
     mlp: str = MLPS[0]
@@ -135,6 +141,8 @@ class Strategy:
             )
         if self.pp > 1:
             self._require_schedule()
+        for name, missing in lacking(self._fields).items():
+            raise StrategyError(f"{name}=on needs {missing}; add that or leave {name} out")
         if self.stage_cut is not None and len(self.stage_cut) != self.stages:
             raise StrategyError(
                 f"stage_cut names {len(self.stage_cut)} stages, and pp={self.pp} x"
@@ -157,6 +165,10 @@ class Strategy:
             wrong = schedule.needs(self.pp, self.stages, self.micro_batches)
             near = _near(self.micro_batches, runs)
             raise StrategyError(f"schedule {self.schedule} {wrong}; {_use('micro_batches', near)}")
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
     def devices(self) -> int:
@@ -216,9 +228,19 @@ class Strategy:
         """The strategy with the chunks of loss and MLPs and the recipe in 8 bits of a graph."""
         counts = {"loss": numerics.loss_chunks, "mlp": numerics.mlp_chunks}
         changes = {name: f"chunked({count})" for name, count in counts.items() if count > 1}
-        if (recipe := recipe_of(numerics.fp8)) is not None:
-            changes["fp8"] = recipe.name
-        return self.but(**changes)
+        found, recipe = self.but(**changes), recipe_of(numerics.fp8)
+        if recipe is None:
+            return found
+        return found.in_8_bit(recipe.name, gathers=recipe.gathers)
+
+    def in_8_bit(self, recipe: str | None, *, gathers: bool) -> Strategy:
+        """The strategy with a recipe that, where parameters are sharded, `gathers` in 8 bits."""
+        found = self.but(fp8=recipe, fp8_gather=False)
+        return found.switched_on("fp8_gather") if gathers else found
+
+    def switched_on(self, name: str) -> Strategy:
+        """The strategy with a field of `strategy/dependent.py` on, if it has what that needs."""
+        return self if lacking({**self._fields, name: True}) else self.but(**{name: True})
 
     def require(self, devices: int, limits: ModelLimits) -> None:
         """Raise `StrategyError` where a degree does not fit the machine or the model.
@@ -277,8 +299,15 @@ class Strategy:
         yield "micro_batches", what, limits.batch, lambda n, size: size % (n * data) == 0
 
     def but(self, **changes: Any) -> Strategy:
-        """The strategy with some fields changed; raises `StrategyError` as the class does."""
-        return replace(self, **changes)
+        """The strategy with some fields changed; raises `StrategyError` as the class does.
+
+        A field of `strategy/dependent.py` is off if what it needs is gone, unless it is among the
+        changes.
+        """
+        off: dict[str, Any] = dict.fromkeys(
+            lacking({**self._fields, **changes}).keys() - changes.keys(), False
+        )
+        return replace(self, **changes, **off)
 
 
 def _near(degree: int, fits: Callable[[int], bool]) -> tuple[int, ...]:

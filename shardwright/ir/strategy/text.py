@@ -32,10 +32,11 @@ _KEY_OF = {name: key for key, name in _KEYS.items()}
 _SWITCHES = {"on": True, "off": False}
 _BEFORE_DTYPES = (
     *("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp", "micro_batches", "stage_cut"),
-    *("order", "zero", "reshard_after_forward", "sequence_parallel", "cp_style", "recompute"),
+    *("order", "zero", "reshard_after_forward", "sequence_parallel", "async_tp"),
+    *("cp_style", "recompute"),
     "offload",
 )
-_BEHIND = ("fp8", "compile", "loss", "mlp", "gradient_sync")
+_BEHIND = ("fp8", "fp8_gather", "compile", "loss", "mlp", "gradient_sync")
 
 
 def read(text: str) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _value(word: str, name: str, text: str) -> Any:
     """The value of a field in the text; raises `StrategyError` for one that cannot be read."""
     if name in (*AXES, "ep", "etp", "virtual_stages", "micro_batches", "zero"):
         value: Any = int(text) if text.isdecimal() else text
-    elif name in ("sequence_parallel", "reshard_after_forward"):
+    elif name in ("sequence_parallel", "reshard_after_forward", "fp8_gather", "async_tp"):
         value = _SWITCHES.get(text, text)
     elif name in ("order", "offload"):
         value = tuple(text.split(","))

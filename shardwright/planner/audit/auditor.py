@@ -22,6 +22,7 @@ from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.loss_forms import PricedForms
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
+from shardwright.planner.strategies.expansion import marked
 from shardwright.planner.strategies.form import recipe_for
 from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies_of
 
@@ -29,6 +30,7 @@ _SAME = 1e-3  # relative differences of step time and memory below this are igno
 _GAIN = 5e-3  # of a step's time: single changes that save less are not simulated
 _LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _SIMULATED = 6  # single changes, at most
+_SIMULATED_FIELDS = ("offload", "async_tp")  # which change no table
 _ROUNDS = 8  # the most single changes that are applied one after the other
 _SETTLED = 3  # the fastest strategies by the tables whose time and memory are simulated
 
@@ -105,7 +107,7 @@ class Auditor:
         """The plan of a strategy by the tables; raises `StrategyError` as `price` does."""
         if strategy not in self._plans:
             candidate = self._forms.of(strategy).spaces.expanded(strategy)
-            self._plans[strategy] = replace(candidate.plan(0.0, ()), offload=strategy.offload)
+            self._plans[strategy] = marked(candidate.plan(0.0, ()), strategy)
         return self._plans[strategy]
 
     def _deepened(self, like: Strategy, plan: Plan) -> Plan:
@@ -143,7 +145,7 @@ class Auditor:
         return tuple(sorted(effective, key=lambda one: (-one.gain, one.bytes)))
 
     def _by_tables(self, base: Priced, *, tight: bool) -> Iterator[PricedChange]:
-        """Changes with their differences by the tables, which leave out copies to the host.
+        """Changes with their differences by the tables, or simulated where these have none.
 
         Those that only save memory are left out unless memory is `tight`.
         """
@@ -153,13 +155,13 @@ class Auditor:
             if not tight and _only_saves_memory(change):
                 continue
             cost = self._cost_if_priced(change.strategy)
-            if cost is None or (cost in seen and change.field != "offload"):
+            if cost is None or (cost in seen and change.field not in _SIMULATED_FIELDS):
                 continue
             seen.add(cost)
             gain, more = 1 - cost[0] / seconds, cost[1] - peak
             fits = self.fits(base.plan.peak_bytes + more)
             one = PricedChange(change, gain, more, fits, is_simulated=False)
-            if change.field == "offload":
+            if change.field in _SIMULATED_FIELDS:
                 one = self._simulated(base, one)
             if _has_effect(one, peak):
                 yield one
@@ -182,9 +184,9 @@ class Auditor:
 
     def _changes_of(self, strategy: Strategy) -> Iterator[StrategyChange]:
         host, chunks = self.machine.levels[0].size, self._forms.useful_chunks
-        recipe = recipe_for(strategy)  # which the compiler decides, too
+        products = _products_of(strategy)  # which the compiler decides, too
         made = single_changes(strategy, self.limits, host, chunks)
-        return (one for one in made if recipe_for(one.strategy) == recipe)
+        return (one for one in made if _products_of(one.strategy) == products)
 
     def uniform(self, like: Strategy, progress: Progress | None = None) -> Priced | None:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.
@@ -206,7 +208,12 @@ class Auditor:
             best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         except InfeasibleError:
             return None
-        return Priced(Strategy.parse(best.name), self._deepened(like, best))
+        found = Priced(Strategy.parse(best.name), self._deepened(like, best))
+        if not like.async_tp or not (hiding := found.strategy.switched_on("async_tp")).async_tp:
+            return found
+        compared = form.refinement.compared(self.unsettled(hiding))
+        other = Priced(hiding, self._deepened(like, compared))
+        return min(found, other, key=lambda one: one.plan.step_seconds)
 
     def with_causes(self, one: Priced) -> Priced:
         """The same with a breakdown of its memory, which plans that were only compared lack."""
@@ -297,6 +304,12 @@ class Auditor:
                 cost = candidate.plan(0.0, ()).step_seconds, candidate.peak
             self._costs[strategy] = cost
         return self._costs[strategy]
+
+
+def _products_of(strategy: Strategy) -> str:
+    """The library and the recipe of products in 8 bits; empty for those in other dtypes."""
+    recipe = recipe_for(strategy)
+    return recipe.products_key if recipe is not None else ""
 
 
 def _has_effect(one: PricedChange, peak: int) -> bool:

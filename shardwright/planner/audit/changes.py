@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.ir.options.fp8 import GATHERABLE
 from shardwright.ir.strategy.fields import COMPILES, CP_STYLES, LOSSES, chunks_of
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy, divisors
@@ -187,8 +188,11 @@ def _others(strategy: Strategy) -> _Made:
     """Changes of fields that leave all degrees as they are."""
     if strategy.tp > 1:
         yield "sequence_parallel", {"sequence_parallel": not strategy.sequence_parallel}
+        yield "async_tp", {"async_tp": not strategy.async_tp}
     if strategy.cp > 1:
         yield from (("cp_style", {"cp_style": style}) for style in CP_STYLES)
+    if strategy.fp8 in GATHERABLE:
+        yield "fp8_gather", {"fp8_gather": not strategy.fp8_gather}
     yield from (("compile", {"compile": word}) for word in COMPILES)
     for offload in ((), ("activations",)):
         yield "offload", {"offload": offload}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Atoms, Mesh
-from shardwright.ir.options.mixed_precision import reduced_dtype, stored_item_bytes
+from shardwright.ir.options.mixed_precision import read_dtype, reduced_dtype, stored_item_bytes
 from shardwright.planner.communication.bucketing import Bucketing, BucketSavings, Sizes
 from shardwright.planner.communication.matrices import Matrices
 from shardwright.planner.tables.layout_codes import (
@@ -178,8 +178,8 @@ class Reads:
         return self._micro_batches > 1 and value in self._parameters
 
     def item_bytes(self, value: str) -> int:
-        """Bytes of one element."""
-        return ITEM_BYTES[self._graph.tensor[value].dtype]
+        """Bytes of one element as it is moved and read."""
+        return ITEM_BYTES[read_dtype(self._graph, value)]
 
     def gradient_bytes(self, value: str) -> int:
         """Bytes of one element of the gradient; of a parameter, in its stored dtype."""

@@ -19,6 +19,7 @@ from shardwright.ir.redistribution import Collective, communication_named
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.simulate.costs.collectives import step_price
+from shardwright.simulate.time.async_tensor_parallel import AXIS, KINDS, AsyncMessages
 from shardwright.simulate.time.program_prices import op_seconds, runs_by_itself
 
 _ROUNDING = 1e-9  # the relative difference of sums in another order
@@ -38,15 +39,25 @@ def bandwidth_bound(plan: Plan, graph: Graph, machine: Machine) -> Seconds:
         for one in op_seconds(plan, graph).values()
     )
     trained = sum(one.seconds for one in plan.parameters if one.name in graph.trained)
-    transfers = _Transfers(plan, graph, machine)
+    transfers, messages = _Transfers(plan, graph, machine), AsyncMessages(plan, graph, machine)
     longest: defaultdict[tuple[str, Phase], float] = defaultdict(float)
     for one in plan.transfers:
         if one.consumer and runs_by_itself(one, graph):
             key = one.value, one.phase
-            longest[key] = max(longest[key], transfers.least_seconds(one))
+            longest[key] = max(longest[key], transfers.least_seconds(one) - _hidden(one, messages))
     exposed = (1 - machine.most_overlap) * sum(longest.values())
     total = plan.micro_batches * computed + trained + exposed
     return Seconds((1 - _ROUNDING) * total)
+
+
+def _hidden(one: PlannedTransfer, messages: AsyncMessages) -> float:
+    """The most seconds of a run of a transfer that matrix products hide, in any forward pass."""
+    kinds = [kind for kind in KINDS if f"{kind.value} {AXIS}" in one.collectives]
+    backward = one.phase is Phase.BACKWARD
+    phases = [one.phase] if backward else [Phase.FORWARD, Phase.RECOMPUTE]
+    return sum(
+        max(messages.of_value(one.value, kind, phase).hidden for phase in phases) for kind in kinds
+    )
 
 
 @final

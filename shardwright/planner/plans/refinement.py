@@ -263,7 +263,7 @@ def _choices(plan: Plan) -> Hashable:
     """All that decides the time of a step; names of plans and axes do not."""
     return (
         *(plan.mesh.shape, plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
-        *(plan.schedule, plan.cuts, plan.offload, plan.on_device),
+        *(plan.schedule, plan.cuts, plan.offload, plan.on_device, plan.async_tp),
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),
     )

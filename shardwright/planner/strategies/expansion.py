@@ -112,11 +112,11 @@ class Expansion:
         return SpaceOfStrategy(self, strategy, (StorageKind.of(strategy),)).candidate(strategy)
 
     def plan(self, strategy: Strategy) -> Plan:
-        """The plan of a strategy by the tables, which leave out copies to the host.
+        """The plan of a strategy by the tables, which leave out what its program alone has.
 
         Raises `StrategyError` as `expanded` does.
         """
-        return replace(self.expanded(strategy).plan(0.0, ()), offload=strategy.offload)
+        return marked(self.expanded(strategy).plan(0.0, ()), strategy)
 
     def factory(self, together: int) -> SpaceFactory:
         """The factory of spaces in which a repeat has `together` layers."""
@@ -260,3 +260,8 @@ def _no_pipeline(strategy: Strategy) -> StrategyError:
         f"there is no pipeline of {strategy.stages} stages under {strategy.schedule} through this"
         " model; use fewer stages"
     )
+
+
+def marked(plan: Plan, strategy: Strategy) -> Plan:
+    """`plan` with what a strategy has that tables do not: offload, and messages beside products."""
+    return replace(plan, offload=strategy.offload, async_tp=strategy.async_tp)

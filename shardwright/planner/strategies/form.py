@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.options.fp8 import Fp8Recipe, executed_by
+from shardwright.ir.options.fp8 import Fp8Recipe, executed_by, recipe_of
 from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -17,7 +17,19 @@ def recipe_for(strategy: Strategy) -> Fp8Recipe | None:
     """The recipe of a strategy, by the library that its `compile` says; None if it has none."""
     if strategy.fp8 is None:
         return None
-    return executed_by(strategy.fp8, compiled=strategy.compile != "off")
+    compiled = strategy.compile != "off"
+    return executed_by(strategy.fp8, compiled=compiled, gathers=strategy.fp8_gather)
+
+
+def runs_as(recipe: Fp8Recipe | None, key: str) -> bool:
+    """Whether a graph with this key has the products of a recipe, and gathers that it may have.
+
+    A graph whose sharded weights are gathered in 8 bits serves strategies that shard none.
+    """
+    known = recipe_of(key)
+    if recipe is None or known is None:
+        return recipe is known
+    return recipe.key == key or (known.gathers and recipe.products_key == known.products_key)
 
 
 def in_8_bit(name: str | None) -> Strategy:
@@ -45,7 +57,7 @@ def form_of(graph: Graph, strategy: Strategy) -> Graph:
         raise StrategyError(f"loss={strategy.loss}: {e}") from e
     except MlpChunksError as e:
         raise StrategyError(f"mlp={strategy.mlp}: {e}") from e
-    if recipe is None or recipe.key == now.fp8:
+    if recipe is None or runs_as(recipe, now.fp8):
         return graph
     if now.fp8:
         raise StrategyError(f"fp8={strategy.fp8} on a graph whose products are {now.fp8} already")

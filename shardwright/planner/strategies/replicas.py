@@ -136,8 +136,7 @@ def replica_of(strategy: Strategy) -> Strategy:
     for axis in role_axes(strategy):
         inner *= axis.size if axis.experts and axis.role == "dp_shard" else 1
     data = strategy.dp_replicate * strategy.dp_shard // inner
-    return replace(
-        strategy,
+    return strategy.but(
         dp_replicate=1,
         dp_shard=inner,
         pp=1,

@@ -17,7 +17,12 @@ import numpy as np
 from shardwright.ir.buckets import gather_limit, sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.mixed_precision import reduced_bytes, stored_bytes, stored_item_bytes
+from shardwright.ir.options.mixed_precision import (
+    read_bytes,
+    reduced_bytes,
+    stored_bytes,
+    stored_item_bytes,
+)
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.simulate.costs.chunked.loss import loss_chunk_bytes
 from shardwright.simulate.costs.chunked.mlp import mlp_chunk_bytes
@@ -166,7 +171,7 @@ class BucketSizes(NamedTuple):
 def bucket_sizes(graph: Graph) -> BucketSizes:
     """The sizes of full buckets, at most the size of all trained parameters."""
     gradients = sum(reduced_bytes(graph, name) for name in graph.trained)
-    copies = [graph.tensor[name].bytes for name in graph.trained]
+    copies = [read_bytes(graph, name) for name in graph.trained]
     limit = gather_limit(max(copies, default=0))
     sums = min(sum_bucket_bytes(graph), gradients)
     return BucketSizes(Bytes(max(1, sums)), Bytes(max(1, min(limit, sum(copies)))))
@@ -185,7 +190,7 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
     shape, spec = graph.tensor[name].shape, optimizer_spec(optimizer)
     kept = spec.kept_of(shape) * stored_item_bytes(graph, name) if trained else 0
     states = spec.tensors_of(shape)
-    wide, narrow = stored_bytes(graph, name), graph.tensor[name].bytes
+    wide, narrow = stored_bytes(graph, name), read_bytes(graph, name)
     cast = narrow if wide > narrow else 0
     whole = wide * (2 + states if trained else 1) + cast
     tile = max(0, num_bytes - kept) * wide // max(1, whole)
@@ -209,5 +214,6 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
         trained = leaf.name in graph.trained
         total += stored * (2 + spec.tensors_of(tensor.shape) if trained else 1)
         total += spec.kept_of(tensor.shape) * stored_item_bytes(graph, leaf.name) * trained
-        total += tensor.bytes if graph.consumers[leaf.name] and stored > tensor.bytes else 0
+        read = read_bytes(graph, leaf.name)
+        total += read if graph.consumers[leaf.name] and stored > read else 0
     return Bytes(total)

@@ -51,8 +51,7 @@ class MeshInvariants:
         self.compiled = compiled
         self._fusions = fusions(graph, analysis.rules) if compiled else {}
         self._in_8_bit, self._recipe = fp8_layers(graph), recipe_of(graph.numerics.fp8)
-        if self._recipe is not None and machine.device.multiplies_in(MXFP8):
-            self._recipe = self._recipe.without_copies()
+        self._copies = not machine.device.multiplies_in(MXFP8)  # operands in another layout
         self._micro_batches = micro_batches
         self._graph = graph
         self._analysis = analysis
@@ -85,8 +84,12 @@ class MeshInvariants:
         """The casts of a layer in 8 bits; None for other operators."""
         if self._recipe is None or op.name not in self._in_8_bit:
             return None
-        share = 1 / self._micro_batches if self._recipe.casts_weights_once else 1.0
-        return Fp8Work(self._recipe, self._in_8_bit[op.name], share)
+        recipe = self._recipe
+        if recipe.gathers and not self._graph.tensor[op.operands[1]].gathered_as:
+            recipe = recipe.plain
+        recipe = recipe if self._copies else recipe.without_copies()
+        share = 1 / self._micro_batches if recipe.casts_weights_once else 1.0
+        return Fp8Work(recipe, self._in_8_bit[op.name], share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

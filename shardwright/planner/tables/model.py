@@ -43,6 +43,7 @@ from shardwright.planner.tables.memory import (
 from shardwright.planner.tables.mesh_invariants import MeshInvariants, SharedTables
 from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, OptionCache, Options, Tilings
+from shardwright.planner.tables.parameter_casts import cast_seconds
 from shardwright.planner.tables.pricing import OF_A_STEP, Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
@@ -187,11 +188,12 @@ class CostModel:
         """Seconds of the optimizer's update, and bytes of weight, gradient and optimizer state.
 
         A parameter without a gradient has only its weight. A parameter that is stored in a wider
-        dtype than that of the computation also has a cast, kept from forward to backward.
+        dtype than that in which it is read also has a cast, kept from forward to backward.
         """
         trained = leaf.name in self.graph.trained
-        dtype = self.graph.tensor[leaf.name].dtype
-        key = (self.analysis.atoms[leaf.name], dtype, trained, _key(layouts))
+        tensor = self.graph.tensor[leaf.name]
+        kind = tensor.dtype, tensor.gathered_as
+        key = (self.analysis.atoms[leaf.name], kind, trained, _key(layouts))
         if key not in self._tables:
             compute_bytes = self._reads.local_bytes(leaf.name, layouts)
             stored_ratio = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(
@@ -199,9 +201,7 @@ class CostModel:
             )
             memory = stored_ratio * compute_bytes
             cast = compute_bytes if stored_ratio > 1 else 0 * compute_bytes
-            seconds = np.zeros(len(memory))
-            if stored_ratio > 1:
-                seconds = self.measure.copies(memory + cast, 1 + trained)
+            seconds = cast_seconds(self.measure, self.graph, leaf.name, memory, compute_bytes)
             if trained:
                 whole = self.stored_tensor(leaf.name)
                 seconds = seconds + self.measure.update(memory, self._optimizer, whole)
@@ -267,13 +267,9 @@ class CostModel:
             not self.measure.redistributes_once and value in op.saves
         )  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        deferrable_scalars = self._unawaited(value, [op], recomputed)
-        ahead = bucketed and not recomputed
-        kept = self._reads.kept(value)
-        weight = self._reads.is_parameter(value)
-        terms = Terms(
-            weight, back, pays, copies, bucketed, ahead, converted, kept, deferrable_scalars
-        )
+        late, ahead = self._unawaited(value, [op], recomputed), bucketed and not recomputed
+        weight, kept = self._reads.is_parameter(value), self._reads.kept(value)
+        terms = Terms(weight, back, pays, copies, bucketed, ahead, converted, kept, late)
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))

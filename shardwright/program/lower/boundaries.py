@@ -8,7 +8,6 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
-from shardwright.ir.options.mixed_precision import COMPUTE
 from shardwright.program.instructions import (
     Compute,
     Dropout,
@@ -23,6 +22,7 @@ from shardwright.program.instructions import (
     Uniform,
     writes,
 )
+from shardwright.program.lower.mixed_precision import cast_dtype
 
 # Bytes of the smallest value that is offloaded, as torchtune's `OffloadActivations` has it.
 LEAST_BYTES = 1024
@@ -101,4 +101,4 @@ def _types(
             shapes = ((*query[:-1], value[-1]),)
     for name, shape in zip(writes(one), shapes, strict=True):
         tensor = graph.tensor.get(name)  # casts of parameters are not in the graph
-        yield name, (shape, tensor.dtype if tensor else COMPUTE)
+        yield name, (shape, tensor.dtype if tensor else cast_dtype(one))

@@ -210,10 +210,15 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("sums of gradients", first.numerics.reduce, second.numerics.reduce),
         ("chunks of the loss", str(first.numerics.loss_chunks), str(second.numerics.loss_chunks)),
         ("chunks of MLPs", str(first.numerics.mlp_chunks), str(second.numerics.mlp_chunks)),
+        ("asynchronous tensor parallelism", _on_off(first.async_tp), _on_off(second.async_tp)),
         ("products in 8 bits", first.numerics.fp8 or "none", second.numerics.fp8 or "none"),
         ("graph", first.fingerprint, second.fingerprint),
     )
     yield from (setting for setting in both if setting[1] != setting[2])
+
+
+def _on_off(switch: bool) -> str:
+    return "on" if switch else "off"
 
 
 def _on_device(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.ir.options.fp8 import Fp8Recipe
+from shardwright.ir.options.fp8 import FLOAT8, Fp8Recipe
 
 MULTIPLE = 16  # of the elements of a row, for products in 8 bits
 _PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "experts")
@@ -26,7 +26,8 @@ def with_fp8(graph: Graph, recipe: Fp8Recipe) -> Graph:
     """`graph` with the products of its linear layers in 8 bits, by a recipe.
 
     Where the recipe saves inputs in 8 bits, the first layer that reads one keeps that copy, and no
-    layer the input. Raises `Fp8LayersError` if no layer is in 8 bits.
+    layer the input. Where it gathers weights, those that only such layers read are gathered in 8
+    bits. Raises `Fp8LayersError` if no layer is in 8 bits.
     """
     numerics = replace(graph.numerics, fp8=recipe.key)
     layers = _layers(graph)
@@ -34,6 +35,8 @@ def with_fp8(graph: Graph, recipe: Fp8Recipe) -> Graph:
         raise Fp8LayersError(
             f"no linear layer but the last has sizes that are multiples of {MULTIPLE}"
         )
+    if recipe.gathers:
+        graph = _gathering(graph, layers)
     if not recipe.saves_8_bit:
         return replace(graph, numerics=numerics)
     ops = tuple(
@@ -41,6 +44,14 @@ def with_fp8(graph: Graph, recipe: Fp8Recipe) -> Graph:
         for op in graph.ops
     )
     return replace(graph, ops=ops, numerics=numerics)
+
+
+def _gathering(graph: Graph, layers: Mapping[str, bool]) -> Graph:
+    """`graph` with weights that only `layers` read gathered in 8 bits."""
+    weights = {graph.op[name].operands[1] for name in layers}
+    alone = {w for w in weights if all(op.name in layers for op in graph.consumers[w])}
+    values = (replace(v, gathered_as=FLOAT8) if v.name in alone else v for v in graph.values)
+    return replace(graph, values=tuple(values))
 
 
 def fp8_layers(graph: Graph) -> Mapping[str, bool]:

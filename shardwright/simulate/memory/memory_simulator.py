@@ -14,6 +14,7 @@ from typing import final
 
 from shardwright.ir.graph import Op
 from shardwright.ir.op_memory import BackwardMemory, CallMemory, ForwardMemory, Seen
+from shardwright.ir.options.fp8 import FLOAT8
 from shardwright.program.instructions import (
     Attention,
     Compute,
@@ -77,7 +78,12 @@ class MemorySimulator(Tape):
         op = one.op
         names = tuple(dict.fromkeys(op.operands))
         views = [self.views[name] for name in names]
-        given = tuple(Seen(v.shape, v.strides, v.dtype, v.grad and self.saving) for v in views)
+        in_8_bit = op.name in self.fp8.layers
+        traced = [views[0].dtype if in_8_bit and v.dtype == FLOAT8 else v.dtype for v in views]
+        given = tuple(
+            Seen(v.shape, v.strides, dtype, v.grad and self.saving)
+            for v, dtype in zip(views, traced, strict=True)
+        )
         call = self.book.call(op, names, given)
         seen = call.forward
         if seen is None:
@@ -85,8 +91,8 @@ class MemorySimulator(Tape):
             return
         blocks = [view.block for view in views]
         kernel = inside(op, given, seen, self.rank)
-        in_8_bit = op.name in self.fp8.layers
-        copies = sum(self.fp8.copy(view) for view in views[:2]) if in_8_bit else 0
+        multiplied = views[:2] if in_8_bit else ()
+        copies = sum(self.fp8.copy(view) for view in multiplied if view.dtype != FLOAT8)
         if op.name not in self.fusions:
             self.allocator.briefly(seen.peak + kernel.forward + copies)
         stays = {result[0] for result in seen.results if result is not None} | {*seen.saved}
@@ -118,7 +124,9 @@ class MemorySimulator(Tape):
             for block in saved.values():
                 self.allocator.unsave(block)
             return
-        if in_8_bit:  # and the result's gradient in both layouts
+        if in_8_bit:  # a gathered weight in the other layout, and the result's gradient in both
+            turned = [view for view in multiplied if view.dtype == FLOAT8]
+            copies += 0 if self.fp8.turns_weights else sum(map(self.fp8.copy, turned))
             copies += 2 * sum(self.fp8.copy(self.views[name]) for name in op.outputs)
         self.backward_of(op, call, given, blocks, saved, kernel.backward + copies)
 

@@ -36,12 +36,14 @@ class Fp8Memory:
     """Layers in 8 bits by name, whether each keeps a copy of its input, and that copy's form.
 
     `item_bytes` are those of an element in 8 bits with its scales; `saves` says whether layers keep
-    inputs in 8 bits, or as they are.
+    inputs in 8 bits, or as they are, and `turns_weights` whether a second layout of weights that
+    are gathered in 8 bits is kept beside them.
     """
 
     layers: Mapping[str, bool] = field(default_factory=dict)
     item_bytes: float = 1.0
     saves: bool = False
+    turns_weights: bool = False
 
     def copy(self, view: View) -> int:
         """Bytes of a tensor in 8 bits."""

@@ -8,7 +8,7 @@ buffer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,6 +28,7 @@ from shardwright.program.step.instructions import Part, Recv, Transfer, after_mo
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, hidden_part, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
+from shardwright.simulate.time.async_tensor_parallel import AsyncMessages
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
 
@@ -39,9 +40,10 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
     mesh = plan.layout_mesh
     if plan.pipeline is not None:
         return _staged_prices(plan, graph, machine)
+    sends = partial(transfer_seconds, mesh=mesh, machine=machine)
     return StepPrices(
         ops=op_seconds(plan, graph),
-        transfer=partial(transfer_seconds, mesh=mesh, machine=machine),
+        transfer=_beside_products(sends, plan, graph, machine),
         hidden=partial(hidden_of, machine=machine),
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
@@ -76,7 +78,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
 
     return StepPrices(
         ops=op_seconds(plan, graph),
-        transfer=transfer,
+        transfer=_beside_products(transfer, plan, graph, machine),
         hidden=partial(hidden_of, machine=machine),
         links=shared_links(plan.layout_mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
@@ -86,6 +88,27 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         host_copy=partial(host_copy_seconds, machine=machine),
         host_streams=machine.backend_spec.device != "cpu",
     )
+
+
+def _beside_products(
+    sends: Callable[[Transfer], TransferSeconds], plan: Plan, graph: Graph, machine: Machine
+) -> Callable[[Transfer], TransferSeconds]:
+    """Prices of transfers of which those of asynchronous tensor parallelism run beside products.
+
+    What is hidden takes no time of the link either.
+    """
+    if not plan.async_tp:
+        return sends
+    messages = AsyncMessages(plan, graph, machine)
+
+    def priced(one: Transfer) -> TransferSeconds:
+        found = sends(one)
+        if len(one.parts) > 1:
+            return found
+        beside = messages.of_transfer(one.parts[0].value, one.collective, one.channel)
+        return replace(found, link=beside.exposed(found.link))
+
+    return priced
 
 
 def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:

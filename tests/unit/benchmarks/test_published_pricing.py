@@ -13,7 +13,7 @@ from benchmarks.published.comparisons import comparison, coverage, widened, wide
 from benchmarks.published.graphs import OWN, Shape, UnpriceableError, graph_of
 from benchmarks.published.modules import NORM_EPS, ComposedNorm
 from benchmarks.published.own_rows import MEASURED, own_rows
-from benchmarks.published.row import Row, read
+from benchmarks.published.row import GATHERS, Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, result_of, size_of
 from benchmarks.published.setups import approximations, machine_of, strategy_of
@@ -61,8 +61,12 @@ def test_a_row_is_a_strategy():
     sharded = replace(ROW, dp_replicate=1, dp_shard=2, zero=3, reshard=False, compiled=True)
     assert strategy_of(sharded).reshard_after_forward is False
     assert strategy_of(sharded).compile == "regional"
-    with pytest.raises(UnpriceableError, match="async TP"):
-        strategy_of(replace(ROW, async_tp=True))
+    narrow = replace(sharded, precision="fp8-tensorwise")
+    gathers = [strategy_of(replace(narrow, fp8_gather=word)).fp8_gather for word in GATHERS]
+    assert gathers == [False, True, False]
+    assert not strategy_of(replace(ROW, precision="fp8-delayed", fp8_gather="on")).fp8_gather
+    hiding = replace(sharded, sequence_parallel=True, async_tp=True)
+    assert (strategy_of(hiding).async_tp, strategy_of(sharded).async_tp) == (True, False)
 
 
 def test_a_row_is_a_machine_with_the_stated_network():
@@ -260,6 +264,9 @@ def test_differences_are_named():
     row = replace(ROW, precision="fp16", reduce="fp16", gpus=16)
     assert len(approximations(row)) == 2
     assert approximations(ROW) == ()
+    narrow = replace(ROW, precision="fp8-tensorwise", dp_replicate=1, dp_shard=2)
+    (unstated,), *stated = (approximations(replace(narrow, fp8_gather=word)) for word in GATHERS)
+    assert "gathered in 8 bits is unstated" in unstated and stated == [(), ()]
 
 
 def test_plots_draw_every_row_with_a_time():

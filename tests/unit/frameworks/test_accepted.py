@@ -142,6 +142,8 @@ def said(strategy):
         "grad_dtype": strategy.grad_dtype,
         "state_dtype": strategy.state_dtype,
         "fp8": strategy.fp8,
+        "fp8_gather": strategy.fp8_gather,
+        "async_tp": strategy.async_tp,
         "offload": list(strategy.offload),
         "regional": strategy.compile == "regional",
         "recompute": strategy.recompute.kind,

@@ -12,7 +12,10 @@ from tests.harness import published_configs as published
 SAC = "ac=ops(mm/2,attention,topk,reduce_scatter,all_to_all,max)"
 FSDP_BF16 = "param=bfloat16 reduce=bfloat16 grad=float32 state=float32"
 DEEPSPEED_BF16 = "param=bfloat16 reduce=bfloat16 grad=bfloat16 state=float32"
-MEGATRON_FP8 = "param=bfloat16 reduce=bfloat16 grad=bfloat16 state=float32 fp8=delayed"
+MEGATRON_FP8 = (
+    "param=bfloat16 reduce=bfloat16 grad=bfloat16 state=float32 fp8=delayed fp8_gather=on"
+)
+AO_GATHER = "fp8=tensorwise fp8_gather=on"
 EAGER = published.TORCHTITAN_8B
 COMPILED = EAGER + published.COMPILED
 FLOAT8 = EAGER.replace('"8B"', '"8B"\nconverters = ["float8"]') + published.FLOAT8
@@ -73,44 +76,51 @@ CASES = [
     ),
     (
         *("titan 8B float8", FLOAT8, 8),
-        *(f"dp_shard=8 {SAC} bf16 compile=regional fp8=tensorwise", (16, 2, 8192)),
+        *(f"dp_shard=8 {SAC} bf16 compile=regional {AO_GATHER}", (16, 2, 8192)),
     ),
     *(
         (
             *(f"titan 8B cp {cp}", long(cp), 8),
             f"dp_shard={8 // cp} cp={cp} cp_style=all-gather ac=full bf16 compile=regional"
-            " fp8=tensorwise",
+            " fp8=tensorwise" + (" fp8_gather=on" if cp < 8 else ""),
             (8 // cp, 1, 32768 * cp),
         )
         for cp in (1, 2, 4, 8)
     ),
     (
         *("titan 70B float8", published.TORCHTITAN_70B, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional fp8=tensorwise", (512, 16, 8192)),
+        *(
+            "dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional fp8=tensorwise",
+            (512, 16, 8192),
+        ),
     ),
     (
         *("titan 70B rowwise", ROWWISE, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional fp8=rowwise", (512, 16, 8192)),
+        *(
+            "dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional fp8=rowwise",
+            (512, 16, 8192),
+        ),
     ),
     (
         *("titan 70B bf16", BF16_70B, 256),
-        *("dp_shard=32 tp=8 ac=full bf16 compile=regional", (512, 16, 8192)),
+        *("dp_shard=32 tp=8 async_tp=on ac=full bf16 compile=regional", (512, 16, 8192)),
     ),
     (
         *("titan 405B", published.TORCHTITAN_405B, 512),
-        "dp_shard=8 tp=8 pp=8 mb=32 ac=full bf16 compile=regional fp8=tensorwise sync=last",
+        "dp_shard=8 tp=8 pp=8 mb=32 async_tp=on ac=full bf16 compile=regional"
+        " fp8=tensorwise sync=last",
         (256, 1, 8192),
     ),
     (
         *("titan 405B looped", LOOPED, 512),
-        "dp_shard=8 tp=8 pp=8:Interleaved1F1B/v2 mb=32 ac=full bf16 compile=regional"
+        "dp_shard=8 tp=8 pp=8:Interleaved1F1B/v2 mb=32 async_tp=on ac=full bf16 compile=regional"
         " fp8=tensorwise sync=last",
         (256, 1, 8192),
     ),
     ("titan 8B tp", TP8, 64, f"dp_shard=8 tp=8 {SAC} bf16 compile=regional", (96, 12, 8192)),
     (
         *("titan 8B H200", FLOAT8, 32),
-        *(f"dp_shard=32 {SAC} bf16 compile=regional fp8=tensorwise", (64, 2, 8192)),
+        *(f"dp_shard=32 {SAC} bf16 compile=regional {AO_GATHER}", (64, 2, 8192)),
     ),
     (
         *("titan 8B nvfp4", published.NVFP4, 4),
@@ -143,12 +153,12 @@ CASES = [
     ),
     (
         *("bridge 70B sft", published.BRIDGE_70B_SFT, 32),
-        "dp_shard=2 zero=1 tp=4 pp=4:Interleaved1F1B/v5 mb=16 bf16 fp8=tensorwise",
+        "dp_shard=2 zero=1 tp=4 pp=4:Interleaved1F1B/v5 mb=16 bf16 fp8=tensorwise fp8_gather=on",
         (32, 1, 4096),
     ),
     (
         *("bridge 70B", BRIDGE_70B, 64),
-        "dp_shard=2 zero=1 tp=4 pp=8:Interleaved1F1B/v5 mb=128 bf16 fp8=tensorwise",
+        "dp_shard=2 zero=1 tp=4 pp=8:Interleaved1F1B/v5 mb=128 bf16 fp8=tensorwise fp8_gather=on",
         (256, 1, 8192),
     ),
     (
@@ -158,7 +168,8 @@ CASES = [
     ),
     (
         *("bridge qwen3 235B", BRIDGE_235B, 256),
-        "dp_shard=16 zero=1 tp=2 pp=8:Interleaved1F1B/v4 ep=32 etp=1 mb=512 bf16 fp8=tensorwise",
+        "dp_shard=16 zero=1 tp=2 pp=8:Interleaved1F1B/v4 ep=32 etp=1 mb=512 bf16"
+        " fp8=tensorwise fp8_gather=on",
         (8192, 1, 4096),
     ),
     (

@@ -58,6 +58,14 @@ def titan(line):
     return published.TORCHTITAN_8B.replace("tensor_parallel_degree = 1", line)
 
 
+def float8(recipe):
+    """A config of torchtitan with a recipe in 8 bits, and gathers of weights in them."""
+    flavor = 'flavor = "8B"\n'
+    text = published.TORCHTITAN_8B.replace(flavor, f'{flavor}converters = ["float8"]\n')
+    gathers = "enable_fsdp_float8_all_gather = true"
+    return f'{text}[float8]\nrecipe_name = "{recipe}"\n{gathers}\n'
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -109,6 +117,26 @@ def titan(line):
         (
             published.TORCHTITAN_405B.replace('"1F1B"', '"Sideways"'),
             "line 13, experimental.pipeline_parallel_schedule = 'Sideways': one of GPipe",
+        ),
+        (
+            float8("rowwise"),
+            "line 20, float8.enable_fsdp_float8_all_gather = True: tensorwise is needed with it",
+        ),
+        (
+            float8("tensorwise"),
+            "no float8.recipe_name is needed with it: torchtitan takes it for tensorwise without",
+        ),
+        (
+            "--tensor-model-parallel-size 1 --fp8-format hybrid --fp8-param-gather",
+            "line 1, fp8-param-gather = True: use-distributed-optimizer or FSDP is needed too",
+        ),
+        (
+            titan("tensor_parallel_degree = 2\nenable_async_tensor_parallel = true"),
+            "line 14, parallelism.enable_async_tensor_parallel = True: compile.enable is needed",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --tp-comm-overlap",
+            "line 1, tp-comm-overlap = True: sequence-parallel is needed too",
         ),
         ("a: !!python/object:os.system x\n", "could not determine a constructor"),
     ],

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.gradient_sync import LAST
 from shardwright.ir.graph import LeafKind
-from shardwright.ir.options.mixed_precision import reduced_bytes
+from shardwright.ir.options.mixed_precision import read_bytes, reduced_bytes
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links
@@ -54,11 +54,12 @@ class Bounds:
             if tensor.requires_grad:
                 gradients.append(reduced_bytes(graph, leaf.name))
                 if len(tensor.shape) > 1:
-                    (weights if leaf.name in layer else others).append(tensor.bytes)
+                    used = read_bytes(graph, leaf.name)
+                    (weights if leaf.name in layer else others).append(used)
             if leaf.name in layer and any(
                 leaf.name in op.saves for op in graph.consumers[leaf.name]
             ):
-                saved[layer[leaf.name]] += tensor.bytes
+                saved[layer[leaf.name]] += read_bytes(graph, leaf.name)
         # Bytes of matrices of layers as they are used, of others, and of all gradients as sent.
         self._weights, self._others = np.array(weights), np.array(others)
         self._gradients = np.array(gradients)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Mesh
-from shardwright.ir.options.mixed_precision import MASTER, master_weights, reduced_dtype
+from shardwright.ir.options.mixed_precision import reduced_dtype, stored_dtypes
 from shardwright.program.instructions import (
     Move,
     Program,
@@ -87,7 +87,7 @@ class StepBuilder:
     def __init__(self, step: LoweringInput) -> None:
         self.step = step
         self.graph = step.graph
-        self.masters = master_weights(step.graph)
+        self.stored = stored_dtypes(step.graph)
         self.kind = {leaf.name: leaf.kind for leaf in step.graph.leaves}
         self.table = RegionTable(step.fixed_offsets)
         self.instructions: list[StepInstruction] = []
@@ -106,7 +106,7 @@ class StepBuilder:
 
     def dtype(self, leaf: str) -> str:
         """The dtype in which a leaf is given."""
-        return MASTER if leaf in self.masters else self.graph.tensor[leaf].dtype
+        return self.stored.get(leaf, self.graph.tensor[leaf].dtype)
 
     def collect(self, prefix: str, values: Iterable[str]) -> None:
         """Accumulate the values that a micro-batch returns in `prefix/0`, `prefix/1`, ..."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.options.mixed_precision import COMPUTE, MASTER, master_weights
+from shardwright.ir.options.mixed_precision import stored_dtypes
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
     CALLS,
@@ -20,6 +20,7 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
+from shardwright.program.lower.mixed_precision import cast_dtype
 from shardwright.program.step.region import inner_axes
 
 
@@ -119,12 +120,11 @@ class ValueType(NamedTuple):
 
 def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
     """The types of all values of a program."""
-    wide = master_weights(graph)
+    stored = stored_dtypes(graph)
     found: dict[str, ValueType] = {}
     for name in program.leaves:
         tensor = graph.tensor[name]
-        dtype = MASTER if name in wide else tensor.dtype
-        found[name] = ValueType(dtype, tensor.requires_grad)
+        found[name] = ValueType(stored.get(name, tensor.dtype), tensor.requires_grad)
     for one, *_ in _flat(program.instructions):
         if isinstance(one, Load):
             found[one.result] = found[one.leaf]
@@ -137,7 +137,7 @@ def value_types(program: Program, graph: Graph) -> dict[str, ValueType]:
             for name in writes(one):
                 known = graph.tensor.get(name)  # casts of parameters are not in the graph
                 if known is None:
-                    found[name] = ValueType(COMPUTE, trained)
+                    found[name] = ValueType(cast_dtype(one), trained)
                 else:
                     found[name] = ValueType(known.dtype, trained and known.requires_grad)
     return found

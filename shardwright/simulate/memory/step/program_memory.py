@@ -14,6 +14,7 @@ from typing import final
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
+from shardwright.ir.options.fp8 import FLOAT8
 from shardwright.program.instructions import Compute, Instruction, Move, Program, Shape, writes
 from shardwright.program.instructions import reads as used
 from shardwright.program.step.channels import members
@@ -375,7 +376,15 @@ class StepMemory:
         own = self.taken(one.parts[0], views[0])
         terms = self.host.rank.backend.receives_terms
         sent = SentTensors(one.parts, views, ranks, own, terms)
-        return started(self.allocator, one.collective, sent)
+        arrives = started(self.allocator, one.collective, sent)
+        turned = self.host.fp8.turns_weights and one.parts[0].dtype == FLOAT8
+        return (lambda: [self.turned(view) for view in arrives()]) if turned else arrives
+
+    def turned(self, view: View) -> View:
+        """A weight in 8 bits with its copy in the other layout, as one block."""
+        both = self.allocator.new(2 * view.bytes, module_of=view.block)
+        self.allocator.drop(view.block)
+        return replace(view, block=both)
 
     def copied(self, one: HostCopy) -> Results:
         """Start a copy to the host, or from it to new memory; both values are there meanwhile."""

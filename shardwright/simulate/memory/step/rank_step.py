@@ -13,9 +13,8 @@ from shardwright.ir.memory import NOTHING, Memory, Share
 from shardwright.ir.op_memory import OpTracer, contiguous_strides
 from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.mixed_precision import (
-    MASTER,
-    master_weights,
     reduced_dtype,
+    stored_dtypes,
     stored_item_bytes,
 )
 from shardwright.ir.options.optimizer_spec import Implementation, OptimizerSpec
@@ -98,7 +97,7 @@ class StepSimulation:
         self.group, self.position = divmod(rank, self.decisions.mesh.size)
         self.coordinate = self.decisions.mesh.coordinate(self.position)
         self.updated = {buffer for buffer, _ in self.graph.updates}
-        self.master_weights = master_weights(self.graph)
+        self.stored_dtypes = stored_dtypes(self.graph)
         self.keys = 0  # bytes of the positions of random numbers
         self.host_bytes = 0  # that offloaded values take of the memory of the host
 
@@ -158,7 +157,7 @@ class StepSimulation:
         """The tile of a parameter that this rank stores."""
         tile = local_atoms(self.analysis.atoms[name], self.decisions.storage[name], self.coordinate)
         tensor = self.graph.tensor[name]
-        shape, dtype = shape_of(tile), MASTER if name in self.master_weights else tensor.dtype
+        shape, dtype = shape_of(tile), self.stored_dtypes.get(name, tensor.dtype)
         self.allocator.module = name.rpartition(".")[0]
         block = self.allocator.new(prod(shape) * ITEM_BYTES[dtype], Use.LASTING)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
@@ -296,7 +295,8 @@ class StepSimulation:
         recipe = recipe_of(self.graph.numerics.fp8)
         if recipe is None:
             return NO_FP8
-        return Fp8Memory(fp8_layers(self.graph), 1 + recipe.scale_bytes, recipe.saves_8_bit)
+        given = fp8_layers(self.graph), 1 + recipe.scale_bytes, recipe.saves_8_bit
+        return Fp8Memory(*given, turns_weights=recipe.gathers and recipe.casts_weights_once)
 
     def with_buffers(
         self, program: StepProgram, given: Mapping[str, View], observe: Observer | None

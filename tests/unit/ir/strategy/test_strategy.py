@@ -49,7 +49,7 @@ def _strategies(draw: st.DrawFn) -> Strategy:
     ranks = degrees["dp_replicate"] * degrees["dp_shard"] * degrees["cp"] * degrees["tp"]
     ep = draw(st.sampled_from(divisors(ranks // degrees["tp"])))
     offload = draw(st.sets(st.sampled_from(OFFLOADS)))
-    return Strategy(
+    found = Strategy(
         **degrees,
         ep=ep,
         etp=draw(st.sampled_from((None, 1, degrees["tp"]))),
@@ -71,6 +71,8 @@ def _strategies(draw: st.DrawFn) -> Strategy:
         gradient_sync=draw(st.sampled_from((*SYNCS, None))),
         **draw(_PIPELINES),
     )
+    found = found.switched_on("async_tp") if draw(_SWITCH) else found
+    return found.in_8_bit(found.fp8, gathers=draw(_SWITCH))
 
 
 @given(_strategies())
@@ -92,6 +94,7 @@ _CHANGES: dict[str, object] = {
     "offload": ("optimizer",),
     "param_dtype": "tf32",
     "fp8": "mxfp8",
+    **dict.fromkeys(("fp8_gather", "async_tp"), True),
     "compile": "regional",
     "loss": "whole",
     "mlp": "chunked(4)",
@@ -103,7 +106,8 @@ _CHANGES: dict[str, object] = {
 @pytest.mark.parametrize("name", [one.name for one in fields(Strategy)])
 def test_each_field_alone_is_in_the_text(name: str) -> None:
     schedule = "Interleaved1F1B" if name == "virtual_stages" else "1F1B"
-    start = Strategy(dp_shard=4, tp=4, pp=4, micro_batches=4, schedule=schedule)
+    fp8 = "tensorwise" if name == "fp8_gather" else None
+    start = Strategy(dp_shard=4, tp=4, pp=4, micro_batches=4, schedule=schedule, fp8=fp8)
     changed = start.but(**{name: _CHANGES[name]})
     assert str(changed) != str(start)
     assert Strategy.parse(str(changed)) == changed
@@ -132,6 +136,12 @@ def test_the_example_of_the_documentation() -> None:
         ("loss=chunked(0)", "loss is vocabulary-parallel"),
         ("mlp=chunked(x)", "mlp is whole or chunked(n)"),
         ("order=tp,pp", "each once"),
+        ("tp=2 sp=off async_tp=on", "async_tp=on needs sp=on"),
+        ("dp_shard=2 async_tp=on", "async_tp=on needs tp=2 or more"),
+        ("fp8_gather=yes", "fp8_gather is True or False"),
+        ("dp_shard=2 fp8=mxfp8 fp8_gather=on", "fp8_gather=on needs fp8=tensorwise or fp8=delayed"),
+        ("dp_replicate=2 fp8=delayed fp8_gather=on", "fp8_gather=on needs sharded parameters"),
+        ("dp_shard=2 zero=0 fp8=delayed fp8_gather=on", "fp8_gather=on needs sharded parameters"),
     ],
 )
 def test_what_cannot_be_is_one_error(text: str, said: str) -> None:

@@ -7,22 +7,33 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.frameworks.reading import read_text
+from shardwright.frameworks.semantics import changed_numbers
+from shardwright.ir.options.fp8 import FLOAT8
 from shardwright.ir.options.numerics import NumericsError
+from shardwright.ir.redistribution import Collective
 from shardwright.ir.strategy.fields import DTYPE_FIELDS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
+from shardwright.machine.topology import links
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.audit.auditor import Auditor
 from shardwright.planner.audit.priced_as import priced_as
+from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
+from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import form_of
+from shardwright.planner.strategies.frontier.bounds import Bounds
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.planner.tables.mesh_invariants import MeshInvariants
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Transfer
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators.mlp_chunks import with_mlp_chunks
+from shardwright.simulate.time.program_prices import transfer_seconds
 from shardwright.tracing.op_memory.footprints import Footprints
 
 TOKENS, WIDTH, INNER = 32768, 2048, 8192
@@ -90,6 +101,81 @@ def test_weights_are_cast_once_a_step_by_transformer_engine(graph):
     assert shares(TORCHAO + "rowwise") == [1.0] * 6 + [None]
 
 
+GATHER = " fp8_gather=on"
+
+
+@pytest.fixture(scope="module")
+def masters():
+    x, labels = batch("meta")
+    return sw.capture(Mlp().to("meta"), (x.float(), labels), precision="bf16")
+
+
+@pytest.mark.parametrize("like", [TORCHAO + "tensorwise", ENGINE + "delayed"])
+def test_weights_of_layers_in_8_bits_are_gathered_in_them_and_others_are_not(masters, like):
+    """A transfer takes its launch, its lap, and a byte for each element of the other's tile."""
+    machine = preset("2xH100")
+    plain, found = (sw.price(masters, machine, like + more) for more in ("", GATHER))
+    assert found.step_seconds < plain.step_seconds
+    assert strategy_of(found) == Strategy.parse(like + GATHER)
+
+    def gathered(plan):
+        return {t.value: t.bytes for t in plan.transfers if "all_gather" in t.collectives[0]}
+
+    before, after = gathered(plain), gathered(found)
+    weights = {name for name in before if name.startswith("layers") and "weight" in name}
+    assert len(weights) == 6 and after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} == weights
+    assert all(after[name] == WIDTH * INNER and before[name] == 2 * after[name] for name in weights)
+    form = form_of(masters, Strategy.parse(like + GATHER))
+    decisions = read_plan(found, form, analyze(form))
+    program = PlanLowering(form, analyze(form), decisions, None).program(0)
+    (link,) = links(machine, found.mesh)
+    sent = [one for one in program.instructions if isinstance(one, Transfer)]
+    sent = [one for one in sent if one.parts[0].dtype == FLOAT8]
+    assert {one.collective for one in sent} == {Collective.ALL_GATHER}
+    assert {part.value.partition("/")[0] for one in sent for part in one.parts} == weights
+    for one in sent:
+        fixed = machine.collective_launch_seconds + link.lap_seconds
+        tile = len(one.parts) * WIDTH * INNER // 2
+        seconds = fixed + tile / link.gather_bytes_per_s
+        assert transfer_seconds(one, found.mesh, machine).link == pytest.approx(seconds)
+
+
+def test_gathered_copies_are_half_as_large_and_bounds_hold(masters):
+    machine, text = preset("2xH100"), TORCHAO + "tensorwise reshard=off"
+    half, eighth = (sw.price(masters, machine, text + more).memory for more in ("", GATHER))
+    most = [max(moment.saved for moment in one.curve) for one in (half, eighth)]
+    assert most[0] - most[1] == 5 * WIDTH * INNER, (
+        "the first is not kept: the batch has no gradient"
+    )
+    turned = sw.price(masters, machine, ENGINE + "delayed reshard=off" + GATHER).memory
+    engine = sw.price(masters, machine, ENGINE + "delayed reshard=off").memory
+    most = [max(moment.saved for moment in one.curve) for one in (turned, engine)]
+    assert most[0] == most[1], "both layouts in 8 bits take what one in 16 does"
+    for like in (TORCHAO + "tensorwise", ENGINE + "delayed", ENGINE + "tensorwise mb=2"):
+        for more in ("", " reshard=off", " zero=1"):
+            strategy = Strategy.parse(like + GATHER + more)
+            expansion = Expansion(form_of(masters, strategy), machine, "adamw")
+            seconds, peak = expansion.expanded(strategy).cost
+            bounds = Bounds(expansion)
+            assert 0 < bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak
+            plan = expansion.expanded(strategy).plan(0.0, ())
+            least = bandwidth_bound(plan, expansion.graph, machine)
+            assert 0 < least <= sw.price(masters, machine, strategy).step_seconds
+
+
+def test_weights_that_arrive_in_8_bits_are_turned_and_not_cast(masters):
+    def casts(text, on):
+        form = form_of(masters, Strategy.parse(text + GATHER))
+        values = MeshInvariants(form, analyze(form), preset(on))
+        recipe = next(fp8 for op in form.ops if (fp8 := values.workload(op).fp8)).recipe
+        return recipe.weight.kernels, recipe.weight_again.kernels
+
+    assert casts(TORCHAO + "tensorwise", "2xH100") == ((), ((0, 2),))
+    assert casts(ENGINE + "delayed", "2xH100") == (((0, 2),), ())
+    assert casts(ENGINE + "delayed", "2xB200") == ((), ())
+
+
 @pytest.mark.parametrize(
     ("machine", "text", "said"),
     [
@@ -150,13 +236,26 @@ mixed_precision: bf16_with_fp8_delayed_scaling_mixed
 
 
 @pytest.mark.parametrize(
-    ("text", "key"), [(TITAN, "torchao:tensorwise"), (BRIDGE, "TransformerEngine:delayed")]
+    ("text", "key"), [(TITAN, "torchao:tensorwise"), (BRIDGE, "TransformerEngine:delayed:gather")]
 )
 def test_the_config_of_a_framework_is_priced_with_its_recipe(graph, text, key):
     machine, read = preset("2xH100"), read_text(text, devices=2)
     given, replaced = priced_as(read.strategy, graph, machine)
     assert {one.field for one in replaced} <= {*DTYPE_FIELDS, "loss"}
     assert sw.price(graph, machine, given).numerics.fp8 == key
+
+
+def test_an_audit_tries_gathers_in_8_bits_as_a_change_of_its_own(masters):
+    auditor = Auditor(masters, preset("2xH100"), "adamw", Footprints(), None)
+    plain = Strategy.parse(TORCHAO + "tensorwise")
+    for like, after in ((plain, True), (plain.but(fp8_gather=True), False)):
+        changes = auditor.changes(auditor.price(like), every=True)
+        (one,) = (c for c in changes if c.change.field == "fp8_gather")
+        assert one.change.after is after and (one.gain > 0) == after
+    (said,) = changed_numbers(plain, plain.but(fp8_gather=True))
+    assert said == "weights are rounded to 8 bits before they are gathered, not after it"
+    whole = plain.but(fp8_gather=True).but(dp_shard=1, dp_replicate=2)
+    assert not whole.fp8_gather and auditor.price(whole).plan.step_seconds > 0
 
 
 def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
@@ -169,6 +268,9 @@ def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
 def test_a_plan_in_8_bits_is_kept_in_files_and_not_executed(graph):
     plan = sw.price(graph, "1xH100", "fp8=delayed")
     assert plan_from_json(plan_to_json(plan)).numerics == plan.numerics
+    gathering = sw.price(graph, "2xH100", f"{ENGINE}delayed{GATHER}")
+    said = "TransformerEngine, weights gathered in 8 bits: priced, not executed here"
+    assert said in headline(plan_from_json(plan_to_json(gathering)))
     label = "fp8 delayed by TransformerEngine: priced, not executed here"
     assert label in headline(plan) and label in summary(plan)
     model = Mlp().to(torch.bfloat16)
