@@ -8,6 +8,8 @@ gradients and values where torch has two of them for a moment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 import shardwright as sw
@@ -53,3 +55,12 @@ def schedule_of_plan(graph: TrainingGraph, plan: Plan) -> Schedule:
                 runs[stage[segment], node] = True
                 needed.update(graph.reads[node])
     return schedule_of(graph, runs)
+
+
+def with_last_end_once(graph: TrainingGraph, found: Schedule) -> Iterator[Schedule]:
+    """Schedules in which the last nodes that run again, one more in each, run once instead."""
+    runs = found.runs.copy()
+    for node in range(graph.forward - 1, -1, -1):
+        if runs[graph.forward :, node].any():
+            runs[graph.forward :, node] = False
+            yield schedule_of(graph, runs.copy())

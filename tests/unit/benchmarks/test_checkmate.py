@@ -8,7 +8,7 @@ import pytest
 import shardwright as sw
 from benchmarks.checkmate.page import body
 from benchmarks.checkmate.paper_program import paper_program
-from benchmarks.checkmate.plans import priced
+from benchmarks.checkmate.plans import priced, with_last_end_once
 from benchmarks.checkmate.relaxation import optimum
 from benchmarks.checkmate.run import LAYERS, MACHINE, gpt2, searched
 from benchmarks.checkmate.schedule import Schedule, schedule_of
@@ -131,6 +131,10 @@ def test_plans_are_schedules_with_valid_bounds(step):
         again = any(op.runs_again for op in one.plan.ops)
         assert one.schedule.seconds <= seconds * (1 + 1e-9)
         assert again or one.schedule.seconds == pytest.approx(seconds, rel=1e-9)
+        ends = list(with_last_end_once(nodes, one.schedule))
+        assert len(ends) == (one.schedule.runs.sum() - len(nodes))
+        assert not any(end.error() for end in ends[:3])
+        assert not ends or ends[-1].seconds == pytest.approx(nodes.least_seconds)
         kept += again and any(op.kept for op in one.plan.ops)
     assert kept
     for one in (found[0], found[len(found) // 2], found[-1]):
@@ -141,10 +145,11 @@ def test_plans_are_schedules_with_valid_bounds(step):
 
 def test_the_page_shows_how_far_above_the_optimum_plans_are():
     row = {"limit": 2**30, "ours": {"seconds": 0.1001}, "bound": 0.1, "optimal": True}
+    row["end_once"] = 0.10005
     row["planned"] = {"printed_bound": 0.09, "bound_within_its_bytes": 0.1}
     row["paper"] = {"minutes": 2, "bound": 0.098, "proven": False}
     model = {"operators": 20, "nodes": 12, "forward_nodes": 6, "plans": 5, "rows": [row]}
     shown = body({"planned for": "1xH100", "models": {"tiny": model}}).splitlines()
-    assert "| tiny | 1024 | 100.10 | 100.00 | 0.10 % | 90.00 | 100.00 |" in shown
+    assert "| tiny | 1024 | 100.10 | 100.00 | 0.10 % | 0.05 % | 90.00 | 100.00 |" in shown
     assert shown[-1].startswith("* tiny: 20 operators are 12 nodes, 6 of them of the forward pass;")
     assert "0 of 1 solved, bounds up to 2.00 % below the optimum." in shown[-1]
