@@ -1,8 +1,7 @@
 """Checkmate's mixed-integer program as in the paper, with a workspace of nodes that run.
 
-R, S, U and FREE are the paper's (equations 1 to 8), in the order of its stages: node t runs in
-stage t, and no node before its stage. For models of a hundred nodes HiGHS does not solve it;
-`relaxation.py` does.
+R, S, U and FREE are the paper's, in the order of its stages: node t runs in stage t, and no node
+before its stage. HiGHS does not solve it for a hundred nodes, but `relaxation.py`.
 
 Paper: Jain et al. 2020 (arXiv 1910.02653), section 4.
 """

@@ -5,7 +5,7 @@ In stage t node t runs for the first time, after any earlier nodes that run agai
 stage begins. A result is dropped after its last reader of a stage if the next stage does not begin
 with it.
 
-Paper: Jain et al. 2020 (arXiv 1910.02653), sections 4.2 to 4.5. Deviation: a node that runs may
+Paper: Jain et al. 2020 (arXiv 1910.02653), section 4. Deviation: a node that runs may
 have a workspace, which counts beside its result.
 """
 

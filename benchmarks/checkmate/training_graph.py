@@ -5,10 +5,9 @@ reads, is computed inside of that node, and views belong to what they are views 
 one result that is worth keeping. Each node of the forward pass has one of the backward pass. Nodes
 are in the order of the step, and every node reads only results of nodes before it.
 
-Parameters, their gradients and the state of the optimizer are constant, as in the paper (its
-equation 2), and part of no size here. A gradient that several nodes add to is one result that the
-first of them makes and the others pass on with their part added; a residual sum passes its gradient
-on as it is.
+Parameters, their gradients and the state of the optimizer are constant, as in the paper, and part
+of no size here. A gradient to which several nodes add is made by the first of them and passed on by
+the others, with their parts added; a residual sum passes its gradient on as it is.
 
 Paper: Jain et al. 2020, "Checkmate" (arXiv 1910.02653), section 4.
 """
