@@ -152,4 +152,11 @@ def test_the_page_shows_how_far_above_the_optimum_plans_are():
     shown = body({"planned for": "1xH100", "models": {"tiny": model}}).splitlines()
     assert "| tiny | 1024 | 100.10 | 100.00 | 0.10 % | 0.05 % | 90.00 | 100.00 |" in shown
     assert shown[-1].startswith("* tiny: 20 operators are 12 nodes, 6 of them of the forward pass;")
-    assert "0 of 1 solved, bounds up to 2.00 % below the optimum." in shown[-1]
+    assert "1 of 1 printed bounds are not above Checkmate's optimum. Of" in shown[-1]
+    assert "solves 0 of 1 in 2 min each; its bounds are up to 2.0 % below" in shown[-1]
+    row["planned"]["printed_bound"] = 0.1001
+    shown = body({"planned for": "1xH100", "models": {"tiny": model}})
+    assert (
+        "0 of 1 printed bounds are not above Checkmate's optimum (the others by up to 0.100 %)"
+        in shown
+    )
