@@ -70,7 +70,7 @@ class States:
         for column, group in enumerate(groups):
             for one in space.kept_operators:
                 if one.op.name in group:
-                    self.columns.append((-self.twice({one.op.name}), self.kept(one.op), column))
+                    self.columns.append((-self.twice(one.ops), self.kept(one.op), column))
             if group is not groups[-1] and (cost := self.moved(group)) is not None:
                 self.columns.append((*cost, column))
 

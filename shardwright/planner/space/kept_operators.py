@@ -5,10 +5,12 @@ again reads them or if the backward pass needs them, and so does what it saves b
 log-sum-exp. What it saves of the segment's other values exists again once the segment has run
 again. So its cost depends on its own tiling alone, and is added to its node.
 
-The search may keep products, convolutions, attention and experts. The time of all other operators
-is about that of moving their results, so keeping one buys little time for its memory. A result that
-is summed over devices is kept only where what reads it does not run again, because elsewhere the
-tables would count its sum twice.
+The search may keep products, convolutions, attention, experts and *chains*. A chain is an operator
+whose result autograd saves, with those before it whose results autograd does not save and only the
+chain reads, such as the polynomial of an activation function. It is kept as a whole, for the bytes
+of one result. The time of all other operators is about that of moving their results, so keeping one
+buys little time for its memory. A result that is summed over devices is kept only where what reads
+it does not run again, because elsewhere the tables would count its sum twice.
 
 Paper: Korthikanti et al. 2022 (arXiv 2205.05198), selective recomputation of attention.
 Deviation: the search decides for each operator of each segment.
@@ -30,7 +32,7 @@ from shardwright.simulate.costs.workload import OperatorClass
 from shardwright.solve.elimination.problem import Bools, Floats, Ints
 from shardwright.solve.elimination.recompute_choice import KeepChoice
 
-_WORTH_IT = frozenset(
+_PRODUCTS = frozenset(
     {
         OperatorClass.MATMUL,
         OperatorClass.CONVOLUTION,
@@ -47,7 +49,8 @@ class KeptOperator:
 
     Attributes:
         op: the operator.
-        ops: its name and those of views of its results, which are kept with it.
+        ops: its name, those of its chain, and those of views of their results, which are kept with
+            it.
         bytes: what is kept in addition, for each option of the operator.
         choice: its cost, for each choice of its node.
     """
@@ -85,22 +88,69 @@ class KeptOperators:
             for name in op.outputs:
                 source = graph.tensor[name].alias_of
                 self._root[name] = self._root.get(source, source) if source else name
+        self._saved = {self._root.get(name, name) for op in graph.ops for name in op.saves}
+        self._chains: dict[str, list[Op]] = {}  # last operator -> those before it
+        self._inside = self._find_chains()
+        self._place = {op.name: i for i, op in enumerate(graph.ops)}
         self._tables: dict[object, tuple[Floats, Ints]] = {}
 
     def found(self) -> Iterator[KeptOperator]:
         """The operators, in the order of the graph."""
         taken: set[str] = set()  # views that are kept with an operator
         for op in self._model.graph.ops:
-            if op.name in taken or op.name not in self._recomputed:
+            if op.name in taken or op.name in self._inside or not self._is_offered(op):
                 continue
-            if self._named is not None and op.name not in self._named:
-                continue
-            ops = self._with_views(op)
+            chain = [op, *self._chains.get(op.name, ())]
+            ops = frozenset[str]().union(*map(self._with_views, chain))
             if self._named is None and not self._is_worth_it(op, ops):
                 continue
             taken |= ops
             kept = self._bytes(op, ops)
             yield KeptOperator(op, ops, kept, self._choice(op, ops, kept))
+
+    def _is_offered(self, op: Op) -> bool:
+        """Whether an operator may be recomputed, and kept."""
+        return op.name in self._recomputed and (self._named is None or op.name in self._named)
+
+    def _find_chains(self) -> set[str]:
+        """Find all chains; return the names of their operators but the last ones."""
+        end: dict[str, Op] = {}
+        for op in reversed(self._model.graph.ops):
+            if not self._is_offered(op) or not self._is_passing(op):
+                continue
+            ends = {(last := end.get(one.name, one)).name: last for one in self._readers(op)}
+            if len(ends) == 1:
+                (last,) = ends.values()
+                if self._is_offered(last) and self._are_one(op, last):
+                    end[op.name] = last
+                    self._chains.setdefault(last.name, []).append(op)
+        return set(end)
+
+    def _is_passing(self, op: Op) -> bool:
+        """Whether autograd keeps nothing of an operator, and the step returns nothing of it."""
+        made = [name for name in op.outputs if self._root[name] == name]
+        kept = (self._saved | self._returned).intersection(op.outputs)
+        return bool(made) and not kept and not op.extra_saved
+
+    def _are_one(self, op: Op, other: Op) -> bool:
+        """Whether one node decides two operators, neither of them a product."""
+        nodes = self._clusters.op_nodes
+        products = self._is_product(op) or self._is_product(other)
+        return not products and nodes[op.name].node == nodes[other.name].node
+
+    def _readers(self, op: Op) -> list[Op]:
+        """The operators that read results of an operator or views of these, but for the views."""
+        graph, found, names = self._model.graph, list[Op](), list(op.outputs)
+        for name in names:
+            for reader in graph.consumers[name]:
+                views = [out for out in reader.outputs if self._root[out] != out]
+                names += views
+                if not views:
+                    found.append(reader)
+        return found
+
+    def _is_product(self, op: Op) -> bool:
+        return self._model.meshless.workload(op).kind in _PRODUCTS
 
     def _with_views(self, op: Op) -> frozenset[str]:
         """An operator, and the views of its results that are decided with it."""
@@ -116,8 +166,9 @@ class KeptOperators:
         return frozenset(one.name for one in found)
 
     def _is_worth_it(self, op: Op, ops: frozenset[str]) -> bool:
-        """Whether the search may keep an operator: its class, and who reads its results."""
-        if self._model.meshless.workload(op).kind not in _WORTH_IT:
+        """Whether the search may keep an operator: what it computes, and who reads its results."""
+        chained = op.name in self._chains and not self._saved.isdisjoint(op.outputs)
+        if not (chained or self._is_product(op)):
             return False
         segment = self._segment[op.name]
         values = self._values(ops)
@@ -157,20 +208,30 @@ class KeptOperators:
 
     def _choice(self, op: Op, ops: frozenset[str], kept: Ints) -> KeepChoice:
         """The cost of running an operator again, and of keeping it, by the choice of its node."""
-        model, op_node, together = self._model, self._clusters.op_nodes[op.name], self._recomputed
-        twice = model.operator(op, together[op.name])
-        once = model.operator(op, together[op.name], once=True)
+        op_node = self._clusters.op_nodes[op.name]
         barred = np.zeros(len(op_node.options), bool)
         if self._named is None:
             barred = self._sums(ops)
-        tables = id(twice.seconds), id(once.seconds), id(op_node.options)
-        key = *tables, kept.tobytes(), barred.tobytes()
+        runs = [self._runs(name) for name in sorted(ops, key=self._place.__getitem__)]
+        tables = tuple(id(part) for run in runs for part in run)
+        key = tables, id(op_node.options), kept.tobytes(), barred.tobytes()
         if key not in self._tables:
-            again = (twice.seconds - once.seconds)[op_node.options]
+            again = np.zeros(len(op_node.options))
+            for twice, once, options in runs:
+                again += (twice - once)[options]
             time = np.stack([again, np.where(barred, np.inf, 0.0)], axis=1)
             memory = np.stack([np.zeros_like(kept), kept], axis=1)[op_node.options]
             self._tables[key] = time, memory
         return KeepChoice(op.name, op_node.own_node, *self._tables[key])
+
+    def _runs(self, name: str) -> tuple[Floats, Floats, Ints]:
+        """Seconds of an operator that runs again, and of one that does not, by its options; and its
+        option for each choice of its node.
+        """
+        model, together = self._model, self._recomputed[name]
+        op, options = model.graph.op[name], self._clusters.op_nodes[name].options
+        twice, once = (model.operator(op, together, once=once) for once in (False, True))
+        return twice.seconds, once.seconds, options
 
     def _sums(self, ops: frozenset[str]) -> Bools:
         """For each choice of their node, whether operators that run again read partial sums."""

@@ -266,7 +266,7 @@ def make_folded_space(
         if plain is not None and plain.widest > most_run:
             raise TooWideError
     may_keep = assembly.kept_operators(recomputed)
-    once = {one.op.name for one in may_keep}
+    once = {name for one in may_keep for name in one.ops}
     again = assembly.problem(recomputed, once) if recomputed else kept
     choices = [one.choice for one in may_keep]
     hosts = [one.choice for one in assembly.host_inputs]

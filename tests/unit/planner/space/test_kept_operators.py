@@ -1,11 +1,13 @@
 """Operators that the search may keep inside of recomputed segments, and what each costs."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 import shardwright as sw
+from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
@@ -16,7 +18,7 @@ from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.tables.layout_codes import SUMS, digits
 from shardwright.solve.frontier.fast import Effort, fast_frontier
 from tests.harness import models
-from tests.harness.layered_graphs import residual_layers
+from tests.harness.layered_graphs import BATCH, INNER, WIDTH, Writer, residual_layers
 
 MACHINE = preset("2xH100")
 
@@ -51,6 +53,45 @@ def test_products_and_attention_may_be_kept_and_the_last_product_takes_no_memory
         assert (one.choice.time[:, 0] > 0).all()
 
 
+def chained_layers(count):
+    """Layers x + down(tanh(3 up(x)^2) * relu(up(x))); the power saves what it reads."""
+    w = Writer()
+    x = w.linear("first", w.leaf("x", LeafKind.INPUT, BATCH, WIDTH), BATCH, WIDTH)
+    for i in range(count):
+        at, size = f"layers.{i}", (BATCH, INNER)
+        up = w.linear(f"{at}.up", x, *size)
+        power = w.call(f"{at}.power", "pow.Tensor_Scalar", size, up, 2, saves=(up,))
+        scaled = w.call(f"{at}.scaled", "mul.Tensor", size, power, 3.0)
+        soft = w.call(f"{at}.soft", "tanh.default", size, scaled, saves=(f"{at}.soft",))
+        hard = w.call(f"{at}.hard", "relu.default", size, up, saves=(f"{at}.hard",))
+        both = w.call(f"{at}.both", "mul.Tensor", size, soft, hard, saves=(soft, hard))
+        down = w.linear(f"{at}.down", both, BATCH, WIDTH)
+        x = w.call(f"{at}.sum", "add.Tensor", (BATCH, WIDTH), x, down)
+    last = w.linear("last", x, BATCH, WIDTH)
+    return w.graph(w.call("loss", "sum.default", (), last))
+
+
+def test_chains_are_kept_as_a_whole_for_the_bytes_of_their_last_result():
+    """What makes a saved value by one operator, and what two operators read, is no chain."""
+    graph = chained_layers(5)
+    space, _ = space_of(graph, mesh="dp=1")
+    chains = [one for one in space.kept_operators if one.op.kind != "linear"]
+    assert len(chains) == 3  # layers of the short graph
+    for one in chains:
+        layer = one.op.source.module
+        assert one.ops == {f"{layer}.power", f"{layer}.scaled", f"{layer}.soft"}
+        assert one.bytes.tolist() == [graph.tensor[one.op.name].bytes]
+        costs = [space.model.operator(graph.op[name]).seconds[0] for name in one.ops]
+        backward = [space.model.backward_seconds(graph.op[name])[0] for name in one.ops]
+        assert one.choice.time[0, 0] == pytest.approx(sum(costs) - sum(backward))
+        assert one.choice.time is chains[0].choice.time  # by which layers are recognised
+    named, _ = space_of(graph, replace(SEARCHED, kept=chains[0].ops), mesh="dp=1")
+    (same,) = named.kept_operators
+    assert same.ops == chains[0].ops and same.bytes.tolist() == chains[0].bytes.tolist()
+    part, _ = space_of(graph, replace(SEARCHED, kept=frozenset({chains[0].op.name})), mesh="dp=1")
+    assert [one.ops for one in part.kept_operators] == [{chains[0].op.name}]
+
+
 def test_readers_of_one_layout_share_a_reading(graph):
     """Projections of one value do, and no reader does alone."""
     space, _ = space_of(graph)
@@ -75,7 +116,9 @@ def test_no_partial_sum_is_kept_that_operators_read_again(graph):
     assert barred
 
 
-def test_every_set_of_kept_operators_costs_what_the_parts_of_its_plan_cost(graph):
+@pytest.mark.parametrize("chained", [False, True])
+def test_every_set_of_kept_operators_costs_what_the_parts_of_its_plan_cost(graph, chained):
+    graph = chained_layers(5) if chained else graph
     space, short = space_of(graph)
     builder = PlanBuilder(space, graph, short, "adamw")
     count = len(space.kept_operators) // 3  # of a layer, of three in the short graph
