@@ -141,12 +141,13 @@ class SearchedFrontier(Frontier):
         index, share = self._fastest_listed(limit)
         found = self._best_from(index, limit) if index is not None else None
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
+        found = self._best_of_baselines(found, seconds, limit)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
-            than = seconds if found is None else max(seconds, found.step_seconds)
+            than = seconds if found is None else found.step_seconds
             other = self.off_frontier(limit, than, min(share, 1.0))
             if other is not None and (found is None or other.step_seconds < found.step_seconds):
                 found = other
-        return self._or_pipeline(self._best_of_baselines(found, seconds, limit), limit)
+        return self._or_pipeline(found, limit)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
