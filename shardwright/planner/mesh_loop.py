@@ -31,7 +31,7 @@ from shardwright.planner.plans.mesh_bounds import (
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import most_counted, most_shared
-from shardwright.planner.space.assembly import FREE, SEARCHED
+from shardwright.planner.space.assembly import FREE, SEARCHED, SEARCHED_EXACTLY
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
@@ -419,7 +419,9 @@ class MeshLoop:
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
         # Stages of asynchronous pipelines recompute all operators of a segment.
-        skeleton = FREE if staged and self.options.allow_async else SEARCHED
+        skeleton = SEARCHED_EXACTLY if self.options.exact else SEARCHED
+        if staged and self.options.allow_async:
+            skeleton = FREE
         host = self.host and not staged
         space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton, host=host)
         return PlanBuilder(space, factory.graph, short, optimizer)

@@ -57,6 +57,7 @@ class Skeleton:
         shared: for each value, the readers of each reading; None derives them from the model.
         kept: operators inside of recomputed segments that may run once and keep their results; None
             for those that are worth it (`kept_operators.py`).
+        chains: whether chains of elementwise operators may be kept as products are.
         host_bytes: bytes of the memory of the host that the input of a recomputed segment may take;
             None if inputs stay on the device.
         last_moves: whether the input of the last segment may wait there, too.
@@ -68,6 +69,7 @@ class Skeleton:
     forced_leaders: frozenset[str] = frozenset()
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     kept: frozenset[str] | None = frozenset()
+    chains: bool = False
     host_bytes: int | None = None
     last_moves: bool = False
     ends_again: bool = False
@@ -75,6 +77,7 @@ class Skeleton:
 
 FREE = Skeleton()
 SEARCHED = Skeleton(kept=None)
+SEARCHED_EXACTLY = Skeleton(kept=None, chains=True)
 
 
 @final
@@ -147,8 +150,8 @@ class Assembly:
 
     def kept_operators(self, recomputed: _Recomputed) -> tuple[KeptOperator, ...]:
         """The operators that may be kept inside of recomputed segments."""
-        named = self._given.kept
-        return tuple(KeptOperators(self.clusters, self._segment, recomputed, named).found())
+        given = self.clusters, self._segment, recomputed, self._given.kept
+        return tuple(KeptOperators(*given, chains=self._given.chains).found())
 
     def problem(self, recomputed: _Recomputed, once: Collection[str] = ()) -> Problem:
         """Nodes and edges with their costs, where some operators are recomputed.

@@ -5,11 +5,12 @@ again reads them or if the backward pass needs them, and so does what it saves b
 log-sum-exp. What it saves of the segment's other values exists again once the segment has run
 again. So its cost depends on its own tiling alone, and is added to its node.
 
-The search may keep products, convolutions, attention, experts and *chains*. A chain is an operator
-whose result autograd saves, with those before it whose results autograd does not save and only the
-chain reads, such as the polynomial of an activation function. It is kept as a whole, for the bytes
-of one result. The time of all other operators is about that of moving their results, so keeping one
-buys little time for its memory. A result that is summed over devices is kept only where what reads
+The search may keep products, convolutions, attention and experts, and an exact search *chains* too,
+which save little time and cost the host regions without a price. A chain is an operator whose
+result autograd saves, with those before it whose results autograd does not save and only the chain
+reads, such as the polynomial of an activation function. It is kept as a whole, for the bytes of one
+result. The time of all other operators is about that of moving their results, so keeping one buys
+little time for its memory. A result that is summed over devices is kept only where what reads
 it does not run again, because elsewhere the tables would count its sum twice.
 
 Paper: Korthikanti et al. 2022 (arXiv 2205.05198), selective recomputation of attention.
@@ -70,6 +71,7 @@ class KeptOperators:
         segment: the segment of each operator that is in one.
         recomputed: every operator that may be recomputed, with those that are recomputed with it.
         named: the operators that may be kept; None for those that are worth it.
+        chains: whether chains may be, too.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class KeptOperators:
         segment: Mapping[str, int],
         recomputed: Mapping[str, frozenset[str]],
         named: Collection[str] | None,
+        *,
+        chains: bool = True,
     ) -> None:
         self._clusters, self._model = clusters, clusters.model
         self._segment, self._recomputed, self._named = segment, recomputed, named
@@ -90,7 +94,7 @@ class KeptOperators:
                 self._root[name] = self._root.get(source, source) if source else name
         self._saved = {self._root.get(name, name) for op in graph.ops for name in op.saves}
         self._chains: dict[str, list[Op]] = {}  # last operator -> those before it
-        self._inside = self._find_chains()
+        self._inside = self._find_chains() if chains else set()
         self._place = {op.name: i for i, op in enumerate(graph.ops)}
         self._tables: dict[object, tuple[Floats, Ints]] = {}
 

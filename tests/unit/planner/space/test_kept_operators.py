@@ -12,7 +12,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.space.assembly import FREE, SEARCHED
+from shardwright.planner.space.assembly import FREE, SEARCHED, SEARCHED_EXACTLY
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.tables.layout_codes import SUMS, digits
@@ -74,7 +74,7 @@ def chained_layers(count):
 def test_chains_are_kept_as_a_whole_for_the_bytes_of_their_last_result():
     """What makes a saved value by one operator, and what two operators read, is no chain."""
     graph = chained_layers(5)
-    space, _ = space_of(graph, mesh="dp=1")
+    space, _ = space_of(graph, SEARCHED_EXACTLY, mesh="dp=1")
     chains = [one for one in space.kept_operators if one.op.kind != "linear"]
     assert len(chains) == 3  # layers of the short graph
     for one in chains:
@@ -85,10 +85,12 @@ def test_chains_are_kept_as_a_whole_for_the_bytes_of_their_last_result():
         backward = [space.model.backward_seconds(graph.op[name])[0] for name in one.ops]
         assert one.choice.time[0, 0] == pytest.approx(sum(costs) - sum(backward))
         assert one.choice.time is chains[0].choice.time  # by which layers are recognised
-    named, _ = space_of(graph, replace(SEARCHED, kept=chains[0].ops), mesh="dp=1")
+    named, _ = space_of(graph, replace(SEARCHED_EXACTLY, kept=chains[0].ops), mesh="dp=1")
     (same,) = named.kept_operators
     assert same.ops == chains[0].ops and same.bytes.tolist() == chains[0].bytes.tolist()
-    part, _ = space_of(graph, replace(SEARCHED, kept=frozenset({chains[0].op.name})), mesh="dp=1")
+    part, _ = space_of(
+        graph, replace(SEARCHED_EXACTLY, kept=frozenset({chains[0].op.name})), mesh="dp=1"
+    )
     assert [one.ops for one in part.kept_operators] == [{chains[0].op.name}]
 
 
@@ -119,7 +121,7 @@ def test_no_partial_sum_is_kept_that_operators_read_again(graph):
 @pytest.mark.parametrize("chained", [False, True])
 def test_every_set_of_kept_operators_costs_what_the_parts_of_its_plan_cost(graph, chained):
     graph = chained_layers(5) if chained else graph
-    space, short = space_of(graph)
+    space, short = space_of(graph, SEARCHED_EXACTLY if chained else SEARCHED)
     builder = PlanBuilder(space, graph, short, "adamw")
     count = len(space.kept_operators) // 3  # of a layer, of three in the short graph
     layers = [[one.op for one in space.kept_operators[i::count]] for i in range(count)]
