@@ -15,10 +15,12 @@ from typing import Protocol
 
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Bytes
+from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 
 _CLOSE = 1.2  # a plan that takes at most this multiple of its bound needs no second search
+_PACED = 0.8  # nor does one whose messages of parameters take less than this part of a step
 
 Bound = Callable[[Bytes], float]  # bytes -> a lower bound of the seconds of all plans within them
 
@@ -46,10 +48,7 @@ def with_slow_networks(
         best = found.fastest_compared(limit)
     except InfeasibleError:
         return found
-    if best.step_seconds <= _CLOSE * best.lower_bound_seconds:
-        return found
-    best = found.deepened(best, most)
-    if best.step_seconds <= _CLOSE * best.lower_bound_seconds:
+    if not _is_paced(best) or not _is_paced(best := found.deepened(best, most)):
         return found
     other = search(replace(machine, charges_hidden=True), found.least_within)
     other = replace(other, search_seconds=found.search_seconds + other.search_seconds)
@@ -58,3 +57,11 @@ def with_slow_networks(
     except InfeasibleError:
         return found
     return other if faster.step_seconds < best.step_seconds else found
+
+
+def _is_paced(plan: Plan) -> bool:
+    """Whether messages of parameters may decide how long a step of a plan takes."""
+    weights = {one.name for one in plan.parameters}
+    sent = sum(one.seconds for one in plan.transfers if one.value in weights)
+    far = plan.step_seconds > _CLOSE * plan.lower_bound_seconds
+    return far and sent > _PACED * plan.step_seconds
