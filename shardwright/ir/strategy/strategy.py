@@ -15,8 +15,15 @@ from typing import Any
 from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.schedules.registry import SCHEDULES
-from shardwright.ir.strategy.dependent import lacking
-from shardwright.ir.strategy.fields import AXES, COMPILES, CP_STYLES, LOSSES, MLPS, POSSIBLE
+from shardwright.ir.strategy.fields import (
+    AXES,
+    COMPILES,
+    CP_STYLES,
+    LOSSES,
+    MLPS,
+    POSSIBLE,
+    lacking,
+)
 from shardwright.ir.strategy.recompute import NONE, Recompute, StrategyError
 from shardwright.ir.strategy.text import read, written
 
