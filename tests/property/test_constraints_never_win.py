@@ -14,7 +14,7 @@ from tests.zoo import ZOO
 
 MACHINE = sw.Machine.preset("4xV100")
 SEEDS = 12
-CHOSEN = {"residual layers": (0, 1, 2, 9, 22, 28), "mlp-mixer": (0, 28, 108), "gpt2": (28,)}
+CHOSEN = {"residual layers": (0, 1, 2, 22, 28, 185), "mlp-mixer": (0, 28, 108), "gpt2": (28,)}
 
 
 @cache
