@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from multiprocessing import get_context
@@ -35,6 +35,7 @@ from shardwright.tracing.op_memory.footprints import Footprints
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
 _NEAR = 0.75  # of a device's memory, from where sums of the tables are not taken for the peak
+_TOGETHER = 4  # rows of a task of a worker, which often share a graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,19 @@ def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
         yield from map(predict, rows)
         return
     # Not a `Pool`, whose workers may have no children: some rules are found in one.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _one_thread) as pool:
-        yield from pool.map(predict, rows, chunksize=4)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
+    try:
+        tasks = [
+            pool.submit(_all_of, rows[i : i + _TOGETHER]) for i in range(0, len(rows), _TOGETHER)
+        ]
+        for task in as_completed(tasks):  # some rows take many minutes
+            yield from task.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _all_of(rows: Sequence[Row]) -> list[Prediction]:
+    return [predict(row) for row in rows]
 
 
 def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:
