@@ -20,6 +20,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 
 _CLOSE = 1.2  # a plan that takes at most this multiple of its bound needs no second search
+_FAR = 1.5  # one that takes more than this multiple needs one in any case
 _PACED = 0.8  # nor does one whose messages of parameters take less than this part of a step
 
 Bound = Callable[[Bytes], float]  # bytes -> a lower bound of the seconds of all plans within them
@@ -60,8 +61,8 @@ def with_slow_networks(
 
 
 def _is_paced(plan: Plan) -> bool:
-    """Whether messages of parameters may decide how long a step of a plan takes."""
+    """Whether messages of parameters may decide how long a step takes, or the plan is far off."""
     weights = {one.name for one in plan.parameters}
     sent = sum(one.seconds for one in plan.transfers if one.value in weights)
-    far = plan.step_seconds > _CLOSE * plan.lower_bound_seconds
-    return far and sent > _PACED * plan.step_seconds
+    over = plan.step_seconds / max(plan.lower_bound_seconds, 1e-12)
+    return over > _FAR or (over > _CLOSE and sent > _PACED * plan.step_seconds)
