@@ -316,10 +316,9 @@ class Machine:
     * `arrival_skew_seconds`: mean wait for the slowest rank after `SKEWED_SECONDS` of computing; it
       grows with that time to the power `arrival_skew_power`: 0.5 for independent disturbances, 1
       where one rank is permanently slower;
-    * `charged_skew_seconds`: of every launch, for waiting; set by `simulate/time/stragglers.py`,
-      not part of machine files;
-    * `charges_hidden`: whether tables charge the hidden part of messages, too; set by the search,
-      not part of machine files;
+    * not in machine files: `charged_skew_seconds` of every launch, for waiting, which
+      `simulate/time/stragglers.py` sets; `charges_hidden`, set by a search: whether tables charge
+      the hidden part of messages, too;
     * `provenance`: whether figures are specified, assumed or measured; `measured`: when and how
       well.
     """

@@ -3,7 +3,7 @@
 Let C be the seconds of operators and of other messages, H those of messages of parameters and of
 their gradients, and o the fraction of H that operators hide. A step takes about the larger of
 C + (1 - o) H and H. A search adds up the first; where the second is larger, plans that communicate
-less are better than it says. Then a second search adds up C + H (`Machine.charges_hidden`):
+less are better than it says. Then, and where its best plan is far from its bound, a second search adds up C + H (`Machine.charges_hidden`):
 such a step takes at most that, and at least the part 1 / (1 + o) of it.
 """
 
@@ -20,8 +20,8 @@ from shardwright.machine.model import Machine
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 
 _CLOSE = 1.2  # a plan that takes at most this multiple of its bound needs no second search
-_FAR = 1.5  # one that takes more than this multiple needs one in any case
 _PACED = 0.8  # nor does one whose messages of parameters take less than this part of a step
+_FAR = 1.5  # a plan that takes more than this multiple of its bound needs one in any case
 
 Bound = Callable[[Bytes], float]  # bytes -> a lower bound of the seconds of all plans within them
 
@@ -49,7 +49,7 @@ def with_slow_networks(
         best = found.fastest_compared(limit)
     except InfeasibleError:
         return found
-    if not _is_paced(best) or not _is_paced(best := found.deepened(best, most)):
+    if not _needs_another(best) or not _needs_another(best := found.deepened(best, most)):
         return found
     other = search(replace(machine, charges_hidden=True), found.least_within)
     other = replace(other, search_seconds=found.search_seconds + other.search_seconds)
@@ -60,7 +60,7 @@ def with_slow_networks(
     return other if faster.step_seconds < best.step_seconds else found
 
 
-def _is_paced(plan: Plan) -> bool:
+def _needs_another(plan: Plan) -> bool:
     """Whether messages of parameters may decide how long a step takes, or the plan is far off."""
     weights = {one.name for one in plan.parameters}
     sent = sum(one.seconds for one in plan.transfers if one.value in weights)

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from shardwright.api import search_with as search
+from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.presets import preset
 from shardwright.planner import planner
+from shardwright.planner.slow_networks import _needs_another
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(6)
@@ -63,3 +66,16 @@ def test_the_faster_plan_of_both_searches_is_found_and_the_closer_bound(searches
 def test_a_memory_limit_that_nothing_fits_needs_no_second_search(searches):
     search(GRAPH, slowed(FAST, 100), PlanOptions.of(memory_limit="1KiB"))
     assert len(searches) == 1
+
+
+@pytest.mark.parametrize(
+    "over, sent, again",
+    [(1.1, 0.9, False), (1.3, 0.5, False), (1.3, 0.9, True), (1.6, 0.0, True)],
+)
+def test_a_plan_far_from_its_bound_or_paced_by_messages_needs_another_search(over, sent, again):
+    plan = search(GRAPH, FAST, PlanOptions.of(meshes=[Mesh.parse("dp=8")]))[0]
+    weight = plan.parameters[0].name
+    message = PlannedTransfer(weight, "", Phase.FORWARD, ("all_gather dp",), 8, sent)
+    other = replace(message, value="an activation", seconds=1.0)  # which nothing hides
+    made = replace(plan, transfers=(message, other), step_seconds=1.0, lower_bound_seconds=1 / over)
+    assert _needs_another(made) is again
