@@ -382,10 +382,7 @@ class Machine:
 
     @property
     def settles(self) -> bool:
-        """Whether all plans are ranked by their simulated steps, as on measured machines.
-
-        On presets, whose figures are less exact than sums of costs, only the best are simulated.
-        """
+        """Whether all plans are ranked by their simulated steps; on presets only the best are."""
         return self.measured is not None
 
     @property

@@ -3,8 +3,9 @@
 Let C be the seconds of operators and of other messages, H those of messages of parameters and of
 their gradients, and o the fraction of H that operators hide. A step takes about the larger of
 C + (1 - o) H and H. A search adds up the first; where the second is larger, plans that communicate
-less are better than it says. Then, and where its best plan is far from its bound, a second search adds up C + H (`Machine.charges_hidden`):
-such a step takes at most that, and at least the part 1 / (1 + o) of it.
+less are better than it says. Then, and where its best plan is far from its bound, a second search
+adds up C + H (`Machine.charges_hidden`): such a step takes at most that, and at least the part
+1 / (1 + o) of it.
 """
 
 from __future__ import annotations
