@@ -172,6 +172,7 @@ class Frontier(SearchedFrontier):
         least_within: bytes -> a lower bound of the seconds of all plans within that memory.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.
+        chosen: the fastest plans found so far, by memory limit.
         device_bytes: memory of a device for tensors, the limit where none is given.
         hints: sentences about what was not searched, and why.
     """
@@ -183,13 +184,8 @@ class Frontier(SearchedFrontier):
     def of(cls, found: ir_frontier.Frontier) -> Frontier:
         """The same frontier, whose plans have the public methods."""
         values = {field.name: getattr(found, field.name) for field in fields(found)}
-        values["plans"] = ir_frontier.Plans(found.costs, lambda i: Plan.of(found.plans[i]))
-        if isinstance(known := found.baselines, ir_frontier.Plans):
-            values["baselines"] = ir_frontier.Plans(
-                known.costs, lambda i: Plan.of(known[i]), known.names
-            )
-        else:
-            values["baselines"] = tuple(Plan.of(plan) for plan in known)
+        for name in ("plans", "baselines"):
+            values[name] = ir_frontier.Plans.mapped(values[name], Plan.of)
         return cls(**values)
 
     def fastest(self, memory_limit: str | int | None = None) -> Plan:

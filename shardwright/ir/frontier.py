@@ -120,6 +120,15 @@ class Plans(Sequence[Plan]):
         """The plans that were built, by index."""
         return tuple(self._written.items())
 
+    @classmethod
+    def mapped(cls, plans: Sequence[Plan], convert: Callable[[Plan], Plan]) -> Plans:
+        """Every plan converted on first access; those that were built already, at once."""
+        names = plans.names if isinstance(plans, Plans) else None
+        found = cls(costs_of(plans), lambda index: convert(plans[index]), names)
+        built = plans.written if isinstance(plans, Plans) else enumerate(plans)
+        found._written.update((index, convert(plan)) for index, plan in built)
+        return found
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
@@ -196,7 +205,7 @@ class Frontier:
         return self.with_excess_note(self.settled(self.fastest_compared(memory_limit)))
 
     def fastest_compared(self, memory_limit: str | int | None = None) -> Plan:
-        """The plan of `fastest` before it is settled, as `compared` gives it."""
+        """The plan of `fastest` before it is settled, as `compared` and `deepened` give it."""
         limit = self.limit(memory_limit)
         if limit is None:
             return self._fastest_of_all()
@@ -274,14 +283,24 @@ class Frontier:
             return self.plans.written
         return tuple(enumerate(self.plans))
 
-    def with_rivals(self, plan: Plan) -> Plan:
-        """`plan`, one of these, with `rivals`: the costs of the others and of the baselines."""
-        devices, own = plan.devices, self.place_of(plan)
-        costs = [cost for index, cost in enumerate(self.costs) if index != own]
-        others = tuple(Rival("", devices, seconds, peak) for seconds, peak in costs)
-        baselines = zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
-        known = tuple(Rival(name, devices, *cost) for name, cost in baselines if name != plan.name)
-        return replace(plan, rivals=(*others, *known))
+    def with_rivals(self, plan: Plan, simulated: Mapping[int, Plan] | None = None) -> Plan:
+        """`plan`, one of these, with `rivals`: the costs of the others and of the baselines.
+
+        `simulated` are plans of the frontier that were simulated, by index.
+        """
+        found, own = dict(enumerate(self.costs)), self.place_of(plan)
+        known = {i: (p.step_seconds, p.peak_bytes) for i, p in (simulated or {}).items()}
+        others = [
+            Rival("", plan.devices, *known.get(i, cost), i in known or self.is_settled)
+            for i, cost in found.items()
+            if i != own
+        ]
+        baselines = [
+            Rival(name, plan.devices, *cost, self.is_settled)
+            for name, cost in zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
+            if name != plan.name
+        ]
+        return replace(plan, rivals=(*others, *baselines))
 
     def smallest(self, memory_limit: str | int | None = None) -> Plan:
         """The plan with the least peak memory per rank (TensorOpt's mini-memory).

@@ -184,12 +184,14 @@ class Rival:
         devices: number of devices.
         step_seconds: predicted seconds of a step.
         peak_bytes: predicted peak bytes per rank.
+        is_simulated: whether both come from a simulated step, not from the tables of the search.
     """
 
     name: str
     devices: int
     step_seconds: Seconds
     peak_bytes: Bytes
+    is_simulated: bool = False
 
 
 _UNKNOWN = Seconds(0.0)

@@ -76,7 +76,7 @@ def plan_to_json(plan: Plan) -> str:
             **asdict(plan.numerics),
             "notes": list(plan.notes),
             "remarks": [_remark_row(remark) for remark in plan.remarks],
-            "rivals": [[r.name, r.devices, r.step_seconds, r.peak_bytes] for r in plan.rivals],
+            "rivals": [_rival_row(rival) for rival in plan.rivals],
             "inputs": [_input_row(given) for given in plan.inputs],
             "constants": [[key, packed_constant(value)] for key, value in plan.constants],
             "parameters": [_parameter_row(parameter) for parameter in plan.parameters],
@@ -250,10 +250,16 @@ def _remark(row: list[Any]) -> Remark:
     return Remark(RemarkKind(kind), _is(what, str), _is(text, str), ops, _size(count))
 
 
+def _rival_row(rival: Rival) -> list[Any]:
+    row = [rival.name, rival.devices, rival.step_seconds, rival.peak_bytes]
+    return [*row, *([True] if rival.is_simulated else [])]
+
+
 def _rival(row: list[Any]) -> Rival:
-    name, devices, seconds, size = row
-    times = Seconds(_number(seconds))
-    return Rival(_is(name, str), _at_least_one(devices), times, Bytes(_size(size)))
+    name, devices, seconds, size, *simulated = row
+    times, simulated = Seconds(_number(seconds)), [_is(one, bool) for one in simulated]
+    found = Rival(_is(name, str), _at_least_one(devices), times, Bytes(_size(size)), *simulated)
+    return found
 
 
 def _input_row(given: InputSpec) -> list[Any]:

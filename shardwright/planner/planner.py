@@ -373,7 +373,11 @@ def _frontier_of(
         least=lambda index: kept[index].least,
         least_of_baseline=lambda index: shown[index].least,
         off_frontier=OffFrontierPlans(
-            every, write, refinement.compared, adds_up=not loop.machine.settles
+            every,
+            write,
+            refinement.compared,
+            refinement.deepened,
+            adds_up=not loop.machine.settles,
         ).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,

@@ -45,17 +45,16 @@ def with_slow_networks(
     found = search(machine, lambda _peak: 0.0)
     if not machine.most_overlap:
         return found
-    most = found.limit(limit)
     try:
         best = found.fastest_compared(limit)
     except InfeasibleError:
         return found
-    if not _needs_another(best) or not _needs_another(best := found.deepened(best, most)):
+    if not _needs_another(best):
         return found
     other = search(replace(machine, charges_hidden=True), found.least_within)
     other = replace(other, search_seconds=found.search_seconds + other.search_seconds)
     try:
-        faster = other.deepened(other.fastest_compared(limit), most)
+        faster = other.fastest_compared(limit)
     except InfeasibleError:
         return found
     return other if faster.step_seconds < best.step_seconds else found

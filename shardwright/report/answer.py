@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import TypeVar
 
-from shardwright.ir.frontier import Frontier, undominated
+from shardwright.ir.frontier import undominated
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
 from shardwright.planner.audit.avoidable import NOTHING, Avoidable
 from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
 from shardwright.report.headline import headline
+from shardwright.report.other_plans import ALTERNATIVES, OtherPlans, spread
 from shardwright.report.summary import split_along
 from shardwright.report.text.explain import gap
 from shardwright.report.units import milliseconds, size
@@ -22,12 +22,7 @@ from shardwright.report.units import milliseconds, size
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
 _PACED = 0.1  # of the step: less of the host is not named
-_ALTERNATIVES = 5
-_SLOWEST = 2.5  # times the step of the chosen plan
-_TRIED = 7  # simulated plans, of which the alternatives are the best
 _STRATEGY = 76  # columns of a strategy in the table
-
-T = TypeVar("T")
 
 
 def answer_lines(
@@ -40,7 +35,7 @@ def answer_lines(
 
     Args:
         plan: the chosen plan.
-        costs: seconds and bytes of the plans among which it was chosen, fastest first.
+        costs: simulated seconds and bytes of other plans.
         limit: bytes per rank; None is no limit.
         avoidable: time that a faster host, or an update in one kernel, would save.
     """
@@ -55,44 +50,21 @@ def answer_lines(
     yield "optimum", gap(plan)
 
 
-def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]:
+def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
     """A table of other plans that fit, with simulated time and memory, fastest first.
 
-    Plans that take several times as long are left out. Empty if no other plan fits.
+    `listed` is the number of plans and baselines that were found. Empty if no other plan fits.
     """
-    place = frontier.place_of(plan)
-    fitting = [
-        index
-        for index, (seconds, peak) in enumerate(frontier.costs)
-        if index != place and (limit is None or peak <= limit)
-        if seconds <= _SLOWEST * plan.step_seconds
-    ]
-    if not fitting:
+    if not others.fitting:
         return []
-    tried = _spread(fitting, _ALTERNATIVES)
-    plans = [frontier.compared(frontier[index]) for index in tried]
-    if all(one.timeline is None for one in plans):  # simulated by few layers, which is quick
-        others = (index for index in _spread(fitting, _TRIED) if index not in tried)
-        plans += [frontier.compared(frontier[index]) for index in others]
-    fit = [one for one in plans if limit is None or one.peak_bytes <= limit]
-    if not fit:
-        return []
-    shown = _spread(undominated(fit), _ALTERNATIVES)
+    shown = spread(undominated(others.fitting.values()), ALTERNATIVES)
     rows = [
         f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one, before)}"
         for before, one in pairwise((plan, *shown))
     ]
-    hidden = len(frontier) + len(frontier.baselines) - len(shown) - (place is not None)
+    hidden = listed - len(shown)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
-
-
-def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of these, evenly spaced, with both ends."""
-    if len(items) <= most:
-        return list(items)
-    part = (len(items) - 1) / (most - 1)
-    return [items[round(i * part)] for i in range(most)]
 
 
 def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -183,11 +155,11 @@ def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | No
     """The times of faster plans that need more memory; empty if none is."""
     if limit is None:
         return ""
-    faster = [
+    faster = sorted(
         (seconds, peak)
         for seconds, peak in costs
         if peak > limit and seconds < (1 - _LEAST) * plan.step_seconds
-    ]
+    )
     if not faster:
         return ""
     chosen = dict.fromkeys((faster[-1], faster[0]))

@@ -98,9 +98,10 @@ def page(
     """The whole page as text.
 
     `plans` are its points; the plan at index `chosen` is shown first. Plans of the search that are
-    only known from a plan file are hollow points. `timeline` is a measured step, or one simulated
-    elsewhere, shown below the chosen plan's own. `memory_limit`, in bytes per rank, is drawn as a
-    line. Raises `ImportError` if the template engine or the library is not installed.
+    only known from a plan file are hollow points, faint where nothing simulated them. `timeline` is
+    a measured step, or one simulated elsewhere, shown below the chosen plan's own. `memory_limit`,
+    in bytes per rank, is drawn as a line. Raises `ImportError` if the template engine or the
+    library is not installed.
     """
     if not plans:
         raise ValueError("a report needs at least one plan")
@@ -244,12 +245,13 @@ def _node(node: ModuleRow[_Row]) -> dict[str, Any]:
 
 
 def _costs(plans: Sequence[Plan]) -> dict[int, list[tuple[float, int]]]:
-    """Seconds and bytes of all known plans by number of devices, fastest first."""
+    """Seconds and bytes of all simulated plans by number of devices, fastest first."""
     found: defaultdict[int, set[tuple[float, int]]] = defaultdict(set)
     for plan in plans:
         found[plan.devices].add((plan.step_seconds, plan.peak_bytes))
         for rival in plan.rivals:
-            found[rival.devices].add((rival.step_seconds, rival.peak_bytes))
+            if rival.is_simulated:
+                found[rival.devices].add((rival.step_seconds, rival.peak_bytes))
     return {devices: sorted(costs) for devices, costs in found.items()}
 
 
@@ -271,7 +273,5 @@ def _differences(plans: Sequence[Shown]) -> list[list[str]]:
 def _rivals(plans: Sequence[Plan]) -> list[list[Any]]:
     """Points of the plans' frontiers that are not among the plans."""
     own = {(p.devices, p.step_seconds, p.peak_bytes) for p in plans}
-    found = {
-        (r.devices, r.step_seconds, r.peak_bytes): r.name for plan in plans for r in plan.rivals
-    }
-    return [[name, *key] for key, name in found.items() if key not in own]
+    found = {(r.devices, r.step_seconds, r.peak_bytes): r for plan in plans for r in plan.rivals}
+    return [[r.name, *key, r.is_simulated] for key, r in found.items() if key not in own]

@@ -24,6 +24,7 @@ from shardwright.report import plan_json
 from shardwright.report.answer import alternatives, answer_lines
 from shardwright.report.choice import fit, why
 from shardwright.report.headline import headline
+from shardwright.report.other_plans import OtherPlans, other_plans
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
 from shardwright.report.text.explain import WIDTH
@@ -99,13 +100,14 @@ def command(
         faster_in_bf16=known.device.faster_in_bf16,
     )
     found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
+    others = other_plans(found.plan, found.frontier, limit)
     if output:
-        save_plan(found.frontier.with_rivals(found.plan), output)
+        save_plan(found.frontier.with_rivals(found.plan, others.simulated), output)
     offered = None
     if framework is not None:
         offered = plan_config.config_for(found.plan, captured, known, framework, limit)
     if as_json:
-        shown = content(found, captured, output)
+        shown = content(found, captured, others, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
     searched = planning.searches_pipelines(known, wanted, found.plan)
@@ -113,7 +115,7 @@ def command(
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
-        print_answer(found, limit, planning.avoidable(captured, known, found))
+        print_answer(found, others, limit, planning.avoidable(captured, known, found))
     if output:
         click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
     elif not config["whole"]:
@@ -124,7 +126,7 @@ def command(
 
 
 def content(
-    found: Choice, captured: planning.CapturedTarget, output: str | None
+    found: Choice, captured: planning.CapturedTarget, others: OtherPlans, output: str | None
 ) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
     frontier = found.frontier
@@ -133,7 +135,7 @@ def content(
         "capture_seconds": captured.seconds,
         "search_seconds": frontier.search_seconds,
         "uniform": _uniform(found.preferred),
-        **plan_json.whole(frontier.with_rivals(found.plan), output),
+        **plan_json.whole(frontier.with_rivals(found.plan, others.simulated), output),
     }
 
 
@@ -167,13 +169,17 @@ def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines
     click.echo(f"{wrapped(text)}\n{wrapped(precision)}\n")
 
 
-def print_answer(found: Choice, limit: int | None, avoidable: Avoidable) -> None:
+def print_answer(
+    found: Choice, others: OtherPlans, limit: int | None, avoidable: Avoidable
+) -> None:
     """Print speed, memory, limits, what would help, and other plans that fit; notes in short."""
     plan = found.plan
-    for name, text in answer_lines(plan, found.frontier.costs, limit, avoidable):
+    for name, text in answer_lines(plan, others.costs, limit, avoidable):
         line = f"{name:<{_LABEL}}{text}"
         click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * _LABEL))
-    click.echo("\n".join(["", *alternatives(plan, found.frontier, limit)]))
+    unlisted = found.frontier.place_of(plan) is None
+    listed = len(found.frontier) + len(found.frontier.baselines) - (not unlisted)
+    click.echo("\n".join(["", *alternatives(plan, others, listed)]))
     for line in notes.short(plan):
         click.echo(wrapped(line))
     for note in plan.notes:

@@ -24,6 +24,7 @@ from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.planner.memory_limits import limit_on
+from shardwright.report.other_plans import other_plans
 from shardwright.report.summary import summary
 from shardwright.train.targets.target_text import Target
 
@@ -141,7 +142,8 @@ def _planned(
         limit = limit_on(known, wanted.memory_limit)
         searched = planning.searches_pipelines(known, wanted, chosen)
         print_verdict(choice, limit, captured.precision, pipelines=searched)
-        print_answer(choice, limit, planning.avoidable(captured, known, choice))
+        others = other_plans(chosen, choice.frontier, limit)
+        print_answer(choice, others, limit, planning.avoidable(captured, known, choice))
     return chosen
 
 

@@ -17,6 +17,7 @@ from shardwright.machine.model import Machine
 from shardwright.report.answer import answer_lines, speed_of
 from shardwright.report.choice import fit
 from shardwright.report.headline import headline
+from shardwright.report.other_plans import other_plans
 from shardwright.report.page import Shown
 from shardwright.train.targets.target_text import Target
 
@@ -60,18 +61,20 @@ class Explorer:
         captured = self._captured(target)
         found = planning.choose(captured, machine, "time", options)
         plan = found.plan
+        others = other_plans(plan, found.frontier, values["memory"])
         rate, word = speed_of(plan)
         content = {
             "verdict": fit(plan, values["memory"]),
             "strategy": headline(plan),
             "notes": [note for note in (str(found.preferred or ""), captured.precision) if note],
-            "answer": list(answer_lines(plan, found.frontier.costs, values["memory"])),
+            "answer": list(answer_lines(plan, others.costs, values["memory"])),
             "seconds": plan.step_seconds,
             "bytes": plan.peak_bytes,
             "rate": rate,
             "unit": f"{word}/s",
         }
-        return Explored(found.frontier.with_rivals(plan), values["memory"], content)
+        shown = found.frontier.with_rivals(plan, others.simulated)
+        return Explored(shown, values["memory"], content)
 
     def _captured(self, target: Target) -> planning.CapturedTarget:
         if target not in self._graphs:

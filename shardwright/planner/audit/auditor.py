@@ -208,7 +208,7 @@ class Auditor:
             best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         except InfeasibleError:
             return None
-        found = Priced(Strategy.parse(best.name), self._deepened(like, best))
+        found = Priced(Strategy.parse(best.name), best)
         if not like.async_tp or not (hiding := found.strategy.switched_on("async_tp")).async_tp:
             return found
         compared = form.refinement.compared(self.unsettled(hiding))
@@ -232,8 +232,8 @@ class Auditor:
             return None
         found: list[Plan] = []
         with suppress(InfeasibleError):
-            best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
-            found.append(self._deepened(like, best))
+            limit = UNLIMITED if self.limit is None else self.limit
+            found.append(frontier.fastest_compared(limit))
         with suppress(StrategyError):
             found.append(self.price(like).plan)
         fitting = (one for one in found if self.fits(one.peak_bytes))

@@ -41,8 +41,9 @@ from shardwright.simulate.time.step_seconds import step_seconds
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
 # Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
-# each side of a gap: three where what is in flight from other layers ends two layers away.
-_WAYS = (Remaining(1, 2), Remaining(1, 3), Remaining(2, 2))
+# each side of a gap: three where what is in flight from other layers ends two layers away, four
+# where many buckets are gathered ahead.
+_WAYS = (Remaining(1, 2), Remaining(1, 3), Remaining(1, 4), Remaining(2, 2))
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 

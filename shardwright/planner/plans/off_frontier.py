@@ -67,6 +67,7 @@ class OffFrontierPlans:
         candidates: Iterable[Candidate],
         write: Callable[[Candidate], Plan],
         compare: Callable[[Plan], Plan],
+        deepen: Callable[[Plan, Bytes | None], Plan],
         *,
         adds_up: bool = False,
     ) -> None:
@@ -77,7 +78,8 @@ class OffFrontierPlans:
             (again, sorted(found, key=lambda one: one.cost))
             for (_, again), found in by_search.items()
         ]
-        self._write, self._compare, self._adds_up = write, compare, adds_up
+        self._write, self._adds_up = write, adds_up
+        self._compare, self._deepen = compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
@@ -116,9 +118,11 @@ class OffFrontierPlans:
             _, number, candidate = heapq.heappop(queue)
             plan = self._written(candidate)
             compared = self._compare(plan)
-            if compared.peak_bytes <= limit and compared.step_seconds < enough:
-                best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
             groups[number].share = compared.peak_bytes / candidate.peak
+            if compared.peak_bytes <= limit:
+                compared = self._deepen(compared, limit)
+                if compared.step_seconds < enough:
+                    best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
             groups[number].slower = compared.step_seconds / plan.step_seconds
             offer(number)
         return best

@@ -67,6 +67,8 @@ class Refinement:
         self._remembered: dict[int, tuple[Plan, Plan]] = {}  # plans with their memory
         self._worst: dict[int, tuple[Plan, RankPeak]] = {}  # of plans that were compared
         self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
+        # Plans with another number of buckets ahead, by the id of the given plan.
+        self._deeper: dict[tuple[int, int], tuple[Plan, Plan]] = {}
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -225,7 +227,10 @@ class Refinement:
         for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
             if ahead <= given.ahead:
                 continue
-            deeper = self.compared(replace(given, ahead=ahead, memory=None, timeline=None))
+            if (id(given), ahead) not in self._deeper:
+                plain = replace(given, ahead=ahead, memory=None, timeline=None)
+                self._deeper[id(given), ahead] = given, plain
+            deeper = self.compared(self._deeper[id(given), ahead][1])
             if limit is not None and deeper.peak_bytes > limit:
                 break
             found.append(deeper)

@@ -13,6 +13,7 @@ from shardwright.ir.plan import Plan
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
+_AHEAD = 4  # buckets in flight with which the time of a plan is about its least
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
@@ -48,7 +49,8 @@ class SearchedFrontier(Frontier):
       plan that is chosen of the others;
     * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
-      shows them.
+      shows them;
+    * `chosen`: the fastest plans found so far, by memory limit; copies of a frontier share them.
     """
 
     settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
@@ -63,6 +65,7 @@ class SearchedFrontier(Frontier):
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     chooses_baselines: bool = True
+    chosen: dict[Bytes | None, Plan | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_settled(self) -> bool:
@@ -127,6 +130,7 @@ class SearchedFrontier(Frontier):
             least=None,
             least_of_baseline=None,
             pipelines=(),
+            chosen={},
         )
 
     def _shown(self, plan: Plan) -> Plan:
@@ -138,6 +142,11 @@ class SearchedFrontier(Frontier):
 
         A simulation takes up to a second, so few plans are simulated.
         """
+        if limit not in self.chosen:
+            self.chosen[limit] = self._found_fitting(limit)
+        return self.chosen[limit]
+
+    def _found_fitting(self, limit: Bytes) -> Plan | None:
         index, share = self._fastest_listed(limit)
         found = self._best_from(index, limit) if index is not None else None
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
@@ -151,8 +160,10 @@ class SearchedFrontier(Frontier):
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
-        found = self._best_from(0, None)
-        best = self._or_pipeline(self._best_of_baselines(found, self.costs[0][0], None), None)
+        if None not in self.chosen:
+            found = self._best_of_baselines(self._best_from(0, None), self.costs[0][0], None)
+            self.chosen[None] = self._or_pipeline(found, None)
+        best = self.chosen[None]
         assert best is not None
         return best
 
@@ -161,15 +172,22 @@ class SearchedFrontier(Frontier):
 
         Operators hide messages only in part, so the order of additive times is not that of steps.
         """
-        best = self.compared(self.plans[first])
+        best = self.deepened(self.compared(self.plans[first]), limit)
         most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
         for index in range(first + 1, min(first + most, len(self.plans))):
             if self.costs[index][0] >= best.step_seconds:
                 break
-            if self._seconds(self.plans[index]) < best.step_seconds:
-                other = self.compared(self.plans[index])
-                best = other if limit is None or other.peak_bytes <= limit else best
+            plan = self.plans[index]
+            if self._seconds(_as_far_ahead(plan, best)) < best.step_seconds:
+                other = self._fitting(plan, limit)
+                if other is not None and other.step_seconds < best.step_seconds:
+                    best = other
         return best
+
+    def _fitting(self, plan: Plan, limit: Bytes | None) -> Plan | None:
+        """`plan`, compared, with as many buckets ahead as make it faster; None if too large."""
+        found = self.compared(plan)
+        return self.deepened(found, limit) if limit is None or found.peak_bytes <= limit else None
 
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
@@ -187,13 +205,13 @@ class SearchedFrontier(Frontier):
         times = []
         for index, known in enumerate(self._near(about, limit)):
             if self.least_seconds is None or self.least_seconds(known) < most:
-                times.append((self._seconds(known), index, known))
+                alike = known if found is None else _as_far_ahead(known, found)
+                times.append((self._seconds(alike), index, known))
         for time, _, known in sorted(times, key=lambda one: one[:2]):
             if time >= most:
                 break
-            compared = self.compared(known)
-            fits = limit is None or compared.peak_bytes <= limit
-            if fits and compared.step_seconds < most:
+            compared = self._fitting(known, limit)
+            if compared is not None and compared.step_seconds < most:
                 return compared
         return found
 
@@ -278,3 +296,11 @@ class SearchedFrontier(Frontier):
                 shares[group] = min(shares.get(group, math.inf), found.peak_bytes / most)
                 best = min(found, best, key=lambda one: one.peak_bytes)
         return best
+
+
+def _as_far_ahead(plan: Plan, other: Plan) -> Plan:
+    """`plan` with at least as many buckets of parameters in flight as `other`, but for stages."""
+    ahead = max(other.ahead, _AHEAD)
+    if ahead <= plan.ahead or plan.stages > 1 or other.stages > 1:
+        return plan
+    return replace(plan, ahead=ahead)

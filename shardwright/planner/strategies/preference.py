@@ -77,13 +77,10 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
     """The same, compared."""
-    limit = frontier.limit(memory_limit)
-    fastest = frontier.deepened(frontier.fastest_compared(memory_limit), limit)
+    fastest = frontier.fastest_compared(memory_limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)
     uniform = _best_fitting(frontier, memory_limit)
-    if uniform is not None:
-        uniform = frontier.deepened(uniform, limit)
     found = Preferred(fastest, fastest, uniform)
     if uniform is None or found.gain is None or found.gain > NEAR:
         return found
@@ -103,7 +100,9 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
         if best is not None and costs[index][0] >= best.step_seconds:
             break
         one = frontier.compared(frontier.baselines[index])
-        fits = limit is None or one.peak_bytes <= limit
-        if fits and (best is None or one.step_seconds < best.step_seconds):
+        if limit is not None and one.peak_bytes > limit:
+            continue
+        one = frontier.deepened(one, limit)
+        if best is None or one.step_seconds < best.step_seconds:
             best = one
     return best

@@ -21,8 +21,10 @@ from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
 _SHOWN = 12  # the most listed plans of a long frontier
-SETTLED = "memory/rank is followed tensor by tensor; plans marked <= need at most what is listed"
-_AT_MOST = "<= "
+SETTLED = (
+    "plans marked ~ and <= are not settled: they may take longer, and need no more than listed"
+)
+_ABOUT, _AT_MOST = "~ ", "<= "
 _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
 
 
@@ -85,12 +87,12 @@ def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
 
 
 def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterator[str]:
-    """Cells of a row; memory that is an upper bound, because it was not simulated, is marked."""
+    """Cells of a row; time and memory that were not simulated are marked."""
     parts = StepParts.of(plan)
+    settled = plan.memory is not None or not loose
     yield mark
-    yield milliseconds(plan.step_seconds)
-    settled = plan.memory is not None
-    yield size(plan.peak_bytes) if settled or not loose else _AT_MOST + size(plan.peak_bytes)
+    yield _ABOUT * (not settled) + milliseconds(plan.step_seconds)
+    yield _AT_MOST * (not settled) + size(plan.peak_bytes)
     yield milliseconds(parts.compute)
     yield milliseconds(parts.communication)
     yield strategy

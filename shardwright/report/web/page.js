@@ -57,7 +57,7 @@ const drawn = (async () => {
   const SLOW = 3;
   let everything = false; // outliers are drawn, too
   const within = (bytes) => !data.memory_limit || bytes <= data.memory_limit;
-  const costs = [...data.plans.map((p) => [p.devices, p.seconds, p.bytes]), ...data.rivals.map(([, ...cost]) => cost)];
+  const costs = [...data.plans.map((p) => [p.devices, p.seconds, p.bytes]), ...data.rivals.map((r) => r.slice(1, 4))];
   const fastest = new Map(deviceCounts.map((devices) => [devices,
     Math.min(...costs.filter(([count, , bytes]) => count === devices && within(bytes)).map(([, seconds]) => seconds))]));
   const someFit = [...fastest.values()].some(Number.isFinite);
@@ -91,15 +91,17 @@ const drawn = (async () => {
           },
         });
       }
-      const others = data.rivals.filter(([, ...cost]) => cost[0] === devices && isDrawn(...cost));
-      for (const [name, known, symbol] of [[`${label}, no file`, false, "circle-open"], [`${label}, baselines, no file`, true, "diamond-open"]]) {
-        const points = others.filter((r) => Boolean(r[0]) === known);
+      const others = data.rivals.filter(([, count, seconds, bytes]) => count === devices && isDrawn(count, seconds, bytes));
+      const kinds = [["no file", false, true], ["by tables", false, false], ["baselines, no file", true, true], ["baselines, by tables", true, false]];
+      for (const [kind, known, simulated] of kinds) {
+        const points = others.filter((r) => Boolean(r[0]) === known && r[4] === simulated);
+        const source = simulated ? "" : "<br>by tables, which leave out what messages and operators wait for each other";
         if (points.length) found.push({
-          name, type: "scatter", mode: "markers",
+          name: `${label}, ${kind}`, type: "scatter", mode: "markers", opacity: simulated ? 1 : 0.45,
           x: points.map((r) => r[3] / 2 ** power), y: points.map((r) => r[2] * 1e3), customdata: points.map(() => -1),
-          text: points.map((r) => hover(known ? r[0] : "on the frontier", "", r[1], r[2], r[3], known ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`)),
+          text: points.map((r) => hover(known ? r[0] : "on the frontier", "", r[1], r[2], r[3], known ? "a baseline" : `plan again with --memory-limit ${r[3]} to get it`) + source),
           hovertemplate: "%{text}<extra></extra>",
-          marker: { symbol, color: shade, size: 8 },
+          marker: { symbol: known ? "diamond-open" : "circle-open", color: shade, size: 8 },
         });
       }
     }

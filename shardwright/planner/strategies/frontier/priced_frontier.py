@@ -336,9 +336,15 @@ def frontier_of(
         search_seconds=time.perf_counter() - start,
         settle=refinement.settled,
         compare=refinement.compared,
+        seconds=refinement.seconds,
+        deepen=refinement.deepened,
         least=lambda place: kept[place].least,
         off_frontier=OffFrontierPlans(
-            found, write, refinement.compared, adds_up=not machine.settles
+            found,
+            write,
+            refinement.compared,
+            refinement.deepened,
+            adds_up=not machine.settles,
         ).faster,
         device_bytes=Bytes(machine.device.usable_bytes),
     )

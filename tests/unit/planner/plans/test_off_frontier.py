@@ -38,6 +38,10 @@ class Made:
         return min(self.peak, self.least) <= limit
 
 
+def as_it_is(plan, _limit):
+    return plan
+
+
 def off_frontier(*made):
     """The candidates, and a list of those that are settled, in order."""
     by_seconds = {one.seconds: one for one in made}
@@ -50,7 +54,7 @@ def off_frontier(*made):
         settled.append(plan.step_seconds)
         return replace(plan, peak_bytes=by_seconds[plan.step_seconds].needs)
 
-    return OffFrontierPlans(cast(list[Candidate], list(made)), write, settle), settled
+    return OffFrontierPlans(cast(list[Candidate], list(made)), write, settle, as_it_is), settled
 
 
 A = (Made("a", 1.0, 50, 90), Made("a", 1.2, 40, 72), Made("a", 1.5, 30, 54))
@@ -70,6 +74,24 @@ def test_what_one_plan_of_a_mesh_needs_tells_of_the_others():
     others, settled = off_frontier(*A, *B)
     others.faster(Bytes(70), Seconds(math.inf), 1.0)
     assert settled == [1.0, 1.3]  # 1.2 is likely to need 72, as 1.0 needs 1.8 times what it adds up
+
+
+def test_plans_that_fit_are_compared_with_their_own_prefetch():
+    def deepen(plan, limit):
+        deeper = {1.1: 0.9, 1.2: 0.8}[plan.step_seconds]
+        return replace(plan, step_seconds=Seconds(deeper), peak_bytes=limit)
+
+    made = cast(list[Candidate], [Made("a", 1.0, 90, 90), Made("b", 1.1, 60, 60)])
+    made += cast(list[Candidate], [Made("c", 1.2, 60, 60)])
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.needs)
+
+    others = OffFrontierPlans(made, write, lambda plan: plan, deepen)
+    found = others.faster(Bytes(70), Seconds(1.15), 0.7)
+    assert found is not None
+    # That at 1.2 is not looked at: it is no faster than 1.15 by the tables.
+    assert (found.step_seconds, found.peak_bytes) == (0.9, 70)
 
 
 def test_only_plans_that_are_clearly_faster_are_looked_at():
@@ -100,7 +122,7 @@ def test_plans_whose_seconds_are_known_are_written_to_be_simulated_only():
 
     meshes = cast(list[Candidate], [Made(str(i), 1 + i, 50, 50) for i in range(20)])
     for adds_up, seconds in ((False, [1 + i for i in range(20)]), (True, [1])):
-        others = OffFrontierPlans(meshes, write, lambda plan: plan, adds_up=adds_up)
+        others = OffFrontierPlans(meshes, write, lambda plan: plan, as_it_is, adds_up=adds_up)
         found = others.faster(Bytes(70), Seconds(math.inf), 1.0)
         assert found is not None and found.step_seconds == 1
         assert written == seconds
@@ -140,6 +162,7 @@ def test_a_frontier_asks_the_others_only_where_its_fastest_does_not_fit():
         front.fastest(53)
     assert asked[1:] == [(53, math.inf, 1.0)]
     faster = replace(simple(), step_seconds=1.3)
+    front = frontier_of(A, others)  # which keeps what it found
     assert front.fastest(60) is faster
     assert front.fastest(53) is faster
 

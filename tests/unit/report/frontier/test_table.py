@@ -71,5 +71,5 @@ def test_memory_that_is_settled_is_told_from_what_adds_up():
     assert SETTLED not in frontier_text(settled, settled[1])
     text = frontier_text(SearchedFrontier(settled.plans, settle=lambda plan: plan), settled[1])
     assert text.endswith(SETTLED)
-    assert "<= 300 MiB" in text
+    assert "<= 300 MiB" in text and "~ " in text
     assert len(SETTLED) <= PLAIN_WIDTH

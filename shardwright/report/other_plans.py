@@ -1,0 +1,91 @@
+"""Simulates the plans of a search that are shown beside the chosen one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.plan import Plan
+
+ALTERNATIVES = 5
+_TRIED = 7  # simulated plans, of which the alternatives are the best
+_SLOWEST = 2.5  # times the step of the chosen plan
+_LARGEST = 2.5  # times the limit: plans that need more memory are no help
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPlans:
+    """Simulated plans of a frontier, by their index on it.
+
+    Attributes:
+        fitting: plans that fit into the memory limit; all of them without a limit.
+        larger: plans that need more.
+    """
+
+    fitting: Mapping[int, Plan]
+    larger: Mapping[int, Plan]
+
+    @property
+    def simulated(self) -> dict[int, Plan]:
+        """All of them."""
+        return {**self.fitting, **self.larger}
+
+    @property
+    def costs(self) -> list[tuple[float, int]]:
+        """Seconds and bytes of all of them."""
+        return [(one.step_seconds, one.peak_bytes) for one in self.simulated.values()]
+
+
+def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans:
+    """Simulate a few plans of a frontier: some that fit, and two faster ones that need more memory.
+
+    They gather as many buckets of parameters ahead as `plan`, the chosen one, where they fit so.
+    Plans that take several times as long are left out, and those that need several times `limit`,
+    in bytes per rank.
+    """
+    place = frontier.place_of(plan)
+    costs = [(i, *cost) for i, cost in enumerate(frontier.costs) if i != place]
+    fitting = [
+        index
+        for index, seconds, peak in costs
+        if (limit is None or peak <= limit) and seconds <= _SLOWEST * plan.step_seconds
+    ]
+    faster = [
+        index
+        for index, seconds, peak in costs
+        if limit is not None and limit < peak <= _LARGEST * limit and seconds < plan.step_seconds
+    ]
+    tried = spread(fitting, ALTERNATIVES)
+    found = {index: _as_far_ahead(plan, frontier[index], frontier, limit) for index in tried}
+    if all(one.timeline is None for one in found.values()):  # by few layers, which is quick
+        for index in spread(fitting, _TRIED):
+            if index not in found:
+                found[index] = _as_far_ahead(plan, frontier[index], frontier, limit)
+    for index in spread(faster, 2):
+        found[index] = _as_far_ahead(plan, frontier[index], frontier, None)
+    fits = {i: limit is None or one.peak_bytes <= limit for i, one in found.items()}
+    return OtherPlans(
+        {i: one for i, one in found.items() if fits[i]},
+        {i: one for i, one in found.items() if not fits[i]},
+    )
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of these, evenly spaced, with both ends."""
+    if len(items) <= most:
+        return list(items)
+    part = (len(items) - 1) / (most - 1)
+    return [items[round(i * part)] for i in range(most)]
+
+
+def _as_far_ahead(chosen: Plan, plan: Plan, frontier: Frontier, limit: int | None) -> Plan:
+    """`plan`, compared, with as many buckets of parameters ahead as `chosen` where it fits so."""
+    if chosen.ahead > plan.ahead and plan.stages == 1:
+        deeper = frontier.compared(replace(plan, ahead=chosen.ahead, timeline=None))
+        if limit is None or deeper.peak_bytes <= limit:
+            return deeper
+    return frontier.compared(plan)
