@@ -30,6 +30,7 @@ from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional
 from shardwright.tracing.decompose.canonical import canonical
 from shardwright.tracing.decompose.constant_masks import without_constant_masks
+from shardwright.tracing.decompose.joined_slices import with_joined_slices
 from shardwright.tracing.decompose.mixtures import with_mixtures
 from shardwright.tracing.export.export import FlatCall
 from shardwright.tracing.export.kernels import UNIFORM
@@ -105,7 +106,9 @@ def build(
         numerics=numerics,
     )
     graph, names = renumbered(
-        _without_dead_code(with_mixtures(canonical(without_constant_masks(graph))))
+        _without_dead_code(
+            with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
+        )
     )
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)

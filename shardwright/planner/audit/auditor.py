@@ -22,13 +22,13 @@ from shardwright.planner.audit.changes import StrategyChange, single_changes
 from shardwright.planner.audit.loss_forms import PricedForms
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.planner.gc_pause import paused
+from shardwright.planner.plans.searched_frontier import LEAST_SHARE
 from shardwright.planner.strategies.expansion import marked
 from shardwright.planner.strategies.form import recipe_for
 from shardwright.planner.strategies.frontier.priced_frontier import Progress, strategies_of
 
 _SAME = 1e-3  # relative differences of step time and memory below this are ignored
 _GAIN = 5e-3  # of a step's time: single changes that save less are not simulated
-_LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _SIMULATED = 6  # single changes, at most
 _SIMULATED_FIELDS = ("offload", "async_tp")  # which change no table
 _ROUNDS = 8  # the most single changes that are applied one after the other
@@ -134,7 +134,7 @@ class Auditor:
         wanted = [
             one
             for one in found
-            if self.fits(int(_LEAST_SHARE * (base.plan.peak_bytes + one.bytes)))
+            if self.fits(int(LEAST_SHARE * (base.plan.peak_bytes + one.bytes)))
             and (one.gain > least or (tight and one.bytes < 0))
         ]
         simulated = {

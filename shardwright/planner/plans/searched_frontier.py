@@ -14,6 +14,7 @@ _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
 _AHEAD = 4  # buckets in flight with which the time of a plan is about its least
+LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 Deepen = Callable[[Plan, Bytes | None], Plan]
@@ -178,16 +179,23 @@ class SearchedFrontier(Frontier):
             if self.costs[index][0] >= best.step_seconds:
                 break
             plan = self.plans[index]
-            if self._seconds(_as_far_ahead(plan, best)) < best.step_seconds:
+            if self._may_be_faster(plan, best):
                 other = self._fitting(plan, limit)
                 if other is not None and other.step_seconds < best.step_seconds:
                     best = other
         return best
 
+    def _may_be_faster(self, plan: Plan, best: Plan) -> bool:
+        """Whether `plan` is faster than `best` with as many buckets ahead."""
+        if self.least_seconds is not None and self.least_seconds(plan) >= best.step_seconds:
+            return False
+        return self._seconds(_as_far_ahead(plan, best)) < best.step_seconds
+
     def _fitting(self, plan: Plan, limit: Bytes | None) -> Plan | None:
         """`plan`, compared, with as many buckets ahead as make it faster; None if too large."""
-        found = self.compared(plan)
-        return self.deepened(found, limit) if limit is None or found.peak_bytes <= limit else None
+        if limit is not None and self.simulated_peak(plan) > limit:
+            return None
+        return self.deepened(self.compared(plan), limit)
 
     def _best_of_baselines(
         self, found: Plan | None, seconds: Seconds, limit: Bytes | None
@@ -216,13 +224,14 @@ class SearchedFrontier(Frontier):
         return found
 
     def _near(self, seconds: Seconds, limit: Bytes | None) -> Iterator[Plan]:
-        """Baselines of at most `seconds`, without those that surely exceed `limit`.
+        """Baselines of at most `seconds`, without those that exceed `limit`.
 
         Only these are built.
         """
         both = zip(names_of(self.baselines), costs_of(self.baselines), strict=True)
-        for index, (name, (time, _)) in enumerate(both):
-            if time > seconds or name in self.broken:
+        for index, (name, (time, most)) in enumerate(both):
+            too_large = limit is not None and LEAST_SHARE * most > limit
+            if time > seconds or name in self.broken or too_large:
                 continue
             least = 0 if self.least_of_baseline is None else self.least_of_baseline(index)
             if limit is None or least <= limit:
