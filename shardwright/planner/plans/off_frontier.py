@@ -18,7 +18,8 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
 
-_TRIES = 8  # the most plans that are simulated
+_TRIES = 24  # the most plans that are simulated by few layers
+_WHOLE = 3  # as many tries is one that no few layers stand for
 _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 
 
@@ -92,7 +93,7 @@ class OffFrontierPlans:
                 updated for each mesh.
 
         Returns:
-            The plan, or None if none is found within `_TRIES` simulations.
+            The plan, or None if none is found within `_TRIES`.
         """
         best: Plan | None = None
         enough = Seconds(than / (1 + _GAIN))
@@ -110,7 +111,8 @@ class OffFrontierPlans:
 
         for number in range(len(groups)):
             offer(number)
-        for _ in range(_TRIES):
+        tried = 0
+        while tried < _TRIES:
             while queue and queue[0][0] >= enough:
                 heapq.heappop(queue)
             if not queue:
@@ -118,6 +120,7 @@ class OffFrontierPlans:
             _, number, candidate = heapq.heappop(queue)
             plan = self._written(candidate)
             compared = self._compare(plan)
+            tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
             if compared.peak_bytes <= limit:
                 compared = self._deepen(compared, limit)

@@ -11,6 +11,7 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
+from shardwright.ir.timeline import Timeline
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
@@ -42,7 +43,7 @@ def as_it_is(plan, _limit):
     return plan
 
 
-def off_frontier(*made):
+def off_frontier(*made, timeline=None):
     """The candidates, and a list of those that are settled, in order."""
     by_seconds = {one.seconds: one for one in made}
     settled = []
@@ -52,7 +53,8 @@ def off_frontier(*made):
 
     def settle(plan):
         settled.append(plan.step_seconds)
-        return replace(plan, peak_bytes=by_seconds[plan.step_seconds].needs)
+        needs = by_seconds[plan.step_seconds].needs
+        return replace(plan, peak_bytes=needs, timeline=timeline)
 
     return OffFrontierPlans(cast(list[Candidate], list(made)), write, settle, as_it_is), settled
 
@@ -107,10 +109,13 @@ def test_what_cannot_fit_is_not_settled_and_few_are_at_all():
     others, settled = off_frontier(*state)
     assert others.faster(Bytes(70), Seconds(math.inf), 0.5) is None
     assert settled == []
-    meshes = [Made(str(i), 1 + i / 100, 50, 90) for i in range(20)]
+    meshes = [Made(str(i), 1 + i / 100, 50, 90) for i in range(30)]
     others, settled = off_frontier(*meshes)
     assert others.faster(Bytes(70), Seconds(math.inf), 1.0) is None
-    assert settled == [one.seconds for one in meshes[:8]]
+    assert settled == [one.seconds for one in meshes[:24]]
+    others, settled = off_frontier(*meshes, timeline=Timeline((), ()))
+    assert others.faster(Bytes(70), Seconds(math.inf), 1.0) is None
+    assert settled == [one.seconds for one in meshes[:8]], "whole programs take longer"
 
 
 def test_plans_whose_seconds_are_known_are_written_to_be_simulated_only():
