@@ -23,6 +23,8 @@ UNLIMITED = "unlimited"  # as a memory limit: plans may exceed the devices' memo
 
 MOST_SETTLED = 16  # plans of a frontier whose memory is settled to show all of it
 
+# Of a step: parameters that are gathered further ahead were never found to save more.
+MOST_PREFETCHED = 0.25
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
+from shardwright.ir.frontier import MOST_PREFETCHED
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
@@ -122,7 +123,8 @@ class OffFrontierPlans:
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
-            if compared.peak_bytes <= limit:
+            may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < enough
+            if compared.peak_bytes <= limit and may_win:
                 compared = self._deepen(compared, limit)
                 if compared.step_seconds < enough:
                     best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))

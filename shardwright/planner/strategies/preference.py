@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.ir.frontier import Frontier, costs_of, names_of
+from shardwright.ir.frontier import MOST_PREFETCHED, Frontier, costs_of, names_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -100,7 +100,9 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
         if best is not None and costs[index][0] >= best.step_seconds:
             break
         one = frontier.compared(frontier.baselines[index])
-        if limit is not None and one.peak_bytes > limit:
+        least = (1 - MOST_PREFETCHED) * one.step_seconds
+        too_slow = best is not None and least >= best.step_seconds
+        if too_slow or (limit is not None and one.peak_bytes > limit):
             continue
         one = frontier.deepened(one, limit)
         if best is None or one.step_seconds < best.step_seconds:
