@@ -85,7 +85,9 @@ class OffFrontierPlans:
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
-        """The fastest plan found that fits into `limit` and is clearly faster than `than` seconds.
+        """The fastest plan found that fits into `limit` and is faster than `than` seconds.
+
+        Those whose likely time is not clearly less are not tried.
 
         Args:
             limit: bytes of simulated memory.
@@ -123,11 +125,12 @@ class OffFrontierPlans:
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
-            may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < enough
+            may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < than
             if compared.peak_bytes <= limit and may_win:
                 compared = self._deepen(compared, limit)
-                if compared.step_seconds < enough:
-                    best, enough = compared, Seconds(compared.step_seconds / (1 + _GAIN))
+                if compared.step_seconds < than:
+                    best, than = compared, compared.step_seconds
+                    enough = Seconds(than / (1 + _GAIN))
             groups[number].slower = compared.step_seconds / plan.step_seconds
             offer(number)
         return best
