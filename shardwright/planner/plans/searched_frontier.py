@@ -13,7 +13,7 @@ from shardwright.ir.plan import Plan
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
-_AHEAD = 4  # buckets in flight with which the time of a plan is about its least
+_AHEAD = 8  # buckets in flight with which the time of a plan is about its least
 LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 

@@ -96,7 +96,7 @@ def test_a_baseline_that_fits_is_chosen_where_no_plan_of_the_frontier_does():
 def test_plans_are_compared_with_the_buckets_ahead_that_fit():
     """The faster plan has no memory for another bucket, with which the next one is faster."""
     first, second = made("first", 1.0, 90), made("second", 1.1, 60)
-    steps = {("first", 1): 1.5, ("first", 4): 1.2, ("second", 1): 1.6, ("second", 4): 1.3}
+    steps = {("first", 1): 1.5, ("first", 8): 1.2, ("second", 1): 1.6, ("second", 8): 1.3}
 
     def compare(plan):
         more = 0 if plan.ahead == 1 else 20
@@ -105,12 +105,12 @@ def test_plans_are_compared_with_the_buckets_ahead_that_fit():
 
     def deepen(plan, limit):
         known = {"first": first, "second": second}[plan.name]
-        deeper = compare(replace(known, ahead=4))
+        deeper = compare(replace(known, ahead=8))
         return deeper if limit is None or deeper.peak_bytes <= limit else plan
 
     given = {"settle": lambda plan: plan, "compare": compare, "deepen": deepen}
     found = SearchedFrontier((first, second), peak=lambda plan: plan.peak_bytes, **given)
     chosen = found.fastest(95)
-    assert (chosen.name, chosen.ahead, chosen.peak_bytes) == ("second", 4, 80)
+    assert (chosen.name, chosen.ahead, chosen.peak_bytes) == ("second", 8, 80)
     assert found.fastest("unlimited").name == "first"
     assert found.fastest(95) is chosen, "what was found is kept"
