@@ -190,7 +190,9 @@ def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | No
     ]
     if not faster:
         return ""
-    chosen = dict.fromkeys((faster[-1], faster[0]))
+    least, fastest = min(faster, key=lambda cost: (cost[1], cost[0])), min(faster)
+    saved = (least[0] - fastest[0]) / plan.step_seconds
+    chosen = (least, fastest) if saved > _LEAST else (least,)
     return "memory: " + ", ".join(
         f"{size(peak)} per device for {milliseconds(seconds)}"
         f" ({1 - seconds / plan.step_seconds:.0%} faster)"

@@ -71,7 +71,7 @@ class Explorer:
             "rate": rate,
             "unit": f"{word}/s",
         }
-        return Explored(found.frontier.with_rivals(plan), values["memory"], content)
+        return Explored(captured.named(found.frontier.with_rivals(plan)), values["memory"], content)
 
     def _captured(self, target: Target) -> planning.CapturedTarget:
         if target not in self._graphs:

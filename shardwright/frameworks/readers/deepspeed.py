@@ -49,13 +49,27 @@ def read(settings: Settings, given: Given) -> Understood:
     devices = devices_of(settings, given, "devices", None)
     fields, batch = section(settings, "", devices)
     clip = settings.number("gradient_clipping", None, "semantics")
-    if clip is None:
+    left_open = settings.left_open()
+    if clip is None and "gradient_clipping" not in left_open:
         settings.notes.append(
             "gradient_clipping is not given: DeepSpeed clips at 1.0 since 2026-06-23, and did not"
             " before"
         )
+    if left_open:
+        settings.notes.append(_open_note(left_open, fields))
     return Understood(
         dialect=DIALECT, fields=fields, batch=batch, loss_mean=MICRO, clip=clip or None
+    )
+
+
+def _open_note(names: tuple[str, ...], fields: Mapping[str, Any]) -> str:
+    """What is read instead of keys that the program fills in which runs DeepSpeed."""
+    dtype = fields["param_dtype"]
+    precision = any(name in ("bf16.enabled", "fp16.enabled") for name in names)
+    read_as = f"; the precision is read as {dtype}" if precision else ""
+    return (
+        f'"auto" is filled in by the program that calls DeepSpeed, and read as not given:'
+        f" {', '.join(names)}{read_as}; write values to have them priced"
     )
 
 
