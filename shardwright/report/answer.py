@@ -74,7 +74,12 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     if all(one.timeline is None for one in plans):  # simulated by few layers, which is quick
         others = (index for index in _spread(fitting, _TRIED) if index not in tried)
         plans += [frontier.compared(frontier[index]) for index in others]
-    fit = [one for one in plans if limit is None or one.peak_bytes <= limit]
+    shown_alike = _figures(plan)
+    fit = [
+        one
+        for one in plans
+        if (limit is None or one.peak_bytes <= limit) and _figures(one) != shown_alike
+    ]
     if not fit:
         return []
     shown = _spread(undominated(fit), _ALTERNATIVES)
@@ -85,6 +90,11 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     hidden = len(frontier) + len(frontier.baselines) - len(shown) - (place is not None)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
+
+
+def _figures(plan: Plan) -> tuple[str, str, str]:
+    """What a row shows of a plan; a uniform strategy may be that of a searched one."""
+    return milliseconds(plan.step_seconds), size(plan.peak_bytes), headline(plan)
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:

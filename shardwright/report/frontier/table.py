@@ -21,7 +21,9 @@ from shardwright.report.units import milliseconds, size
 
 PLAIN_WIDTH = 100
 _SHOWN = 12  # the most listed plans of a long frontier
-SETTLED = "memory/rank is followed tensor by tensor; plans marked <= need at most what is listed"
+SETTLED = (
+    "step and memory are simulated; rows marked <= are sums of tables, and need no more memory"
+)
 _AT_MOST = "<= "
 _HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
 
