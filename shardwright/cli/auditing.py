@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,10 +209,10 @@ class Audit:
                 best = auditor.uniform(self._as, progress)
             except StrategyError:  # the batch divides over no strategy's ranks
                 best = None
-        near = [] if base is None else [base, *self._fastest_of(changes)]
-        fitting = [one for one in near if auditor.fits(one.plan.peak_bytes)]
-        if fitting:
-            best = min(filter(None, (*fitting, best)), key=lambda one: one.plan.step_seconds)
+        if base is not None and auditor.fits(base.plan.peak_bytes):
+            best = min(filter(None, (base, best)), key=lambda one: one.plan.step_seconds)
+        if base is not None:
+            best = self._changed(base, changes, best)
         beyond = self._beyond(best)
         if self.pricing.whole and best is not None:
             best = auditor.with_causes(best)
@@ -230,16 +229,23 @@ class Audit:
             searched=self.pricing.searched,
         )
 
-    def _fastest_of(self, changes: tuple[PricedChange, ...]) -> Iterator[Priced]:
-        """The simulated change that saves most, of fields in which enumerated strategies differ.
+    def _changed(
+        self, base: Priced, changes: tuple[PricedChange, ...], best: Priced | None
+    ) -> Priced | None:
+        """The best strategy, or a single change of the config that is faster and fits.
 
         The enumeration leaves out strategies whose tables, which add up memory that is not needed
         at the same time, are above the limit.
         """
+        known = base if best is None else best
+        least = 1 - known.plan.step_seconds / base.plan.step_seconds
         for one in changes:
-            if one.fits and one.is_simulated and one.gain > 0 and one.change.field in _ENUMERATED:
-                yield self.auditor.price(one.change.strategy)
-                return
+            if one.fits and one.is_simulated and one.change.field in _ENUMERATED:
+                if best is not None and one.gain <= least:
+                    return best
+                changed = self.auditor.price(one.change.strategy)
+                return min(filter(None, (best, changed)), key=lambda one: one.plan.step_seconds)
+        return best
 
     def _best(self, best: Priced) -> Best:
         """The best strategy in the words of the file, with what it would change in results."""

@@ -47,6 +47,8 @@ def settings_of(document: Document) -> Settings:
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of a DeepSpeed config."""
     devices = devices_of(settings, given, "devices", None)
+    for name in ("optimizer", "scheduler"):
+        settings.unaffecting(settings.below(name), "training, not the strategy")
     fields, batch = section(settings, "", devices)
     clip = settings.number("gradient_clipping", None, "semantics")
     left_open = settings.left_open()

@@ -99,7 +99,7 @@ class Auditor:
         """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
         if strategy not in self._priced:
             refinement = self._forms.of(strategy).refinement
-            plan = self._deepened(strategy, refinement.settled(self.unsettled(strategy)))
+            plan = self._deepened(strategy, refinement.compared(self.unsettled(strategy)))
             self._priced[strategy] = Priced(strategy, refinement.settled(plan))
         return self._priced[strategy]
 
