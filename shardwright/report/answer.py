@@ -74,11 +74,11 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
     if all(one.timeline is None for one in plans):  # simulated by few layers, which is quick
         others = (index for index in _spread(fitting, _TRIED) if index not in tried)
         plans += [frontier.compared(frontier[index]) for index in others]
-    shown_alike = _figures(plan)
+    shown_figures = _figures(plan)
     fit = [
         one
         for one in plans
-        if (limit is None or one.peak_bytes <= limit) and _figures(one) != shown_alike
+        if (limit is None or one.peak_bytes <= limit) and _figures(one) != shown_figures
     ]
     if not fit:
         return []
@@ -93,7 +93,7 @@ def alternatives(plan: Plan, frontier: Frontier, limit: int | None) -> list[str]
 
 
 def _figures(plan: Plan) -> tuple[str, str, str]:
-    """What a row shows of a plan; a uniform strategy may be that of a searched one."""
+    """The figures of a plan in a row; a uniform strategy may have those of a searched one."""
     return milliseconds(plan.step_seconds), size(plan.peak_bytes), headline(plan)
 
 

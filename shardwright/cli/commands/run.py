@@ -180,7 +180,7 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
 
 
 def _counted() -> str:
-    """What the memory in the line of a step is of (`train.loop.peak_bytes`)."""
+    """Names the memory in the line of a step (`train.loop.peak_bytes`)."""
     import torch
 
     on_gpu = torch.cuda.is_available()

@@ -65,7 +65,7 @@ def read(settings: Settings, given: Given) -> Understood:
 
 
 def _open_note(names: tuple[str, ...], fields: Mapping[str, Any]) -> str:
-    """What is read instead of keys that the program fills in which runs DeepSpeed."""
+    """Names the keys that the program fills in that runs DeepSpeed, and what is read instead."""
     dtype = fields["param_dtype"]
     precision = any(name in ("bf16.enabled", "fp16.enabled") for name in names)
     read_as = f"; the precision is read as {dtype}" if precision else ""
