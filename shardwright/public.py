@@ -74,6 +74,8 @@ class Plan(ir_plan.Plan):
         notes: sentences about the plan, such as broken constraints.
         remarks: operators whose rule was found by experiment, and modules that were decomposed.
         numerics: how far the graph departs from one device (`ir/options/numerics.py`).
+        chosen_precision: a sentence on the precision and where it is from, in plans of commands
+            that choose it; else empty.
         rivals: time and memory of other plans of the same search and of the baselines.
         memory: what `peak_bytes` is made of; None where the memory was not simulated.
         timeline: start and seconds of everything in a step, as its step program was simulated;

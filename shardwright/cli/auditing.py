@@ -23,7 +23,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
-from shardwright.planner.audit.auditor import Auditor, Priced
+from shardwright.planner.audit.auditor import Auditor, Priced, PricedChange
 from shardwright.planner.audit.priced_as import Replaced, merged, priced_as
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.recognition import strategy_of
@@ -42,6 +42,10 @@ _MASTER = "float32"
 _HALF = ("bfloat16", "float16")
 SEARCHES = ("near", "all", "none")  # on the mesh of the best uniform strategy, on all, on none
 _GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
+_ENUMERATED = (  # fields in which the uniform strategies that are enumerated differ
+    *("dp_replicate", "dp_shard", "zero", "tp", "cp", "pp", "micro_batches", "recompute"),
+    "reshard_after_forward",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,8 @@ class Audit:
                 best = None
         if base is not None and auditor.fits(base.plan.peak_bytes):
             best = min(filter(None, (base, best)), key=lambda one: one.plan.step_seconds)
+        if base is not None:
+            best = self._changed(base, changes, best)
         beyond = self._beyond(best)
         if self.pricing.whole and best is not None:
             best = auditor.with_causes(best)
@@ -222,6 +228,24 @@ class Audit:
             beyond=beyond,
             searched=self.pricing.searched,
         )
+
+    def _changed(
+        self, base: Priced, changes: tuple[PricedChange, ...], best: Priced | None
+    ) -> Priced | None:
+        """The best strategy, or a single change of the config that is faster and fits.
+
+        The enumeration leaves out strategies whose tables, which add up memory that is not needed
+        at the same time, are above the limit.
+        """
+        known = base if best is None else best
+        least = 1 - known.plan.step_seconds / base.plan.step_seconds
+        for one in changes:
+            if one.fits and one.is_simulated and one.change.field in _ENUMERATED:
+                if best is not None and one.gain <= least:
+                    return best
+                changed = self.auditor.price(one.change.strategy)
+                return min(filter(None, (best, changed)), key=lambda one: one.plan.step_seconds)
+        return best
 
     def _best(self, best: Priced) -> Best:
         """The best strategy in the words of the file, with what it would change in results."""
@@ -252,11 +276,7 @@ class Audit:
         return found if further is None and like.fp8 is None else further
 
     def improved(self, document: Document, prices: ConfigPrices) -> Improved | None:
-        """The fastest that the file's format can say with the same results; None: nothing is.
-
-        Raises `FrameworkError` for a format that is not written.
-        """
-        edit_config(document, self.found, self.found.strategy, self.found.batch)  # it is written
+        """The fastest that the file's format can say with the same results; None: nothing is."""
         files: dict[Strategy, Written] = {}
         machine = self.pricing.machine
 

@@ -23,7 +23,7 @@ from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.audit.auditor import Allowed, Auditor, Priced
-from shardwright.planner.audit.priced_as import priced_as
+from shardwright.planner.audit.priced_as import Replaced, priced_as
 from shardwright.planner.strategies.recognition import same_decisions, strategy_of
 from shardwright.report.export import FORMS
 from shardwright.report.styles import NotExpressibleError
@@ -42,6 +42,7 @@ class OfferedConfig:
         more: the part by which that is longer than a step of the plan; 0 if it says the plan.
         is_plan: whether it says the plan itself.
         changes: sentences on what it changes in the numbers that training gives.
+        replaced: fields that `seconds` are of another value of, since that is what has a price.
     """
 
     text: str
@@ -50,6 +51,7 @@ class OfferedConfig:
     more: float
     is_plan: bool
     changes: tuple[str, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
 
 
 def config_for(
@@ -94,7 +96,19 @@ def config_for(
     more = seconds / plan.step_seconds - 1
     wanted = (strategy_of(plan) or written.strategy).but(**dtypes)
     changes = tuple(changed_numbers(wanted, written.strategy))
-    return OfferedConfig(written.text, written.strategy, seconds, more, itself is not None, changes)
+    return OfferedConfig(
+        text=written.text,
+        strategy=written.strategy,
+        seconds=seconds,
+        more=more,
+        is_plan=itself is not None,
+        changes=changes,
+        replaced=tuple(
+            Replaced(field, getattr(written.strategy, field), dtype)
+            for field, dtype in dtypes.items()
+            if getattr(written.strategy, field) != dtype
+        ),
+    )
 
 
 def _nearest_of_modules(plan: Plan, auditor: Auditor, framework: str, reason: str) -> OfferedConfig:
@@ -174,13 +188,20 @@ def write_offer(offered: OfferedConfig, framework: str, file: str | None) -> lis
         lines += [
             f"config for {framework}: cannot say this plan; the nearest that it can say is",
             f"  {offered.strategy}",
-            f"  which takes {abs(offered.more):.1%} {'more' if offered.more >= 0 else 'less'} time",
+            f"  which takes {abs(offered.more):.1%} {'more' if offered.more >= 0 else 'less'} time"
+            f"{_priced_with(offered.replaced)}",
         ]
     lines += [f"  changes results: {sentence}" for sentence in offered.changes]
     if file is None:
         return [*lines, "", offered.text.rstrip("\n")]
     write_text(file, offered.text)
     return [*lines, f"wrote {file}"]
+
+
+def _priced_with(replaced: tuple[Replaced, ...]) -> str:
+    """The fields whose values are not those of the config in its price."""
+    words = ", ".join(f"{one.field}={one.priced}" for one in replaced)
+    return f", priced with {words} as the plan has" if words else ""
 
 
 def offer_json(offered: OfferedConfig | None, file: str | None) -> Mapping[str, object] | None:

@@ -89,6 +89,10 @@ class CapturedTarget:
             context.call_on_close(self._traces[on_cpu].keep)
         return self._traces[on_cpu]
 
+    def named(self, plan: Plan) -> Plan:
+        """A plan of the graph that says its precision, and who chose that."""
+        return replace(plan, chosen_precision=self.precision)
+
     @property
     def job(self) -> Job:
         """The job of the target."""
@@ -259,7 +263,9 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
             words = measurement_age(found, found.measured)
             click.echo(wrapped(words), err=True)
         return found
-    machine = load_machine(text) if _is_file(text) else preset(text)
+    machine = (
+        load_machine(text) if (text.endswith(".toml") or Path(text).is_file()) else preset(text)
+    )
     return machine if devices is None else machine.with_devices(devices)
 
 
@@ -428,10 +434,6 @@ def plan_in_file(file: str, captured: CapturedTarget, devices: int | None) -> Pl
 
 def _input(known: tuple[tuple[int, ...], str]) -> str:
     return f"{known[1]}{list(known[0])}"
-
-
-def _is_file(text: str) -> bool:
-    return text.endswith(".toml") or Path(text).is_file()
 
 
 def devices_here() -> int:

@@ -62,6 +62,14 @@ class Settings:
         value = self._entries[name].value if name in self._entries else None
         return value is not None and value not in self.absent
 
+    def left_open(self) -> tuple[str, ...]:
+        """The names of keys that were read whose values mean that they are not given."""
+        return tuple(
+            name
+            for name, entry in self._entries.items()
+            if entry.key in self._sets and entry.value in self.absent
+        )
+
     def below(self, section: str) -> tuple[str, ...]:
         """The names of keys inside of a section."""
         return tuple(name for name in self._entries if name.startswith(f"{section}."))

@@ -128,7 +128,11 @@ WRITERS: Mapping[str, Writer] = {
         ("train.global_batch_size",),
     ),
     "accelerate": Writer(
-        hugging_face.nearest_accelerate, hugging_face.accelerate_settings, _yaml, "accelerate"
+        hugging_face.nearest_accelerate,
+        hugging_face.accelerate_settings,
+        _yaml,
+        "accelerate",
+        hugging_face.VERSION_2,
     ),
     "deepspeed": Writer(deepspeed.nearest, deepspeed.settings, _json, "deepspeed"),
     "trainer": Writer(
@@ -240,7 +244,7 @@ def edit_config(
         if key in after and spelled(key) not in document.entries
     }
     new = edited(document, changes, anchor)
-    if changes and derived and not _says(new, writer, near, facts):
+    if derived and not _says(new, writer, near, facts):
         new = edited(document, {**changes, **derived}, anchor)
     return Written(new.text, near, tuple(reasons), _read_back(new, writer, near, facts))
 

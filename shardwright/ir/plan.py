@@ -221,7 +221,8 @@ class Plan:
     * `useful_seconds`: of a step's useful operations, if one device computed them at its peak; 0
       where it is not known;
     * `remarks`: on operators without a written rule, and on decomposed ones;
-    * `numerics`: the options under which the graph was captured;
+    * `numerics`: the options under which the graph was captured; `chosen_precision`: a sentence on
+      the precision and who chose it, if a command did;
     * `rivals`: the costs of the plans that it was chosen from.
     """
 
@@ -259,6 +260,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     numerics: Numerics = EXACT
+    chosen_precision: str = ""
     rivals: tuple[Rival, ...] = ()
     memory: Memory | None = None  # the parts of `peak_bytes`; None where it was not simulated
     timeline: Timeline | None = None

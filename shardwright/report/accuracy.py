@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -59,10 +59,12 @@ def peaks_on(machine: str) -> MeasuredRatios | None:
     return _table()["peaks"].get("every GPU") if _kind(machine) in _table()["kinds"] else None
 
 
-def time_interval(seconds: float, machine: str) -> str:
+def time_interval(
+    seconds: float, machine: str, written: Callable[[float], str] = milliseconds
+) -> str:
     """The interval of a predicted time by held-out measurements: "90 %: 1.2 s to 1.5 s, by ...".
 
-    Empty for a machine that is no preset of a GPU.
+    Empty for a machine that is no preset of a GPU. Times are in the units of `written`.
     """
     if _kind(machine) not in _table()["kinds"]:
         return ""
@@ -70,7 +72,7 @@ def time_interval(seconds: float, machine: str) -> str:
     if found is None:
         return f"no comparable measurement of {_kind(machine)}"
     low, high = (seconds * found.quantile(share) for share in (0.05, 0.95))
-    return f"90 %: {milliseconds(low)} to {milliseconds(high)}, by {found}"
+    return f"90 %: {written(low)} to {written(high)}, by {found}"
 
 
 def times_text(machine: str) -> str:

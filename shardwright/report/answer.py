@@ -55,9 +55,11 @@ def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
 
     `listed` is the number of plans and baselines that were found. Empty if no other plan fits.
     """
-    if not others.fitting:
+    own = _figures(plan)
+    fitting = [one for one in others.fitting.values() if _figures(one) != own]
+    if not fitting:
         return []
-    shown = spread(undominated(others.fitting.values()), ALTERNATIVES)
+    shown = spread(undominated(fitting), ALTERNATIVES)
     rows = [
         f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one, before)}"
         for before, one in pairwise((plan, *shown))
@@ -65,6 +67,11 @@ def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
     hidden = listed - len(shown)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
+
+
+def _figures(plan: Plan) -> tuple[str, str, str]:
+    """The figures of a plan in a row; a uniform strategy may have those of a searched one."""
+    return milliseconds(plan.step_seconds), size(plan.peak_bytes), headline(plan)
 
 
 def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -162,7 +169,9 @@ def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | No
     )
     if not faster:
         return ""
-    chosen = dict.fromkeys((faster[-1], faster[0]))
+    least, fastest = min(faster, key=lambda cost: (cost[1], cost[0])), min(faster)
+    saved = (least[0] - fastest[0]) / plan.step_seconds
+    chosen = (least, fastest) if saved > _LEAST else (least,)
     return "memory: " + ", ".join(
         f"{size(peak)} per device for {milliseconds(seconds)}"
         f" ({1 - seconds / plan.step_seconds:.0%} faster)"

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ _CAUSES = {
     "workspace": "temporaries",
 }
 _SAFE = str.maketrans("<&", ",.")
-_MIXED = " · bf16 mixed precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def page(
 
     costs = _costs([shown.plan for shown in plans])
     data: dict[str, Any] = {
-        "plans": [_plan(shown, memory_limit, costs[shown.plan.devices]) for shown in plans],
+        "plans": [_plan(shown, memory_limit, costs[_search(shown.plan)]) for shown in plans],
         "differences": _differences(plans),
         "rivals": _rivals([shown.plan for shown in plans]),
         "memory_limit": memory_limit,
@@ -166,15 +165,15 @@ def embedded(data: Mapping[str, Any]) -> str:
 def _plan(
     shown: Shown, memory_limit: int | None, costs: Sequence[tuple[float, int]]
 ) -> dict[str, Any]:
-    """The data of one plan; `costs` are seconds and bytes of plans for as many devices."""
+    """The data of one plan; `costs` are seconds and bytes of plans of the same search."""
     plan = shown.plan
     tree = _tree(plan)
     return {
         "label": shown.label,
         "name": plan.name,
         "verdict": fit(plan, memory_limit),
-        "answer": list(answer_lines(plan, costs, memory_limit)),
-        "headline": headline(plan) + _MIXED * (plan.numerics.precision == "bf16"),
+        "answer": [*answer_lines(plan, costs, memory_limit), *_precision(plan)],
+        "headline": headline(plan),
         "parallelism": parallelism(plan),
         "summary": summary(plan),
         "devices": plan.devices,
@@ -193,6 +192,14 @@ def _plan(
         "step": _bars(shown.step),
         "curve": _curve(plan.memory),
     }
+
+
+def _precision(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The line on the precision, and on who chose it if the plan says that."""
+    if plan.chosen_precision:
+        yield "precision", plan.chosen_precision
+    elif plan.numerics.precision == "bf16":
+        yield "precision", "bf16 mixed precision"
 
 
 def _curve(memory: Memory | None) -> dict[str, Any] | None:
@@ -244,15 +251,21 @@ def _node(node: ModuleRow[_Row]) -> dict[str, Any]:
     }
 
 
-def _costs(plans: Sequence[Plan]) -> dict[int, list[tuple[float, int]]]:
-    """Seconds and bytes of all simulated plans by number of devices, fastest first."""
-    found: defaultdict[int, set[tuple[float, int]]] = defaultdict(set)
+def _search(plan: Plan) -> tuple[str, str, int]:
+    """The model, the machine and the number of devices: plans that share them are alternatives."""
+    return plan.fingerprint, plan.machine, plan.devices
+
+
+def _costs(plans: Sequence[Plan]) -> dict[tuple[str, str, int], list[tuple[float, int]]]:
+    """Seconds and bytes of simulated plans, fastest first, by what `_search` tells apart."""
+    found: defaultdict[tuple[str, str, int], set[tuple[float, int]]] = defaultdict(set)
     for plan in plans:
-        found[plan.devices].add((plan.step_seconds, plan.peak_bytes))
+        found[_search(plan)].add((plan.step_seconds, plan.peak_bytes))
         for rival in plan.rivals:
             if rival.is_simulated:
-                found[rival.devices].add((rival.step_seconds, rival.peak_bytes))
-    return {devices: sorted(costs) for devices, costs in found.items()}
+                known = *_search(plan)[:2], rival.devices
+                found[known].add((rival.step_seconds, rival.peak_bytes))
+    return {search: sorted(costs) for search, costs in found.items()}
 
 
 def _differences(plans: Sequence[Shown]) -> list[list[str]]:

@@ -202,6 +202,8 @@ class _Builder:
                 " track_running_stats=False",
             )
         values = node.meta["val"]
+        if target == "aten.lstm.input":
+            require_states(node, values)
         several = isinstance(values, tuple | list)
         require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
@@ -323,6 +325,19 @@ _SYMBOLS: dict[str, type] = {
     "memory_format": torch.memory_format,
     "device": torch.device,
 }
+
+
+def require_states(node: fx.Node, values: Sequence[torch.Tensor]) -> None:
+    """Raise `CaptureError` where torch gives the states of an LSTM a shape that they do not have.
+
+    `torch.export` of torch 2.11 does on CPUs: (layers, 1, batch, hidden).
+    """
+    states = [given.meta["val"] for given in node.args[1]]  # type: ignore[union-attr]
+    if any(one.dim() != given.dim() for one, given in zip(values[1:], states, strict=True)):
+        raise CaptureError(  # no module is named, because keeping it whole would not help
+            f"{source_of(node)}: torch.export of torch {torch.__version__} gives the states of an"
+            " LSTM a wrong shape; take a newer torch"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -86,6 +86,8 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
     machine = _machine(given)
     _check(file, machine)
     found, model = _read(config, given, machine)
+    if file.improves:  # a config that cannot be changed is refused before all is priced
+        edit_config(load_document(config), found, found.strategy, found.batch)
     audit = prices = None
     if machine is not None:
         asked = given["memory_limit"], given["optimizer"], given["searched"], whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +32,7 @@ from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 _LABEL = 12  # columns of a line's name
+_CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".py")  # which a plan file has none of
 
 
 @click.command("plan")
@@ -87,6 +89,10 @@ def command(
     framework, file = config["framework"], config["config_file"]
     if file is not None and framework is None:
         raise UsageError("--config names the file of --for; give both")
+    if framework is not None and output is not None and Path(output).suffix in _CONFIGS:
+        raise UsageError(
+            f"-o {output}: -o writes the plan, as JSON; --config {output} names the file of --for"
+        )
     known = planning.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
     parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
@@ -102,7 +108,8 @@ def command(
     found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
     others = other_plans(found.plan, found.frontier, limit)
     if output:
-        save_plan(found.frontier.with_rivals(found.plan, others.simulated), output)
+        whole = found.frontier.with_rivals(found.plan, others.simulated)
+        save_plan(captured.named(whole), output)
     offered = None
     if framework is not None:
         offered = plan_config.config_for(found.plan, captured, known, framework, limit)
@@ -135,7 +142,9 @@ def content(
         "capture_seconds": captured.seconds,
         "search_seconds": frontier.search_seconds,
         "uniform": _uniform(found.preferred),
-        **plan_json.whole(frontier.with_rivals(found.plan, others.simulated), output),
+        **plan_json.whole(
+            captured.named(frontier.with_rivals(found.plan, others.simulated)), output
+        ),
     }
 
 

@@ -66,6 +66,7 @@ def command(
 
         tracer = captured.tracer(known)
         plan = pricing.price(captured.graph, known, strategy, captured.optimizer, tracer)
+    plan = captured.named(plan)
     if output:
         save_plan(plan, output)
     if as_json:

@@ -153,7 +153,8 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
 
     if training.trace:
         check_traceable(plan)
-    click.echo(f"\ntraining {target.text} on {plan.devices} ranks", err=as_json)
+    ranks = f"{plan.devices} rank{'s' * (plan.devices > 1)}"
+    click.echo(f"\ntraining {target.text} on {ranks}; memory is {_counted()}", err=as_json)
     done = launch(target, plan, training.launch, stdout=sys.stderr if as_json else None)
     if done.status != 0:
         click.echo(f"shardwright: training ended with status {done.status}", err=True)
@@ -178,6 +179,14 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
             for line in str(report).splitlines():
                 click.echo(wrapped(line))
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
+
+
+def _counted() -> str:
+    """Names the memory in the line of a step (`train.loop.peak_bytes`)."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    return f"the peak of {'torch on a GPU' if on_gpu else 'a whole process'} so far"
 
 
 def _check_together(plan: str | None, wanted: PlanOptions, training: RunOptions) -> None:

@@ -63,7 +63,7 @@ def command(
         )
     best = _best(frontier, wanted)
     if output:
-        save_plan(frontier.with_rivals(best), output)
+        save_plan(captured.named(frontier.with_rivals(best)), output)
     if as_json:
         print_json(
             {

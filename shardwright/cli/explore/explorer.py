@@ -73,7 +73,7 @@ class Explorer:
             "rate": rate,
             "unit": f"{word}/s",
         }
-        shown = found.frontier.with_rivals(plan, others.simulated)
+        shown = captured.named(found.frontier.with_rivals(plan, others.simulated))
         return Explored(shown, values["memory"], content)
 
     def _captured(self, target: Target) -> planning.CapturedTarget:

@@ -51,7 +51,9 @@ def read_run(file: str) -> RunOutput:
         )
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+    except KeyError as e:
+        raise UsageError(f"{file} is not an output of `run --json`: it has no {e}") from e
+    except (ValueError, TypeError, RecursionError) as e:
         raise UsageError(f"{file} is not an output of `run --json` ({e!r}); run it again") from e
 
 

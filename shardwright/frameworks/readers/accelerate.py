@@ -31,6 +31,28 @@ _STAGE_KEYS = {  # keys of deepspeed_config -> those of DeepSpeed's own JSON
 }
 
 
+_UNAFFECTING = {
+    "the launch, not the strategy": (
+        *("compute_environment", "debug", "main_training_function", "use_cpu", "num_machines"),
+        *("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"),
+        *("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "gpu_ids"),
+    ),
+    "read as layers that are wrapped one by one": tuple(
+        f"{FSDP}{name}" for name in ("auto_wrap_policy", "transformer_layer_cls_to_wrap")
+    ),
+    "when messages are sent, not the strategy": tuple(
+        f"{FSDP}{name}" for name in ("backward_prefetch", "forward_prefetch")
+    ),
+    "how weights are loaded, saved and named": tuple(
+        f"{FSDP}{name}"
+        for name in (
+            *("cpu_ram_efficient_loading", "state_dict_type", "sync_module_states"),
+            "use_orig_params",
+        )
+    ),
+}
+
+
 def recognises(document: Document) -> bool:
     """Whether a file is accelerate's."""
     return document.form in ("yaml", "json") and "distributed_type" in document.entries
@@ -50,6 +72,8 @@ def settings_of(document: Document) -> Settings:
 
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of an accelerate config; batch and model stand in the script."""
+    for why, names in _UNAFFECTING.items():
+        settings.unaffecting(names, why)
     kind = settings.word("distributed_type", "NO", {word: word for word in _KINDS}, "zero")
     in_file = settings.integer("num_processes", None, "dp_shard", least=-1)
     in_file = in_file if in_file is not None and in_file > 0 else None

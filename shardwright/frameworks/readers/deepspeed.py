@@ -47,15 +47,31 @@ def settings_of(document: Document) -> Settings:
 def read(settings: Settings, given: Given) -> Understood:
     """The strategy of a DeepSpeed config."""
     devices = devices_of(settings, given, "devices", None)
+    for name in ("optimizer", "scheduler"):
+        settings.unaffecting(settings.below(name), "training, not the strategy")
     fields, batch = section(settings, "", devices)
     clip = settings.number("gradient_clipping", None, "semantics")
-    if clip is None:
+    left_open = settings.left_open()
+    if clip is None and "gradient_clipping" not in left_open:
         settings.notes.append(
             "gradient_clipping is not given: DeepSpeed clips at 1.0 since 2026-06-23, and did not"
             " before"
         )
+    if left_open:
+        settings.notes.append(_open_note(left_open, fields))
     return Understood(
         dialect=DIALECT, fields=fields, batch=batch, loss_mean=MICRO, clip=clip or None
+    )
+
+
+def _open_note(names: tuple[str, ...], fields: Mapping[str, Any]) -> str:
+    """Names the keys that the program fills in that runs DeepSpeed, and what is read instead."""
+    dtype = fields["param_dtype"]
+    precision = any(name in ("bf16.enabled", "fp16.enabled") for name in names)
+    read_as = f"; the precision is read as {dtype}" if precision else ""
+    return (
+        f'"auto" is filled in by the program that calls DeepSpeed, and read as not given:'
+        f" {', '.join(names)}{read_as}; write values to have them priced"
     )
 
 

@@ -30,10 +30,19 @@ _UNAFFECTING = {
     ),
     "the kernels of attention, not the strategy": "use-flash-attn attention-backend",
     "the number of query groups says it": "group-query-attention",
+    "the model that is priced has the same matrices": (
+        "max-position-embeddings normalization norm-epsilon position-embedding-type rotary-base"
+        " rotary-percent no-position-embedding qk-layernorm make-vocab-size-divisible-by"
+    ),
+    "the launch, not the strategy": (
+        "master_addr master_port node_rank master-addr master-port node-rank rdzv-id rdzv-backend"
+        " rdzv-endpoint"
+    ),
     "training, not the strategy": (
         "lr min-lr lr-decay-style lr-warmup-samples lr-decay-samples weight-decay adam-beta1"
         " adam-beta2 train-iters train-samples lr-warmup-fraction lr-decay-iters lr-warmup-iters"
-        " seed init-method-std attention-dropout hidden-dropout"
+        " seed init-method-std attention-dropout hidden-dropout tokenizer-type tokenizer-model"
+        " data-path split save load save-interval eval-interval eval-iters log-interval"
     ),
 }
 

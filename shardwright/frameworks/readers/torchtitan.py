@@ -67,6 +67,22 @@ _OLD = {  # keys of 2024, and what they are called since
 _STAGES_OF = {"LoopedBFS": "Interleaved1F1B", "DualPipeV": "ZBVZeroBubble"}
 
 
+_TRAINING = (
+    "job",
+    "profiling",
+    "profiler",
+    "metrics",
+    "checkpoint",
+    "lr_scheduler",
+    "comm",
+    "debug",
+)
+_TRAINING_KEYS = (
+    *("training.steps", "training.dataset", "training.dataset_path", "training.seed"),
+    *("model.hf_assets_path", "model.tokenizer_path"),
+)
+
+
 def recognises(document: Document) -> bool:
     """Whether a file is torchtitan's."""
     if document.form == "toml":
@@ -111,6 +127,12 @@ def read(settings: Settings, given: Given) -> Understood:
         )
     settings.unaffecting(
         settings.below("optimizer"), "the optimizer changes memory, not the strategy"
+    )
+    for section in _TRAINING:
+        settings.unaffecting(settings.below(section), "training, not the strategy")
+    settings.unaffecting(_TRAINING_KEYS, "training, not the strategy")
+    settings.unaffecting(
+        ["parallelism.pipeline_parallel_microbatch_size"], "read where there are pipelines"
     )
     return Understood(
         dialect=dialect,

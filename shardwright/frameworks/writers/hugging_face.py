@@ -9,6 +9,7 @@ from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute
 from shardwright.ir.strategy.strategy import Strategy
 
+VERSION_2 = (f"{FSDP}version", f"{FSDP}reshard_after_forward")  # a file without them is of FSDP1
 _CHILDREN = Recompute("children")
 _WORD = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 _BOTH = ("optimizer", "parameters")

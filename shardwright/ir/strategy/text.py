@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS, POSSIBLE
@@ -68,6 +69,9 @@ def _read(word: str) -> Iterable[tuple[str, Any]]:
     key, equals, text = word.partition("=")
     name = _KEYS.get(key, key)
     if not equals or name not in POSSIBLE:
+        if equals and (near := _near(key)):
+            meant = " or ".join(f"{one}={text}" for one in near)
+            raise StrategyError(f"{word!r} is no word of a strategy; did you mean {meant}?")
         known = ", ".join([*AXES[1:], "pp", "ep", *_KEYS, *_PRESETS])
         raise StrategyError(
             f"{word!r} is no word of a strategy; write words such as {known}, as in"
@@ -77,6 +81,11 @@ def _read(word: str) -> Iterable[tuple[str, Any]]:
         yield from _read_pipeline(word, text)
         return
     yield name, _value(word, name, text)
+
+
+def _near(key: str) -> Iterable[str]:
+    """The words that may have been meant by one that is none."""
+    return ("dp_replicate", "dp_shard") if key == "dp" else get_close_matches(key, POSSIBLE, 1)
 
 
 def _read_pipeline(word: str, text: str) -> Iterable[tuple[str, Any]]:

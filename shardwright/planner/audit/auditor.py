@@ -99,7 +99,7 @@ class Auditor:
         """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
         if strategy not in self._priced:
             refinement = self._forms.of(strategy).refinement
-            plan = self._deepened(strategy, refinement.settled(self.unsettled(strategy)))
+            plan = self._deepened(strategy, refinement.compared(self.unsettled(strategy)))
             self._priced[strategy] = Priced(strategy, refinement.settled(plan))
         return self._priced[strategy]
 
@@ -269,22 +269,34 @@ class Auditor:
         return self._fastest_settled(found)
 
     def _fastest_settled(self, found: list[Strategy]) -> Priced | None:
-        """The fastest by simulation that fits, among the fastest by the tables."""
-        fitting: list[Priced] = []
-        for _ in range(_SETTLED):
-            best = self._fastest(found)
-            if best is None:
-                break
-            found.remove(best)
-            priced = self.price(best)
-            if self.fits(priced.plan.peak_bytes):
-                fitting.append(priced)
+        """The fastest by simulation that fits: of the priced ones and the fastest by the tables.
+
+        The tables add up memory that is not needed at the same time, so that a faster strategy may
+        fit that does not by them.
+        """
+        known = (self._priced[one] for one in found if one in self._priced)
+        fitting = [one for one in known if self.fits(one.plan.peak_bytes)]
+        for share in (1.0, LEAST_SHARE):
+            for _ in range(_SETTLED):
+                best = self._fastest(found, share)
+                if best is None or (share < 1 and not self._may_gain(best, fitting)):
+                    break
+                found.remove(best)
+                priced = self.price(best)
+                if self.fits(priced.plan.peak_bytes):
+                    fitting.append(priced)
         return min(fitting, key=lambda one: one.plan.step_seconds, default=None)
 
-    def _fastest(self, found: Sequence[Strategy]) -> Strategy | None:
-        """The fastest by the tables among those that fit, or among all if none fits."""
+    def _may_gain(self, strategy: Strategy, fitting: Sequence[Priced]) -> bool:
+        """Whether a strategy is faster by the tables than all that fit."""
+        seconds = min((one.plan.step_seconds for one in fitting), default=math.inf)
+        return self._cost(strategy)[0] < (1 - _GAIN) * seconds
+
+    def _fastest(self, found: Sequence[Strategy], share: float = 1.0) -> Strategy | None:
+        """The fastest by the tables of those of which a `share` of the memory fits, else of all."""
         costs = {one: cost for one in found if (cost := self._cost_if_priced(one)) is not None}
-        fitting = [one for one, cost in costs.items() if self.fits(cost[1])] or list(costs)
+        fitting = [one for one, cost in costs.items() if self.fits(int(share * cost[1]))]
+        fitting = fitting or list(costs)
         return min(fitting, key=lambda one: costs[one], default=None)
 
     def _cost_if_priced(self, strategy: Strategy) -> Cost | None:

@@ -52,7 +52,7 @@ def _counted(config: TrainingConfig) -> str:
     if unknown:
         names = ", ".join(f"{key.name} (line {key.line})" for key in unknown[:_NAMED])
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-        text += f", of these unknown: {names}{more}"
+        text += f", {len(unknown)} of them without a known effect: {names}{more}"
     return f"{text} (--all lists them)"
 
 

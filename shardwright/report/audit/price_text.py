@@ -94,7 +94,7 @@ def prices_text(prices: ConfigPrices, *, whole: bool) -> list[str]:
     else:
         plan = prices.base.plan
         lines.append(f"{'step':<{_LABEL}}{_speed(prices, plan)} on {prices.machine}")
-        if interval := time_interval(plan.step_seconds, str(prices.machine)):
+        if interval := time_interval(plan.step_seconds, str(prices.machine), duration):
             lines.append(f"{'':<{_LABEL}}{interval}")
         lines.append(f"{'memory':<{_LABEL}}{_memory(prices, plan)}")
         lines += _changes(prices, whole=whole)
@@ -109,10 +109,10 @@ def improved_text(improved: Improved, file: str, prices: ConfigPrices) -> list[s
     best = prices.uniform
     if best is not None and best.strategy != written.strategy:
         more = plan.step_seconds / best.plan.step_seconds - 1
-        why = "results stay and its format can say" if best.results else "its format can say"
+        same = "keeps the results and that " if best.results else ""
         side = "more" if more >= 0 else "less"
         than = f"it takes {abs(more):.1%} {side} than the best uniform"
-        lines.append(f"  the best that {why}; {than}")
+        lines.append(f"  the best that {same}its format can say; {than}")
     return lines
 
 
@@ -173,7 +173,7 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "tokens_per_second": prices.tokens / plan.step_seconds,
         "utilisation": plan.utilisation,
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
-        "interval": time_interval(plan.step_seconds, str(prices.machine)) or None,
+        "interval": time_interval(plan.step_seconds, str(prices.machine), duration) or None,
         "memory": memory_content(plan.memory),
         "compiled": plan.compiled,
         "fp8": plan.numerics.fp8 or None,

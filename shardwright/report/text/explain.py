@@ -130,7 +130,8 @@ def head(plan: Plan) -> list[str]:
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
-    for name, text in plan.numerics.lines():
+    precision = [("trained in", plan.chosen_precision)] if plan.chosen_precision else []
+    for name, text in (*precision, *plan.numerics.lines()):
         lines += textwrap.wrap(
             text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
         )

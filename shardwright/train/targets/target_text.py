@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,12 @@ def _check_form(target: str) -> None:
         raise TargetError(
             f"{target!r} is no file or folder here, and nothing is fetched from a hub: download"
             " its config.json and name that file"
+        )
+    path = Path(file if colon else target)
+    beside = [one.name for one in path.parent.glob("*")] if not path.exists() else []
+    if near := get_close_matches(path.name, beside, 1):
+        raise TargetError(
+            f"there is no {str(path)!r}; did you mean {str(path.with_name(near[0]))!r}?"
         )
     example = f"{target}:job" if target.endswith(".py") else "train.py:job"
     raise TargetError(

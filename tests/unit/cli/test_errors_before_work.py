@@ -50,6 +50,11 @@ def unseen(api, monkeypatch):
         ("plan", ("--memory-limit", "0GiB"), "is no size"),
         ("plan", ("--memory-limit", "-4GiB"), "is not a number with a unit"),
         ("plan", ("--memory-limit", "nan"), "is not a number with a unit"),
+        (
+            "plan",
+            ("--for", "accelerate", "-o", "a.yaml"),
+            "--config a.yaml names the file of --for",
+        ),
         ("plan", ("--set-machine", "memroy=72GiB"), "no figure 'memroy'; did you mean memory"),
         ("plan", ("--set-machine", "memory=72"), "device.memory is 72.0, without a unit"),
         ("plan", ("--set-machine", "overlap=2"), "overlap is 2.0; give a part"),

@@ -47,6 +47,27 @@ def test_yaml_keeps_comments_and_order():
     ]
 
 
+FSDP1 = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_sharding_strategy: FULL_SHARD
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_a_config_of_fsdp1_becomes_one_of_fsdp2_where_only_that_says_the_change():
+    """Its checkpointing of whole layers and its words of sharding are none of FSDP2's."""
+    lines, written = changed(FSDP1, None, reshard_after_forward=False)
+    assert lines == ["+   fsdp_reshard_after_forward: false", "+   fsdp_version: 2"]
+    assert str(written.strategy.recompute) == "children" and not written.strategy.reshards
+    assert written.reasons == ("FSDP2 recomputes every child of a layer by itself",)
+    lines, _ = changed(FSDP1.replace("checkpointing: true", "checkpointing: false"), None)
+    assert lines == []
+
+
 def test_scripts_change_flags_and_keep_variables_that_others_read():
     lines, _ = changed(published.MEGATRON_8B, None, tp=2, dp_shard=4, loss="vocabulary-parallel")
     assert sorted(lines) == [

@@ -233,3 +233,12 @@ def test_sizes_of_a_config_json():
     assert (model.layers, model.heads, model.key_value_heads) == (4, 4, 4)
     with pytest.raises(FrameworkError, match="num_hidden_layers is needed"):
         model_of_config(parse_document("config.json", '{"hidden_size": 64}'))
+
+
+def test_what_deepspeed_leaves_to_its_caller_is_said_and_not_taken_for_float32_in_silence():
+    (note,) = (one for one in read_text(published.DEEPSPEED_AUTO, devices=8).notes if "auto" in one)
+    assert "bf16.enabled" in note and "the precision is read as float32" in note
+    assert "gradient_accumulation_steps" in note and "zero_optimization" not in note
+    known = read_text(published.DEEPSPEED_AUTO.replace('"auto"}', "true}"), devices=8)
+    assert known.strategy.param_dtype == "bfloat16"
+    assert not any("precision" in note for note in known.notes)

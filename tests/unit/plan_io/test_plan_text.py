@@ -33,6 +33,13 @@ def row(table, index, value, text=TEXT):
     return json.dumps(data)
 
 
+def test_a_plan_file_says_who_chose_the_precision():
+    chosen = replace(PLAN, chosen_precision="float32, from config.json")
+    assert plan_from_json(plan_to_json(chosen)) == chosen
+    assert "trained in    float32, from config.json" in explain(chosen)
+    assert "chosen_precision" not in DATA
+
+
 def test_a_plan_file_is_the_plan(tmp_path):
     save_plan(PLAN, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == PLAN

@@ -76,3 +76,24 @@ def test_a_trace_becomes_rows_of_bars():
 def test_what_is_no_trace_is_named(text, message):
     with pytest.raises(TraceError, match=message):
         read_trace(text, "trace.json")
+
+
+def test_more_memory_is_that_of_the_same_model_and_machine():
+    """Plans of another model, or on other devices, are no reason to buy memory."""
+    plan = plans.transformer()
+    faster = replace(plan, step_seconds=plan.step_seconds / 2, peak_bytes=8 * plan.peak_bytes)
+    others = [replace(faster, fingerprint="other"), replace(faster, machine="another")]
+
+    def help_of(*shown):
+        labelled = [Shown(str(i), one) for i, one in enumerate((plan, *shown))]
+        found = content(page(labelled, "", memory_limit=2 * plan.peak_bytes))
+        return dict(found["plans"][0]["answer"]).get("would help", "")
+
+    assert "50% faster" in help_of(faster)
+    assert "faster" not in help_of(*others)
+
+
+def test_the_page_says_who_chose_the_precision():
+    chosen = replace(plans.transformer(), chosen_precision="float32, as the job builds the model")
+    (shown,) = content(page([Shown("plan", chosen)], ""))["plans"]
+    assert ["precision", chosen.chosen_precision] in shown["answer"]

@@ -11,6 +11,7 @@ from torch import nn
 from shardwright.ir.graph import LeafKind, verify
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.capture import capture_call
+from shardwright.tracing.graph_builder import require_states
 from tests.harness import models
 
 
@@ -239,3 +240,15 @@ def test_what_no_fixed_graph_can_express_is_refused(model, message):
 def test_an_argument_of_an_unknown_type_is_refused_by_its_name():
     with pytest.raises(CaptureError, match=r"argument kwargs\.pair is a slice"):
         captured(Odd(), torch.ones(5, 4), pair=slice(3))
+
+
+def test_states_of_a_wrong_shape_that_export_gives_are_refused():
+    """`torch.export` of torch 2.11 gives (layers, 1, batch, hidden) on CPUs."""
+    graph = torch.fx.Graph()
+    x, state = graph.placeholder("x"), graph.placeholder("state")
+    x.meta["val"], state.meta["val"] = torch.empty(6, 5, 3), torch.empty(2, 5, 4)
+    node = graph.call_function(torch.ops.aten.lstm.input, (x, [state, state]))
+    right = torch.empty(6, 5, 4), torch.empty(2, 5, 4), torch.empty(2, 5, 4)
+    require_states(node, right)
+    with pytest.raises(CaptureError, match="the states of an LSTM a wrong shape; take a newer"):
+        require_states(node, (right[0], torch.empty(2, 1, 5, 4), right[2]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from shardwright.cli import groups, options, planning
@@ -46,6 +48,7 @@ def command(
 
         chosen = captured.optimizer if optimizer is None else optimizer
         after = frontier.with_rivals(recosted(before, captured.graph, known, chosen, frontier))
+    after = replace(after, chosen_precision=before.chosen_precision)
     if output:
         save_plan(after, output)
     if as_json:

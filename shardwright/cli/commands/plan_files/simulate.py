@@ -84,9 +84,12 @@ def _tracks(found: Timeline) -> list[tuple[str, str, Seconds, Seconds]]:
     return rows
 
 
+_BESIDE = {Stream.COMPUTE.value: ", updates, and what messages slow down"}
+
+
 def _in_words(found: Timeline, steps: int) -> str:
     parts = [
-        f"{ranks}: {milliseconds(busy)} of {stream}"
+        f"{ranks}: {milliseconds(busy)} of {stream}{_BESIDE.get(stream, '')}"
         + (
             f", {milliseconds(alone)} of it exposed"
             if stream.startswith(Stream.COMMUNICATION)

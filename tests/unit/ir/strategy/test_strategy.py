@@ -125,7 +125,8 @@ def test_the_example_of_the_documentation() -> None:
     ("text", "said"),
     [
         ("tp=0", "tp is a whole number of at least 1"),
-        ("dp=8", "'dp=8' is no word of a strategy"),
+        ("dp=8", "no word of a strategy; did you mean dp_replicate=8 or dp_shard=8?"),
+        ("dp_shrad=8", "did you mean dp_shard=8?"),
         ("tp=2 tp=4", "gives tp again"),
         ("zero=4", "zero is 0, 1, 2 or 3"),
         ("ac=every", "recomputation 'every' is not known; write none"),

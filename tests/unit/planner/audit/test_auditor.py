@@ -84,6 +84,20 @@ def test_plans_like_a_strategy_are_no_slower_and_as_compiled(head):
     assert auditor.beyond(Strategy.parse("pp=2 mb=2")) is None
 
 
+def test_a_strategy_fits_by_its_simulated_memory_where_tables_have_more(head):
+    graph, machine, auditor = head
+    fast = Strategy.parse("dp_shard=2")
+    slower = [fast.but(loss=f"chunked({count})") for count in (4, 8, 16, 32)]
+    simulated, added = auditor.price(fast).plan.peak_bytes, auditor.unsettled(fast).peak_bytes
+    assert simulated < added
+    limit = (simulated + added) // 2
+    assert all(auditor.unsettled(one).peak_bytes <= limit for one in slower)
+    tight = Auditor(graph, machine, "adamw", Footprints(), limit)
+    known = {fast, *slower}
+    found = tight.best_among(slower, lambda one: one if one in known else None)
+    assert found.strategy == fast and found.plan.peak_bytes == simulated
+
+
 def test_only_changes_of_what_tables_leave_out_are_simulated_at_once():
     model, batch = subject(0.0)
     graph, machine = sw.capture(model, (), batch), preset("2xcpu")
