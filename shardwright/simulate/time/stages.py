@@ -31,6 +31,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.sections import Sections
+from shardwright.program.step.steady_passes import Repeat
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
@@ -75,9 +76,7 @@ class Links:
         return key, self._parts.pop(key) if len(self._parts[key]) == size else None
 
 
-# For each group a micro-batch, and how many times the passes from its forward pass to the next one
-# run; None: once.
-Repeats = Sequence[tuple[int, int]] | None
+Repeats = Sequence[Repeat] | None  # for each group; None: all passes run once
 
 
 def simulated_stages(
@@ -137,7 +136,7 @@ def _repeated(parts: Sequence[_Program], repeats: Repeats) -> Sequence[_Program]
     if repeats is None:
         return parts
     pairs = zip(parts, repeats, strict=True)
-    return [(program, repeated(order, *repeat)) for (program, order), repeat in pairs]
+    return [(program, repeated(order, repeat)) for (program, order), repeat in pairs]
 
 
 _Made = TypeVar("_Made", bound=TaskSchedule)
@@ -205,7 +204,7 @@ class _Pipeline:
 def _is_message(one: Item) -> bool:
     """Whether several groups may take part in an instruction."""
     if isinstance(one, Loop):
-        return one.passes
+        return one.micro_batches > 0
     match one.instruction:
         case Send() | Recv():
             return True
@@ -277,7 +276,7 @@ class _Group(LoopPlayer):
         """Play instructions that take time; `quiet` is that of `_until_messages`."""
         for at, (now, following) in enumerate(pairwise([*items, end])):
             if isinstance(now, Loop):
-                if now.passes:
+                if now.micro_batches:
                     yield from self._micro_batches(now, following)
                 else:
                     self.quiet = quiet[at + 1]
@@ -320,17 +319,15 @@ class _Group(LoopPlayer):
         for number in range(loop.times):
             if number:
                 self._rename(loop.renames)
-                self._later += 1
+                self._later += loop.micro_batches
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
 
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers and messages in flight other names."""
-        for name, other in names.items():
-            if name in self._keys:
-                self._keys[other] = self._keys.pop(name)
-            else:
-                self._sent[other] = self._sent.pop(name)
+        messages = {name: other for name, other in names.items() if name in self._keys}
+        self._keys.update([(other, self._keys.pop(name)) for name, other in messages.items()])
+        super()._rename({name: other for name, other in names.items() if name not in messages})
 
     def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
         """Play an iteration; yields at each instruction if messages may delay it."""

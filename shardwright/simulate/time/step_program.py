@@ -229,8 +229,7 @@ class Player:
 
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers in flight other names."""
-        for name, other in names.items():
-            self._sent[other] = self._sent.pop(name)
+        self._sent.update([(other, self._sent.pop(name)) for name, other in names.items()])
 
     def _behind_iteration(self, loop: Loop, number: int, following: Item) -> Played:
         """The first instruction behind an iteration; transfers have the names they have there."""
