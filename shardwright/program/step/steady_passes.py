@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.ir.pipeline import Pipeline
-from shardwright.ir.schedules.registry import orders
+from shardwright.ir.schedules.registry import orders, schedule_named
 from shardwright.ir.schedules.schedule import Kind, Pass
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
@@ -28,7 +28,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.messages import PassMessages, steps
+from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.sections import NotPeriodicError, Section, is_same
 from shardwright.program.step.step_program import StepProgram
 
@@ -81,33 +81,43 @@ class FewMicroBatches:
 @lru_cache(maxsize=64)
 def few_micro_batches(pipeline: Pipeline, micro_batches: int) -> FewMicroBatches | None:
     """The micro-batches to lower; None if all: there are few, or their passes do not repeat."""
-    given = pipeline.schedule, pipeline.groups, pipeline.stages
-    whole = orders(*given, micro_batches)
+    whole = orders(pipeline.schedule, pipeline.groups, pipeline.stages, micro_batches)
     for cycle in range(1, min(2 * pipeline.groups, micro_batches // 3) + 1):
-        if not all(
-            _has_cycle(order, cycle * len(order) // micro_batches, cycle) for order in whole
-        ):
-            continue
-        for count in range(3 * cycle + micro_batches % cycle, micro_batches, cycle):
-            pairs = list(zip(orders(*given, count), whole, strict=True))
-            if any(not _places(few, many, cycle, micro_batches - count) for few, many in pairs):
-                continue
-            found = [
-                next(
-                    (
-                        few[at]
-                        for at in _places(few, many, cycle, micro_batches - count)
-                        if _messages_repeat(messages, at, cycle * len(few) // count, cycle)
-                    ),
-                    None,
-                )
-                for (few, many), messages in zip(pairs, steps(*given, count), strict=True)
-            ]
-            starts = tuple(one for one in found if one is not None)
-            if len(starts) == len(found):
-                return FewMicroBatches(count, cycle, starts)
-        return None
+        lengths = [cycle * len(order) // micro_batches for order in whole]
+        if all(_has_cycle(*one, cycle) for one in zip(whole, lengths, strict=True)):
+            for count in range(3 * cycle + micro_batches % cycle, micro_batches, cycle):
+                starts = _starts(pipeline, count, micro_batches, cycle)
+                if starts is not None:
+                    return FewMicroBatches(count, cycle, starts)
+            return None
     return None
+
+
+def _starts(
+    pipeline: Pipeline, count: int, micro_batches: int, cycle: int
+) -> tuple[Pass, ...] | None:
+    """By group, where the second cycle starts in the order of `count` micro-batches.
+
+    None if these do not stand for all.
+    """
+    given = pipeline.schedule, pipeline.groups, pipeline.stages
+    if schedule_named(pipeline.schedule).needs(pipeline.groups, pipeline.stages, count):
+        return None
+    few, left_out = orders(*given, count), micro_batches - count
+    places = [
+        _places(*pair, cycle, left_out)
+        for pair in zip(few, orders(*given, micro_batches), strict=True)
+    ]
+    if not all(places):
+        return None
+    found = []
+    for order, messages, possible in zip(few, steps(*given, count), places, strict=True):
+        length = cycle * len(order) // count
+        at = next((at for at in possible if _messages_repeat(messages, at, length, cycle)), None)
+        if at is None:
+            return None
+        found.append(order[at])
+    return tuple(found)
 
 
 def _later(one: Pass, number: int) -> Pass:
@@ -151,9 +161,21 @@ def _common(one: Sequence[Pass], other: Sequence[Pass]) -> int:
 
 
 def _messages_repeat(found: Sequence[PassMessages], start: int, length: int, cycle: int) -> bool:
-    """Whether the cycle at a place, and the next pass, have the messages of the cycle behind it."""
+    """Whether the cycle at a place has the messages of the cycle behind it.
+
+    So must the next pass, and the next message, which the group starts to receive in the cycle
+    (`passes/receive_early.py`).
+    """
     places = range(start, start + length + 1)
-    return all(found[at].later(cycle) == found[at + length] for at in places)
+    if any(found[at].later(cycle) != found[at + length] for at in places):
+        return False
+    one, other = (_next_received(found[start + n * length + 1 :]) for n in (1, 2))
+    return one is other is None or (one is not None and one.later(cycle) == other)
+
+
+def _next_received(found: Sequence[PassMessages]) -> Message | None:
+    """The first message that passes receive."""
+    return next((message for one in found for message in one.posts), None)
 
 
 def steady_cycles(program: StepProgram, repeat: Repeat) -> tuple[Section, Section]:
@@ -182,8 +204,15 @@ def steady_cycles(program: StepProgram, repeat: Repeat) -> tuple[Section, Sectio
 def _handles(instructions: Sequence[StepInstruction], *, waits: bool) -> Iterator[str]:
     """The names of transfers that are waited for, or of those that are started."""
     for one in instructions:
-        if isinstance(one, Wait) if waits else isinstance(one, Transfer | HostCopy | Send | Recv):
-            yield one.handle
+        match one:
+            case Wait():
+                if waits:
+                    yield one.handle
+            case Transfer() | HostCopy() | Send() | Recv():
+                if not waits:
+                    yield one.handle
+            case _:
+                pass
 
 
 def _in_flight(instructions: Sequence[StepInstruction]) -> list[str]:

@@ -177,8 +177,9 @@ class Allocator:
         self.total += sum(size for _, _, size in more)
         self.rounded += times * rounded
         if self.requests is not None:
-            grown = sum(size for _, _, size in more) + times * rounded
-            self.requests.append(Request(id(more), grown, True))
+            size = sum(size for _, _, size in more) // times + rounded
+            first = -len(self.requests)  # no block's number
+            self.requests += [Request(first - n, size, True) for n in range(times)]
         self._record()
 
     def becomes(self, block: Block, use: Use) -> None:

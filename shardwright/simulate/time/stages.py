@@ -323,6 +323,10 @@ class _Group(LoopPlayer):
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
 
+    def _numbered(self, name: str) -> str:
+        value, _, number = name.rpartition("@")
+        return f"{value}@{int(number) + self._later}" if number.isdigit() and value else name
+
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers and messages in flight other names."""
         messages = {name: other for name, other in names.items() if name in self._keys}

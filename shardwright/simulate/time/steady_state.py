@@ -8,10 +8,12 @@ repetition waits for the transfer that the preceding repetition started.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from shardwright.program.step.host_copies import HostCopy
-from shardwright.program.step.instructions import Recv, Send, Transfer, Wait
+from shardwright.program.step.instructions import Recv, Send, Transfer, Wait, writes
 from shardwright.program.step.steady_passes import Repeat, Start
 from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
@@ -51,7 +53,29 @@ def repeated(order: Sequence[Item], repeat: Repeat) -> list[Item]:
         renames=dict(zip(names, (one.transfer for one in found), strict=True)),
         micro_batches=repeat.micro_batches,
     )
-    return [*order[:start], loop, *order[end:]]
+    return [*order[:start], loop, *_with_sums(order, repeat, end)]
+
+
+def _with_sums(order: Sequence[Item], repeat: Repeat, end: int) -> Iterator[Item]:
+    """The instructions from `end` on; transfers of values of all micro-batches have all of them.
+
+    Those are sums of results, which have a part from each cycle.
+    """
+    starts = [_first_run(order, one) for one in repeat.starts]
+    cycles = [_made(order[slice(*cycle)]) for cycle in pairwise(starts)]
+    for at, one in enumerate(order[end:], end):
+        if isinstance(one, Played) and isinstance(one.instruction, Transfer) and at >= starts[-1]:
+            parts = one.instruction.parts
+            found = [[part for part in parts if part.value in made] for made in cycles]
+            if len(found) > 1 and all(found):
+                more = found[0] * (repeat.times - 1)
+                one = one._replace(instruction=replace(one.instruction, parts=(*parts, *more)))
+        yield one
+
+
+def _made(order: Iterable[Item]) -> set[str]:
+    """The names that instructions write, without those of loops."""
+    return {name for one in order if isinstance(one, Played) for name in writes(one.instruction)}
 
 
 def _first_run(order: Sequence[Item], start: Start) -> int:
