@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Recv, Send, Transfer, Wait, writes
@@ -62,12 +62,13 @@ def _with_sums(order: Sequence[Item], repeat: Repeat, end: int) -> Iterator[Item
     Those are sums of results, which have a part from each cycle.
     """
     starts = [_first_run(order, one) for one in repeat.starts]
-    cycles = [_made(order[slice(*cycle)]) for cycle in pairwise(starts)]
+    made = [_made(order[slice(*cycle)]) for cycle in pairwise(starts)]
+    cycles = [one - other for one, other in permutations(made, 2)]  # names of their own
     for at, one in enumerate(order[end:], end):
         if isinstance(one, Played) and isinstance(one.instruction, Transfer) and at >= starts[-1]:
             parts = one.instruction.parts
-            found = [[part for part in parts if part.value in made] for made in cycles]
-            if len(found) > 1 and all(found):
+            found = [[part for part in parts if part.value in own] for own in cycles]
+            if found and all(found):
                 more = found[0] * (repeat.times - 1)
                 one = one._replace(instruction=replace(one.instruction, parts=(*parts, *more)))
         yield one

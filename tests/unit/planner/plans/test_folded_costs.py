@@ -189,6 +189,7 @@ STAGED = residual_layers(20)
         ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
         ("pp=2:Interleaved1F1B/v2 tp=2 mb=16", 0.5),
         ("pp=2:Interleaved1F1B/v3 dp_shard=2 mb=32", 0.0),
+        ("pp=2:Interleaved1F1B/v2 dp_replicate=2 mb=32 sync=last", 0.5),
         ("pp=4:Interleaved1F1B/v2 mb=32", 0.5),
         ("pp=2:InterleavedZeroBubble dp_shard=2 mb=16", 0.5),
         ("pp=2:InterleavedZeroBubble/v2 tp=2 mb=16", 0.0),

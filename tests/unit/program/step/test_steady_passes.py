@@ -24,7 +24,7 @@ def _pipeline(schedule, groups, each):
         ("LoopedBFS", 2, 2, 64, None),  # so do these
         ("Interleaved1F1B", 2, 2, 64, (10, 2)),  # rounds of as many as there are groups
         ("Interleaved1F1B", 4, 3, 64, (20, 4)),
-        ("InterleavedZeroBubble", 4, 1, 64, (9, 1)),
+        ("InterleavedZeroBubble", 4, 1, 64, (10, 1)),  # in rounds of its own
         ("InterleavedZeroBubble", 4, 2, 64, (20, 4)),
         ("ZBVZeroBubble", 2, 2, 64, (8, 1)),
         ("ZBVZeroBubble", 4, 2, 64, (12, 1)),
