@@ -186,14 +186,21 @@ class _Pipeline:
         self._now = {group: player.now for group, player in enumerate(self.players)}
         left = {group: player.steps() for group, player in enumerate(self.players)}
         while left:
-            now = self.times()
-            if not now:
+            group = self._next()
+            if group is None:
                 raise PipelineError("the groups of the pipeline wait for each other")
-            group = min(now, key=now.__getitem__)
             if next(left[group], None) is None:
                 del left[group], self._now[group]
             else:
                 self._now[group] = self.players[group].now
+
+    def _next(self) -> int | None:
+        """The group that can play an instruction first; None if all wait for each other."""
+        found, first = None, inf
+        for group, now in self._now.items():
+            if now < first and not self.players[group].is_blocked:
+                found, first = group, now
+        return found
 
     def times(self) -> dict[int, float]:
         """The time at which each group can play its next instruction, if it can."""
