@@ -8,11 +8,10 @@ that starts first gets a link first.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.pipeline import AXIS
@@ -25,7 +24,6 @@ from shardwright.program.step.instructions import (
     Gradients,
     Recv,
     Send,
-    StepInstruction,
     Transfer,
     Wait,
 )
@@ -35,45 +33,13 @@ from shardwright.program.step.steady_passes import Repeat
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
+from shardwright.simulate.time.links import Links, Part
 from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
 from shardwright.simulate.time.timeline import TaskSchedule
 
 Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
-
-
-class _Part(NamedTuple):
-    """One group's part of a message or collective of several groups, after its tasks `after`.
-
-    It is of a micro-batch so many `later` than the instruction, which is repeated.
-    """
-
-    group: int
-    one: StepInstruction
-    after: tuple[int, ...]
-    later: int
-
-
-class Links:
-    """Matches operations of several groups; each runs when all its members have started it.
-
-    The nth operation of a group on a channel matches the nth operation of the other groups.
-    """
-
-    def __init__(self) -> None:
-        self._parts: defaultdict[tuple[str, int], list[_Part]] = defaultdict(list)
-        self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
-
-    def join(
-        self, channel: str, size: int, part: _Part
-    ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
-        """Add a group's part; return the operation's key, and all its parts if it is complete."""
-        count = self._counts[channel, part.group]
-        self._counts[channel, part.group] += 1
-        key = channel, count
-        self._parts[key].append(part)
-        return key, self._parts.pop(key) if len(self._parts[key]) == size else None
 
 
 Repeats = Sequence[Repeat] | None  # for each group; None: all passes run once
@@ -98,7 +64,7 @@ def simulated_stages(
         SteadyStateError: passes leave other transfers in flight than they find.
     """
     parts = _repeated([(one, in_order(one)) for one in programs], repeats)
-    return _played(TaskSchedule, parts, prices, names).timeline
+    return _played(TaskSchedule, parts, prices, names).made.timeline
 
 
 def stages_seconds(
@@ -107,6 +73,9 @@ def stages_seconds(
     repeats: Repeats = None,
 ) -> Seconds:
     """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
+
+    Cycles of passes are played until one makes all groups as much later as the one before did: each
+    of the others does so, too (`step_seconds.py`).
 
     Args:
         programs: the step program of one rank of each group; one in sections stands for that of
@@ -124,21 +93,35 @@ def stages_seconds(
         for one in programs
     ]
     names = [f"group {i}" for i in range(len(parts))]
-    return _played(Clock, _repeated(parts, repeats), prices, names).seconds
+    times = repeats[0].times if repeats else 0
+    played = _FIRST_CYCLES
+    while repeats and played < times:
+        found = _played(Clock, _repeated(parts, repeats, played), prices, names)
+        if (shift := found.shift()) is not None:
+            return Seconds(found.made.seconds + (times - played) * shift)
+        played *= 2
+    return _played(Clock, _repeated(parts, repeats), prices, names).made.seconds
 
 
 # A group's program, and its instructions in order.
 _Program = tuple[StepProgram, Sequence[Item]]
 
 
-def _repeated(parts: Sequence[_Program], repeats: Repeats) -> Sequence[_Program]:
-    """The programs with passes repeated for micro-batches that were left out."""
+def _repeated(
+    parts: Sequence[_Program], repeats: Repeats, played: int | None = None
+) -> Sequence[_Program]:
+    """The programs with passes repeated for micro-batches that were left out.
+
+    With `played` their cycle runs so many times, in a step that has as many as `repeats` say.
+    """
     if repeats is None:
         return parts
     pairs = zip(parts, repeats, strict=True)
-    return [(program, repeated(order, repeat)) for (program, order), repeat in pairs]
+    return [(program, repeated(order, repeat, played)) for (program, order), repeat in pairs]
 
 
+_FIRST_CYCLES = 4  # that are played before it is known that they repeat
+_NEAR = 1e-13  # relative difference of times that count as equal
 _Made = TypeVar("_Made", bound=TaskSchedule)
 
 
@@ -147,8 +130,8 @@ def _played(
     programs: Sequence[_Program],
     prices: Sequence[StepPrices],
     names: Sequence[str],
-) -> _Made:
-    """The schedule of all tasks, with the seconds that groups wait for their slowest ranks."""
+) -> _Pipeline[_Made]:
+    """The played programs, with the seconds that groups wait for their slowest ranks."""
     found = made()
     first = _Pipeline(found, programs, prices, names, [{}] * len(programs))
     lost = [
@@ -157,16 +140,16 @@ def _played(
     ]
     if any(lost):
         found = made()
-        _Pipeline(found, programs, prices, names, lost)
-    return found
+        return _Pipeline(found, programs, prices, names, lost)
+    return first
 
 
-class _Pipeline:
+class _Pipeline(Generic[_Made]):
     """Plays the programs of all groups in the order of simulated time."""
 
     def __init__(
         self,
-        made: TaskSchedule,
+        made: _Made,
         programs: Sequence[_Program],
         prices: Sequence[StepPrices],
         names: Sequence[str],
@@ -202,6 +185,23 @@ class _Pipeline:
                 found, first = group, now
         return found
 
+    def shift(self) -> float | None:
+        """The seconds by which each of the last two cycles of passes makes all groups later.
+
+        None if they do not make all streams that they use as much later.
+        """
+        seconds = max(self.made.free.values(), default=0.0)
+        found = None
+        for player in self.players:
+            for before, one, other in zip(*player.cycle_ends[-3:], strict=True):
+                if other == one == before:
+                    continue  # a stream that they do not use
+                for later in (one - before, other - one):
+                    found = later if found is None else found
+                    if abs(later - found) > _NEAR * seconds:
+                        return None
+        return found
+
     def times(self) -> dict[int, float]:
         """The time at which each group can play its next instruction, if it can."""
         now, players = self._now, self.players
@@ -235,7 +235,7 @@ class _Group(LoopPlayer):
 
     def __init__(
         self,
-        pipeline: _Pipeline,
+        pipeline: _Pipeline[Any],
         group: int,
         given: _Program,
         prices: StepPrices,
@@ -255,6 +255,7 @@ class _Group(LoopPlayer):
         self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
         self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
         self.quiet = 0.0  # seconds of computation before the next message, at least
+        self.cycle_ends: list[list[float]] = []  # of a loop of passes: when each stream is free
         self._later = 0  # how many micro-batches instructions have been repeated for
 
     @property
@@ -329,6 +330,7 @@ class _Group(LoopPlayer):
                 self._later += loop.micro_batches
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
+            self.cycle_ends.append([self.made.free[track] for track in self._own])
 
     def _numbered(self, name: str) -> str:
         value, _, number = name.rpartition("@")
@@ -396,7 +398,7 @@ class _Group(LoopPlayer):
 
     def _join(self, one: Send | Recv | Transfer, name: Hashable, channel: str, size: int) -> None:
         """Add this group's part of an operation; schedule it if this part is the last."""
-        part = _Part(self._group, one, self._behind, self._later)
+        part = Part(self._group, one, self._behind, self._later)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[name] = key
         if parts is None:

@@ -34,8 +34,8 @@ def played(order: Sequence[Item], lowered: int, micro_batches: int) -> list[Item
     return repeated(order, Repeat(starts, micro_batches - lowered + 1, 1))
 
 
-def repeated(order: Sequence[Item], repeat: Repeat) -> list[Item]:
-    """The instructions with the first cycle of `repeat` as often as it says.
+def repeated(order: Sequence[Item], repeat: Repeat, played: int | None = None) -> list[Item]:
+    """The instructions with the first cycle of `repeat` as often as it says, or `played` times.
 
     Raises `SteadyStateError` as `played` does.
     """
@@ -46,7 +46,7 @@ def repeated(order: Sequence[Item], repeat: Repeat) -> list[Item]:
         raise SteadyStateError("a cycle of passes leaves other transfers than it finds")
     names = [one.transfer for one in left]
     loop = Loop(
-        repeat.times,
+        repeat.times if played is None else played,
         lambda _: again,
         lambda _: names,
         [1] * len(names),
