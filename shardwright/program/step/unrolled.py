@@ -38,6 +38,7 @@ class Loop:
         renames: other names that transfers get before each iteration but the first.
         micro_batches: how many micro-batches later an iteration is than the one before it, if it
             is the passes of such, in which other groups may take part; else 0.
+        left_out: how many more iterations the step has, which are not played.
     """
 
     times: int
@@ -47,6 +48,7 @@ class Loop:
     outside: Callable[[int], Sequence[Hashable]] = lambda _: ()
     renames: Mapping[Hashable, Hashable] = field(default_factory=dict)
     micro_batches: int = 0
+    left_out: int = 0
 
     @property
     def depth(self) -> int:

@@ -193,6 +193,8 @@ class _Pipeline(Generic[_Made]):
         seconds = max(self.made.free.values(), default=0.0)
         found = None
         for player in self.players:
+            if not player.cycle_ends:
+                return None
             for before, one, other in zip(*player.cycle_ends[-3:], strict=True):
                 if other == one == before:
                     continue  # a stream that they do not use
@@ -323,14 +325,19 @@ class _Group(LoopPlayer):
     def _micro_batches(self, loop: Loop, following: Item) -> Iterator[bool]:
         """Play passes of all micro-batches of a loop, between which messages are waited for."""
         items = timed(loop.iteration(0))  # all iterations are equal
-        quiet = self._until_messages(items)
+        quiet, lasting = self._until_messages(items), self._sent.keys() - loop.renames.values()
         for number in range(loop.times):
+            computed, waits = self._computed, len(self._orderings)
             if number:
                 self._rename(loop.renames)
                 self._later += loop.micro_batches
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
             self.cycle_ends.append([self.made.free[track] for track in self._own])
+        if len(self._orderings) == waits:  # the next wait for the slowest rank is behind all cycles
+            self._computed += loop.left_out * (self._computed - computed)
+        elif self.prices.late is not None and not lasting.isdisjoint(self._sent):
+            self.cycle_ends = []  # one of these counts what is computed in all cycles
 
     def _numbered(self, name: str) -> str:
         value, _, number = name.rpartition("@")
@@ -431,19 +438,3 @@ def _name(one: Recv, later: int) -> str:
     number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
     what = "gradients" if one.backward else "values"
     return f"receive {what} {int(number) + 1 + later if number.isdigit() else 1}"
-
-
-def group_names(homes: Sequence[int], width: int) -> list[str]:
-    """Names of the groups of a pipeline: their stages and their ranks, `width` each.
-
-    >>> group_names((0, 1, 0, 1), 2)
-    ['stages 1, 3, ranks 0-1', 'stages 2, 4, ranks 2-3']
-    """
-    names = []
-    for group in range(max(homes) + 1):
-        mine = [str(stage + 1) for stage, home in enumerate(homes) if home == group]
-        stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
-        first = group * width
-        ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
-        names.append(f"{stages}, {ranks}")
-    return names

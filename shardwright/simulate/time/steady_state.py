@@ -45,13 +45,15 @@ def repeated(order: Sequence[Item], repeat: Repeat, played: int | None = None) -
     if [_form(one) for one in found] != [_form(one) for one in left]:
         raise SteadyStateError("a cycle of passes leaves other transfers than it finds")
     names = [one.transfer for one in left]
+    played = repeat.times if played is None else played
     loop = Loop(
-        repeat.times if played is None else played,
+        played,
         lambda _: again,
         lambda _: names,
         [1] * len(names),
         renames=dict(zip(names, (one.transfer for one in found), strict=True)),
         micro_batches=repeat.micro_batches,
+        left_out=repeat.times - played,
     )
     return [*order[:start], loop, *_with_sums(order, repeat, end)]
 
