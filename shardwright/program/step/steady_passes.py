@@ -47,7 +47,7 @@ class Start(NamedTuple):
         return name.startswith(self.prefix) and number == str(self.number)
 
 
-class Repeat(NamedTuple):
+class RepeatedPasses(NamedTuple):
     """Instructions of a group from the first of `starts` to the second, which run `times` times.
 
     From each of `starts` on the same cycle runs, of so many `micro_batches` later.
@@ -69,13 +69,13 @@ class FewMicroBatches:
     cycle: int
     starts: tuple[Pass, ...]
 
-    def repeat(self, pipeline: Pipeline, group: int, micro_batches: int) -> Repeat:
+    def repeat(self, pipeline: Pipeline, group: int, micro_batches: int) -> RepeatedPasses:
         """The cycle of a group, with how many times it runs in a step of `micro_batches`."""
         stage, number, _ = self.starts[group]
         prefix = f"s{stage}." if pipeline.stages > pipeline.groups else ""
         starts = tuple(Start(prefix, number + n * self.cycle) for n in range(3))
         times = 1 + (micro_batches - self.count) // self.cycle
-        return Repeat(starts, times, self.cycle)
+        return RepeatedPasses(starts, times, self.cycle)
 
 
 @lru_cache(maxsize=64)
@@ -155,7 +155,7 @@ def _places(few: Sequence[Pass], many: Sequence[Pass], cycle: int, left_out: int
 
 
 def _common(one: Sequence[Pass], other: Sequence[Pass]) -> int:
-    """How many of the first passes are equal."""
+    """The number of first passes that are equal."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -178,7 +178,7 @@ def _next_received(found: Sequence[PassMessages]) -> Message | None:
     return next((message for one in found for message in one.posts), None)
 
 
-def steady_cycles(program: StepProgram, repeat: Repeat) -> tuple[Section, Section]:
+def steady_cycles(program: StepProgram, repeat: RepeatedPasses) -> tuple[Section, Section]:
     """The cycle of passes that is repeated, and the next one.
 
     Raises `NotPeriodicError` if they do not do the same, or wait for other transfers.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shardwright.program.step.instructions import StepInstruction
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """One group's part of a message or collective of several groups, after its tasks `after`.
 
     It is of a micro-batch so many `later` than the instruction, which is repeated.
@@ -31,12 +31,12 @@ class Links:
     """
 
     def __init__(self) -> None:
-        self._parts: defaultdict[tuple[str, int], list[Part]] = defaultdict(list)
+        self._parts: defaultdict[tuple[str, int], list[GroupPart]] = defaultdict(list)
         self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
 
     def join(
-        self, channel: str, size: int, part: Part
-    ) -> tuple[tuple[str, int], Sequence[Part] | None]:
+        self, channel: str, size: int, part: GroupPart
+    ) -> tuple[tuple[str, int], Sequence[GroupPart] | None]:
         """Add a group's part; return the operation's key, and all its parts if it is complete."""
         count = self._counts[channel, part.group]
         self._counts[channel, part.group] += 1

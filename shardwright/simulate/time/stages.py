@@ -29,11 +29,11 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.sections import Sections
-from shardwright.program.step.steady_passes import Repeat
+from shardwright.program.step.steady_passes import RepeatedPasses
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
-from shardwright.simulate.time.links import Links, Part
+from shardwright.simulate.time.links import GroupPart, Links
 from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
@@ -42,7 +42,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
 
 
-Repeats = Sequence[Repeat] | None  # for each group; None: all passes run once
+Repeats = Sequence[RepeatedPasses] | None  # for each group; None: all passes run once
 
 
 def simulated_stages(
@@ -405,7 +405,7 @@ class _Group(LoopPlayer):
 
     def _join(self, one: Send | Recv | Transfer, name: Hashable, channel: str, size: int) -> None:
         """Add this group's part of an operation; schedule it if this part is the last."""
-        part = Part(self._group, one, self._behind, self._later)
+        part = GroupPart(self._group, one, self._behind, self._later)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[name] = key
         if parts is None:

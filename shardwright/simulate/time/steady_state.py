@@ -14,7 +14,7 @@ from itertools import pairwise, permutations
 
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Recv, Send, Transfer, Wait, writes
-from shardwright.program.step.steady_passes import Repeat, Start
+from shardwright.program.step.steady_passes import RepeatedPasses, Start
 from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
 
@@ -31,10 +31,12 @@ def played(order: Sequence[Item], lowered: int, micro_batches: int) -> list[Item
     if micro_batches <= lowered:
         return list(order)
     starts = Start("", 1), Start("", 2)
-    return repeated(order, Repeat(starts, micro_batches - lowered + 1, 1))
+    return repeated(order, RepeatedPasses(starts, micro_batches - lowered + 1, 1))
 
 
-def repeated(order: Sequence[Item], repeat: Repeat, played: int | None = None) -> list[Item]:
+def repeated(
+    order: Sequence[Item], repeat: RepeatedPasses, played: int | None = None
+) -> list[Item]:
     """The instructions with the first cycle of `repeat` as often as it says, or `played` times.
 
     Raises `SteadyStateError` as `played` does.
@@ -58,7 +60,7 @@ def repeated(order: Sequence[Item], repeat: Repeat, played: int | None = None) -
     return [*order[:start], loop, *_with_sums(order, repeat, end)]
 
 
-def _with_sums(order: Sequence[Item], repeat: Repeat, end: int) -> Iterator[Item]:
+def _with_sums(order: Sequence[Item], repeat: RepeatedPasses, end: int) -> Iterator[Item]:
     """The instructions from `end` on; transfers of values of all micro-batches have all of them.
 
     Those are sums of results, which have a part from each cycle.

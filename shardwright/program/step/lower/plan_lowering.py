@@ -20,7 +20,7 @@ from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.steady_passes import (
     FewMicroBatches,
-    Repeat,
+    RepeatedPasses,
     few_micro_batches,
     steady_cycles,
 )
@@ -95,14 +95,14 @@ class PlanLowering:
         few = self._few_of_all
         return 0 if few is None else self.decisions.micro_batches - few.count
 
-    def repeat(self, group: int) -> Repeat | None:
+    def repeat(self, group: int) -> RepeatedPasses | None:
         """The cycle of passes of a group that is repeated; None if no micro-batch is left out."""
         pipeline, few = self.decisions.pipeline, self._few_of_all
         if pipeline is None or few is None:
             return None
         return few.repeat(pipeline, group, self.decisions.micro_batches)
 
-    def repeats(self, programs: Sequence[StepProgram]) -> list[Repeat] | None:
+    def repeats(self, programs: Sequence[StepProgram]) -> list[RepeatedPasses] | None:
         """For each group the cycle of passes that is repeated; None if no micro-batch is left out.
 
         `programs` are those of the groups. Raises `NotPeriodicError` if the passes of the next
