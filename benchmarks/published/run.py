@@ -97,8 +97,9 @@ def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
     near = plan.peak_bytes > _NEAR * machine.device.usable_bytes
-    if plan.pipeline is not None and not (simulated or near):
-        return replace(plan, step_seconds=refinement.seconds(plan))
+    if plan.pipeline is not None and not simulated:  # without a timeline of all passes
+        seconds = refinement.seconds(plan)
+        return refinement.compared(plan) if near else replace(plan, step_seconds=seconds)
     priced = refinement.settled(plan) if simulated or near else refinement.timed(plan)
     deeper = refinement.deepened(priced, machine.device.usable_bytes)
     return deeper if priced.memory is None else refinement.settled(deeper)
