@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +25,7 @@ from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import recipe_for
@@ -71,7 +72,8 @@ def predict(row: Row) -> Prediction:
         machine, strategy, shape = machine_of(row), strategy_of(row), Shape.of(row)
         require_recipe(strategy, machine)
         expansion = _expansion(shape, machine, optimizer_of(row), recipe_for(strategy))
-        plan = _plan(expansion, strategy, simulated=_has_memory(row))
+        with paused():
+            plan = _plan(expansion, strategy, simulated=_has_memory(row))
     except (UnpriceableError, StrategyError) as error:
         return Prediction(row.key, unpriced=str(error))
     return Prediction(
@@ -95,6 +97,9 @@ def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
     near = plan.peak_bytes > _NEAR * machine.device.usable_bytes
+    if plan.pipeline is not None and not simulated:  # without a timeline of all passes
+        seconds = refinement.seconds(plan)
+        return refinement.compared(plan) if near else replace(plan, step_seconds=seconds)
     priced = refinement.settled(plan) if simulated or near else refinement.timed(plan)
     deeper = refinement.deepened(priced, machine.device.usable_bytes)
     return deeper if priced.memory is None else refinement.settled(deeper)

@@ -142,7 +142,7 @@ class FoldedCosts:
                 return None  # lowering them takes about as long as lowering all
         else:
             count, pipeline = decisions.micro_batches, decisions.pipeline
-            some = pipeline is not None and few_micro_batches(pipeline, count) < count
+            some = pipeline is not None and few_micro_batches(pipeline, count) is not None
             folded = self._whole if some else None
         if folded is None:
             return None

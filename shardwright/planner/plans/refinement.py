@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -158,10 +158,20 @@ class Refinement:
         return self._remembered[id(plan)][1]
 
     def timed(self, plan: Plan) -> Plan:
-        """`plan`, which has no stages, with the time of its step."""
+        """`plan` with the time of its step."""
         if id(plan) not in self._timed:
-            self._timed[id(plan)] = plan, self._times.refined(plan, self._lowering(plan))
+            found = self._from_few(plan, lambda lowering: self._times.refined(plan, lowering))
+            self._timed[id(plan)] = plan, found
         return self._timed[id(plan)][1]
+
+    def _from_few(self, plan: Plan, settled: Callable[[PlanLowering], Plan]) -> Plan:
+        """`settled` by few micro-batches of a pipeline if others run as they do, else by all."""
+        if plan.pipeline is not None and not plan.is_asynchronous:
+            few = self._folded.few_micro_batches(plan, self._decisions(plan))
+            if few is not None:
+                with suppress(NotPeriodicError, SteadyStateError):
+                    return settled(few)
+        return settled(self._lowering(plan))
 
     def settled(self, plan: Plan) -> Plan:
         """`plan` with the time and the memory of its step, as it is shown to users."""
@@ -194,18 +204,13 @@ class Refinement:
         return useful_seconds(self.graph, self._analysis, self._machine.device)
 
     def _simulated(self, plan: Plan) -> Plan:
-        """Simulate a plan; of a pipeline few micro-batches, if others run as they do."""
+        """`plan` with its simulated time and memory."""
+        timed = self.timed(plan)
         if plan.pipeline is None:
-            timed, found = self.timed(plan), self._with_memory(plan)
+            found = self._with_memory(plan)
             return replace(timed, memory=found.memory, peak_bytes=found.peak_bytes)
         _, worst = self._worst.get(id(plan), (None, None))
-        if not plan.is_asynchronous:
-            few = self._folded.few_micro_batches(plan, self._decisions(plan))
-            if few is not None:
-                with suppress(NotPeriodicError, SteadyStateError):  # then all are simulated below
-                    return self._memories.settled(self._times.refined(plan, few), few, worst)
-        lowering = self._lowering(plan)
-        return self._memories.settled(self._times.refined(plan, lowering), lowering, worst)
+        return self._from_few(plan, lambda lowering: self._memories.settled(timed, lowering, worst))
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """A compared plan that gathers more buckets of parameters ahead, where that is faster.

@@ -18,9 +18,10 @@ from shardwright.machine.model import Machine
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.time.async_pipeline import simulated_calls
 from shardwright.simulate.time.program_prices import prices_of
-from shardwright.simulate.time.stages import group_names, simulated_stages
+from shardwright.simulate.time.stages import simulated_stages
 from shardwright.simulate.time.steady_state import SteadyStateError
 from shardwright.simulate.time.step_program import simulated
+from shardwright.simulate.time.timeline import group_names
 
 
 @final

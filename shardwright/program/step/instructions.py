@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -343,8 +344,8 @@ def writes(one: StepInstruction) -> tuple[str, ...]:
 
 
 def _read_backward(one: Backward) -> tuple[str, ...]:
-    given = [name for names in one.given for name in names]
-    return (*given, *[name for _, name in one.copies]) if one.copies else tuple(given)
+    given = tuple(chain.from_iterable(one.given))
+    return (*given, *[name for _, name in one.copies]) if one.copies else given
 
 
 def _written_backward(one: Backward) -> tuple[str, ...]:

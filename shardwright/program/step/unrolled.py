@@ -36,8 +36,9 @@ class Loop:
         lags: for each of those, how many iterations later it is waited for; None: never.
         outside: names of the transfers that an iteration waits for and the loop did not start.
         renames: other names that transfers get before each iteration but the first.
-        passes: whether an iteration is the passes of a micro-batch, in which other groups may take
-            part.
+        micro_batches: how many micro-batches later an iteration is than the one before it, if it
+            is the passes of such, in which other groups may take part; else 0.
+        left_out: how many more iterations the step has, which are not played.
     """
 
     times: int
@@ -46,7 +47,8 @@ class Loop:
     lags: Sequence[int | None]
     outside: Callable[[int], Sequence[Hashable]] = lambda _: ()
     renames: Mapping[Hashable, Hashable] = field(default_factory=dict)
-    passes: bool = False
+    micro_batches: int = 0
+    left_out: int = 0
 
     @property
     def depth(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.async_pipeline.versions import Carried
 from shardwright.program.step.host_copies import HostCopy
@@ -139,16 +137,20 @@ def _check_definitions(
     one: StepInstruction, there: set[str], freed: set[str], read: set[str]
 ) -> None:
     """Raise `VerifyError` if a result is defined already, unless it is a total that is added to."""
+    made = writes(one)
+    if not made:
+        return
     totals: set[str] = set()
     if isinstance(one, Accumulate):
         totals = {one.total}
     elif isinstance(one, Backward):
         totals = {total for _, total in one.totals}
-    for name, times in Counter(writes(one)).items():
+    twice = len(set(made)) < len(made)
+    for name in made:
         again = name in there and name not in totals
         if name in totals and name in read:
             raise VerifyError(f"{one}: adds to %{name} after it was read")
-        if times > 1 or again or name in freed:
+        if again or name in freed or (twice and made.count(name) > 1):
             raise VerifyError(f"{one}: defines %{name} twice")
 
 

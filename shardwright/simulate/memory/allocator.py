@@ -162,6 +162,26 @@ class Allocator:
             self._note(block, Use.WORKSPACE, 1)
         self.drop(block)
 
+    def grow(self, since: int, rounded: int, times: int) -> None:
+        """Allocate for good, so many times, what was allocated and not freed since a moment.
+
+        `since` is a number of `changes`, and `rounded` how many bytes were rounded up since then.
+        """
+        found: Counter[tuple[str | None, Use]] = Counter()
+        for module, use, size in self._changes[since:]:
+            found[module, use] += times * size
+        more = [(module, use, size) for (module, use), size in found.items() if size]
+        if not more:
+            return
+        self._changes += more
+        self.total += sum(size for _, _, size in more)
+        self.rounded += times * rounded
+        if self.requests is not None:
+            size = sum(size for _, _, size in more) // times + rounded
+            first = -len(self.requests)  # no block's number
+            self.requests += [Request(first - n, size, True) for n in range(times)]
+        self._record()
+
     def becomes(self, block: Block, use: Use) -> None:
         """Change the purpose of the block."""
         if block.use is not use and block.use is not Use.LASTING:
@@ -191,6 +211,10 @@ class Allocator:
         self._note(block, block.counts_as, sign)
         self.rounded += sign * (-block.bytes % self.granularity)
         self.total += size
+        self._record()
+
+    def _record(self) -> None:
+        """Record the level where it is the highest."""
         if self.total > self._high.total:
             self._high = self.level
         if self.total > self.peak:

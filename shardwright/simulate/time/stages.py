@@ -8,11 +8,10 @@ that starts first gets a link first.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.pipeline import AXIS
@@ -25,15 +24,16 @@ from shardwright.program.step.instructions import (
     Gradients,
     Recv,
     Send,
-    StepInstruction,
     Transfer,
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.sections import Sections
+from shardwright.program.step.steady_passes import RepeatedPasses
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
+from shardwright.simulate.time.links import GroupPart, Links
 from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
@@ -42,42 +42,7 @@ from shardwright.simulate.time.timeline import TaskSchedule
 Lost = Mapping[int, float]  # seconds that a group waits for its slowest rank, by collective
 
 
-class _Part(NamedTuple):
-    """One group's part of a message or collective of several groups, after its tasks `after`.
-
-    It is of a micro-batch so many `later` than the instruction, which is repeated.
-    """
-
-    group: int
-    one: StepInstruction
-    after: tuple[int, ...]
-    later: int
-
-
-class Links:
-    """Matches operations of several groups; each runs when all its members have started it.
-
-    The nth operation of a group on a channel matches the nth operation of the other groups.
-    """
-
-    def __init__(self) -> None:
-        self._parts: defaultdict[tuple[str, int], list[_Part]] = defaultdict(list)
-        self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
-
-    def join(
-        self, channel: str, size: int, part: _Part
-    ) -> tuple[tuple[str, int], Sequence[_Part] | None]:
-        """Add a group's part; return the operation's key, and all its parts if it is complete."""
-        count = self._counts[channel, part.group]
-        self._counts[channel, part.group] += 1
-        key = channel, count
-        self._parts[key].append(part)
-        return key, self._parts.pop(key) if len(self._parts[key]) == size else None
-
-
-# For each group a micro-batch, and how many times the passes from its forward pass to the next one
-# run; None: once.
-Repeats = Sequence[tuple[int, int]] | None
+Repeats = Sequence[RepeatedPasses] | None  # for each group; None: all passes run once
 
 
 def simulated_stages(
@@ -99,7 +64,7 @@ def simulated_stages(
         SteadyStateError: passes leave other transfers in flight than they find.
     """
     parts = _repeated([(one, in_order(one)) for one in programs], repeats)
-    return _played(TaskSchedule, parts, prices, names).timeline
+    return _played(TaskSchedule, parts, prices, names).made.timeline
 
 
 def stages_seconds(
@@ -108,6 +73,9 @@ def stages_seconds(
     repeats: Repeats = None,
 ) -> Seconds:
     """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
+
+    Cycles of passes are played until one makes all groups as much later as the one before did: each
+    of the others does so, too (`step_seconds.py`).
 
     Args:
         programs: the step program of one rank of each group; one in sections stands for that of
@@ -125,21 +93,35 @@ def stages_seconds(
         for one in programs
     ]
     names = [f"group {i}" for i in range(len(parts))]
-    return _played(Clock, _repeated(parts, repeats), prices, names).seconds
+    times = repeats[0].times if repeats else 0
+    played = _FIRST_CYCLES
+    while repeats and played < times:
+        found = _played(Clock, _repeated(parts, repeats, played), prices, names)
+        if (shift := found.shift()) is not None:
+            return Seconds(found.made.seconds + (times - played) * shift)
+        played *= 2
+    return _played(Clock, _repeated(parts, repeats), prices, names).made.seconds
 
 
 # A group's program, and its instructions in order.
 _Program = tuple[StepProgram, Sequence[Item]]
 
 
-def _repeated(parts: Sequence[_Program], repeats: Repeats) -> Sequence[_Program]:
-    """The programs with passes repeated for micro-batches that were left out."""
+def _repeated(
+    parts: Sequence[_Program], repeats: Repeats, played: int | None = None
+) -> Sequence[_Program]:
+    """The programs with passes repeated for micro-batches that were left out.
+
+    With `played` their cycle runs so many times, in a step that has as many as `repeats` say.
+    """
     if repeats is None:
         return parts
     pairs = zip(parts, repeats, strict=True)
-    return [(program, repeated(order, *repeat)) for (program, order), repeat in pairs]
+    return [(program, repeated(order, repeat, played)) for (program, order), repeat in pairs]
 
 
+_FIRST_CYCLES = 4  # that are played before it is known that they repeat
+_NEAR = 1e-13  # relative difference of times that count as equal
 _Made = TypeVar("_Made", bound=TaskSchedule)
 
 
@@ -148,8 +130,8 @@ def _played(
     programs: Sequence[_Program],
     prices: Sequence[StepPrices],
     names: Sequence[str],
-) -> _Made:
-    """The schedule of all tasks, with the seconds that groups wait for their slowest ranks."""
+) -> _Pipeline[_Made]:
+    """The played programs, with the seconds that groups wait for their slowest ranks."""
     found = made()
     first = _Pipeline(found, programs, prices, names, [{}] * len(programs))
     lost = [
@@ -158,16 +140,16 @@ def _played(
     ]
     if any(lost):
         found = made()
-        _Pipeline(found, programs, prices, names, lost)
-    return found
+        return _Pipeline(found, programs, prices, names, lost)
+    return first
 
 
-class _Pipeline:
+class _Pipeline(Generic[_Made]):
     """Plays the programs of all groups in the order of simulated time."""
 
     def __init__(
         self,
-        made: TaskSchedule,
+        made: _Made,
         programs: Sequence[_Program],
         prices: Sequence[StepPrices],
         names: Sequence[str],
@@ -187,14 +169,40 @@ class _Pipeline:
         self._now = {group: player.now for group, player in enumerate(self.players)}
         left = {group: player.steps() for group, player in enumerate(self.players)}
         while left:
-            now = self.times()
-            if not now:
+            group = self._next()
+            if group is None:
                 raise PipelineError("the groups of the pipeline wait for each other")
-            group = min(now, key=now.__getitem__)
             if next(left[group], None) is None:
                 del left[group], self._now[group]
             else:
                 self._now[group] = self.players[group].now
+
+    def _next(self) -> int | None:
+        """The group that can play an instruction first; None if all wait for each other."""
+        found, first = None, inf
+        for group, now in self._now.items():
+            if now < first and not self.players[group].is_blocked:
+                found, first = group, now
+        return found
+
+    def shift(self) -> float | None:
+        """The seconds by which each of the last two cycles of passes makes all groups later.
+
+        None if they do not make all streams that they use as much later.
+        """
+        seconds = max(self.made.free.values(), default=0.0)
+        found = None
+        for player in self.players:
+            if not player.cycle_ends:
+                return None
+            for before, one, other in zip(*player.cycle_ends[-3:], strict=True):
+                if other == one == before:
+                    continue  # a stream that they do not use
+                for later in (one - before, other - one):
+                    found = later if found is None else found
+                    if abs(later - found) > _NEAR * seconds:
+                        return None
+        return found
 
     def times(self) -> dict[int, float]:
         """The time at which each group can play its next instruction, if it can."""
@@ -205,7 +213,7 @@ class _Pipeline:
 def _is_message(one: Item) -> bool:
     """Whether several groups may take part in an instruction."""
     if isinstance(one, Loop):
-        return one.passes
+        return one.micro_batches > 0
     match one.instruction:
         case Send() | Recv():
             return True
@@ -229,7 +237,7 @@ class _Group(LoopPlayer):
 
     def __init__(
         self,
-        pipeline: _Pipeline,
+        pipeline: _Pipeline[Any],
         group: int,
         given: _Program,
         prices: StepPrices,
@@ -249,6 +257,7 @@ class _Group(LoopPlayer):
         self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
         self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
         self.quiet = 0.0  # seconds of computation before the next message, at least
+        self.cycle_ends: list[list[float]] = []  # of a loop of passes: when each stream is free
         self._later = 0  # how many micro-batches instructions have been repeated for
 
     @property
@@ -277,7 +286,7 @@ class _Group(LoopPlayer):
         """Play instructions that take time; `quiet` is that of `_until_messages`."""
         for at, (now, following) in enumerate(pairwise([*items, end])):
             if isinstance(now, Loop):
-                if now.passes:
+                if now.micro_batches:
                     yield from self._micro_batches(now, following)
                 else:
                     self.quiet = quiet[at + 1]
@@ -316,21 +325,29 @@ class _Group(LoopPlayer):
     def _micro_batches(self, loop: Loop, following: Item) -> Iterator[bool]:
         """Play passes of all micro-batches of a loop, between which messages are waited for."""
         items = timed(loop.iteration(0))  # all iterations are equal
-        quiet = self._until_messages(items)
+        quiet, lasting = self._until_messages(items), self._sent.keys() - loop.renames.values()
         for number in range(loop.times):
+            computed, waits = self._computed, len(self._orderings)
             if number:
                 self._rename(loop.renames)
-                self._later += 1
+                self._later += loop.micro_batches
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
+            self.cycle_ends.append([self.made.free[track] for track in self._own])
+        if len(self._orderings) == waits:  # the next wait for the slowest rank is behind all cycles
+            self._computed += loop.left_out * (self._computed - computed)
+        elif self.prices.late is not None and not lasting.isdisjoint(self._sent):
+            self.cycle_ends = []  # one of these counts what is computed in all cycles
+
+    def _numbered(self, name: str) -> str:
+        value, _, number = name.rpartition("@")
+        return f"{value}@{int(number) + self._later}" if number.isdigit() and value else name
 
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers and messages in flight other names."""
-        for name, other in names.items():
-            if name in self._keys:
-                self._keys[other] = self._keys.pop(name)
-            else:
-                self._sent[other] = self._sent.pop(name)
+        messages = {name: other for name, other in names.items() if name in self._keys}
+        self._keys.update([(other, self._keys.pop(name)) for name, other in messages.items()])
+        super()._rename({name: other for name, other in names.items() if name not in messages})
 
     def _iteration(self, loop: Loop, number: int, following: Item) -> Iterator[bool]:
         """Play an iteration; yields at each instruction if messages may delay it."""
@@ -388,7 +405,7 @@ class _Group(LoopPlayer):
 
     def _join(self, one: Send | Recv | Transfer, name: Hashable, channel: str, size: int) -> None:
         """Add this group's part of an operation; schedule it if this part is the last."""
-        part = _Part(self._group, one, self._behind, self._later)
+        part = GroupPart(self._group, one, self._behind, self._later)
         key, parts = self._pipeline.links.join(channel, size, part)
         self._keys[name] = key
         if parts is None:
@@ -421,19 +438,3 @@ def _name(one: Recv, later: int) -> str:
     number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
     what = "gradients" if one.backward else "values"
     return f"receive {what} {int(number) + 1 + later if number.isdigit() else 1}"
-
-
-def group_names(homes: Sequence[int], width: int) -> list[str]:
-    """Names of the groups of a pipeline: their stages and their ranks, `width` each.
-
-    >>> group_names((0, 1, 0, 1), 2)
-    ['stages 1, 3, ranks 0-1', 'stages 2, 4, ranks 2-3']
-    """
-    names = []
-    for group in range(max(homes) + 1):
-        mine = [str(stage + 1) for stage, home in enumerate(homes) if home == group]
-        stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
-        first = group * width
-        ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
-        names.append(f"{stages}, {ranks}")
-    return names

@@ -8,10 +8,13 @@ repetition waits for the transfer that the preceding repetition started.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
 
 from shardwright.program.step.host_copies import HostCopy
-from shardwright.program.step.instructions import Forward, Recv, Send, Transfer, Wait
+from shardwright.program.step.instructions import Recv, Send, Transfer, Wait, writes
+from shardwright.program.step.steady_passes import RepeatedPasses, Start
 from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
 
@@ -27,51 +30,76 @@ def played(order: Sequence[Item], lowered: int, micro_batches: int) -> list[Item
     """
     if micro_batches <= lowered:
         return list(order)
-    return repeated(order, 1, micro_batches - lowered + 1)
+    starts = Start("", 1), Start("", 2)
+    return repeated(order, RepeatedPasses(starts, micro_batches - lowered + 1, 1))
 
 
-def repeated(order: Sequence[Item], first: int, times: int) -> list[Item]:
-    """The instructions from the micro-batch `first` to the next one run so many `times`.
+def repeated(
+    order: Sequence[Item], repeat: RepeatedPasses, played: int | None = None
+) -> list[Item]:
+    """The instructions with the first cycle of `repeat` as often as it says, or `played` times.
 
     Raises `SteadyStateError` as `played` does.
     """
-    start, end = (_first_run(order, str(batch)) for batch in (first, first + 1))
+    start, end = (_first_run(order, one) for one in repeat.starts[:2])
     again = order[start:end]
-    waited, left = _matched(again)
-    found = [one for one in _matched(order[:start])[1] if one.transfer in waited]
+    found, left = _in_flight(order[:start]), _in_flight(order[:end])
     if [_form(one) for one in found] != [_form(one) for one in left]:
-        raise SteadyStateError("the second micro-batch leaves other transfers than it finds")
+        raise SteadyStateError("a cycle of passes leaves other transfers than it finds")
     names = [one.transfer for one in left]
+    played = repeat.times if played is None else played
     loop = Loop(
-        times,
+        played,
         lambda _: again,
         lambda _: names,
         [1] * len(names),
         renames=dict(zip(names, (one.transfer for one in found), strict=True)),
-        passes=True,
+        micro_batches=repeat.micro_batches,
+        left_out=repeat.times - played,
     )
-    return [*order[:start], loop, *order[end:]]
+    return [*order[:start], loop, *_with_sums(order, repeat, end)]
 
 
-def _first_run(order: Sequence[Item], batch: str) -> int:
-    """The index of the first `Forward` of the micro-batch with the number `batch`."""
+def _with_sums(order: Sequence[Item], repeat: RepeatedPasses, end: int) -> Iterator[Item]:
+    """The instructions from `end` on; transfers of values of all micro-batches have all of them.
+
+    Those are sums of results, which have a part from each cycle.
+    """
+    starts = [_first_run(order, one) for one in repeat.starts]
+    made = [_made(order[slice(*cycle)]) for cycle in pairwise(starts)]
+    cycles = [one - other for one, other in permutations(made, 2)]  # names of their own
+    for at, one in enumerate(order[end:], end):
+        if isinstance(one, Played) and isinstance(one.instruction, Transfer) and at >= starts[-1]:
+            parts = one.instruction.parts
+            found = [[part for part in parts if part.value in own] for own in cycles]
+            if found and all(found):
+                more = found[0] * (repeat.times - 1)
+                one = one._replace(instruction=replace(one.instruction, parts=(*parts, *more)))
+        yield one
+
+
+def _made(order: Iterable[Item]) -> set[str]:
+    """The names that instructions write, without those of loops."""
+    return {name for one in order if isinstance(one, Played) for name in writes(one.instruction)}
+
+
+def _first_run(order: Sequence[Item], start: Start) -> int:
+    """The index of the first region of a stage and micro-batch."""
     for position, one in enumerate(order):
-        if isinstance(one, Loop) or not isinstance(one.instruction, Forward):
-            continue
-        if one.instruction.call.partition("@")[2] == batch:
+        if not isinstance(one, Loop) and start.is_begun_by(one.instruction):
             return position
-    raise SteadyStateError(f"micro-batch {batch} runs no region")
+    raise SteadyStateError(f"micro-batch {start.number} runs no region")
 
 
-def _matched(order: Iterable[Item]) -> tuple[set[Hashable], list[Played]]:
-    """The transfers that are waited for, and those that are started and not waited for."""
-    started, waited = [], set()
+def _in_flight(order: Iterable[Item]) -> list[Played]:
+    """The transfers that are started and not waited for, in order."""
+    started: dict[Hashable, Played] = {}
     for one in transfers(order):
-        if not isinstance(one.instruction, Wait):
-            started.append(one)
+        if isinstance(one.instruction, Wait):
+            del started[one.transfer]
         else:
-            waited.add(one.transfer)
-    return waited, [one for one in started if one.transfer not in waited]
+            started[one.transfer] = one
+    return list(started.values())
 
 
 def _form(one: Played) -> tuple[object, ...]:

@@ -229,8 +229,7 @@ class Player:
 
     def _rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """Give transfers in flight other names."""
-        for name, other in names.items():
-            self._sent[other] = self._sent.pop(name)
+        self._sent.update([(other, self._sent.pop(name)) for name, other in names.items()])
 
     def _behind_iteration(self, loop: Loop, number: int, following: Item) -> Played:
         """The first instruction behind an iteration; transfers have the names they have there."""
@@ -315,10 +314,15 @@ class Player:
         if id(one) not in self._priced:
             self._priced[id(one)] = self._price_of(one)
         name, seconds, exposed = self._priced[id(one)]
+        name = self._numbered(name)
         self._compute(f"fill the buffer: {name}", seconds.fill)
         sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
         if not awaited:
             self._compute(f"slowed down: {sent.name}", sent.seconds * exposed, idle=True)
+
+    def _numbered(self, name: str) -> str:
+        """The name of a transfer with the number of its micro-batch."""
+        return name
 
     def _copy(self, one: HostCopy) -> Sent:
         """Schedule a copy to the host or from it."""

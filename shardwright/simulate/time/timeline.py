@@ -9,7 +9,7 @@ longer. This module depends on neither plans nor machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Timeline, Track
@@ -77,3 +77,19 @@ def schedule(tasks: Iterable[Task]) -> Timeline:
     for task in tasks:
         found.add(task)
     return found.timeline
+
+
+def group_names(homes: Sequence[int], width: int) -> list[str]:
+    """Names of the groups of a pipeline: their stages and their ranks, `width` each.
+
+    >>> group_names((0, 1, 0, 1), 2)
+    ['stages 1, 3, ranks 0-1', 'stages 2, 4, ranks 2-3']
+    """
+    names = []
+    for group in range(max(homes) + 1):
+        mine = [str(stage + 1) for stage, home in enumerate(homes) if home == group]
+        stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
+        first = group * width
+        ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
+        names.append(f"{stages}, {ranks}")
+    return names

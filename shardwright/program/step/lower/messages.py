@@ -31,6 +31,10 @@ class Message(NamedTuple):
         """Whether it has gradients."""
         return self.target < self.source
 
+    def later(self, number: int) -> Message:
+        """The same message of so many micro-batches later."""
+        return self._replace(number=self.number + number)
+
 
 @dataclass(frozen=True, slots=True)
 class PassMessages:
@@ -46,6 +50,16 @@ class PassMessages:
     received: Message | None
     known_sent: tuple[Message, ...]
     sent: Message | None
+
+    def later(self, number: int) -> PassMessages:
+        """The same of so many micro-batches later."""
+        return PassMessages(
+            self.one._replace(number=self.one.number + number),
+            tuple(one.later(number) for one in self.posts),
+            None if self.received is None else self.received.later(number),
+            tuple(one.later(number) for one in self.known_sent),
+            None if self.sent is None else self.sent.later(number),
+        )
 
 
 @lru_cache(maxsize=16)

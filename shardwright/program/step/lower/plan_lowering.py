@@ -19,9 +19,10 @@ from shardwright.program.step.lower.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.steady_passes import (
+    FewMicroBatches,
+    RepeatedPasses,
     few_micro_batches,
-    steady_batch,
-    steady_pairs,
+    steady_cycles,
 )
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis
@@ -81,31 +82,39 @@ class PlanLowering:
         return tuple(first.setdefault(form, n) for n, form in enumerate(forms))
 
     @cached_property
-    def left_out(self) -> int:
-        """The number of micro-batches of a pipeline that are left out: others stand for them."""
+    def _few_of_all(self) -> FewMicroBatches | None:
+        """The micro-batches of a pipeline that stand for all; None if none is left out."""
         pipeline, count = self.decisions.pipeline, self.decisions.micro_batches
         if not self._few or pipeline is None or set(self.first_equal) != {0}:
-            return 0
-        return count - few_micro_batches(pipeline, count)
-
-    def steady_batch(self, group: int) -> int:
-        """The micro-batch whose passes in a group stand for those that are left out."""
-        assert self.decisions.pipeline is not None, "without stages none is left out"
-        return steady_batch(self.decisions.pipeline, group, len(self.numbers))
-
-    def repeats(self, programs: Sequence[StepProgram]) -> list[tuple[int, int]] | None:
-        """For each group the micro-batch whose passes are repeated, and how many times they run.
-
-        `programs` are those of the groups; None if no micro-batch is left out. Raises
-        `NotPeriodicError` if the passes of the next one do not do the same.
-        """
-        if not self.left_out:
             return None
+        return few_micro_batches(pipeline, count)
+
+    @property
+    def left_out(self) -> int:
+        """The number of micro-batches of a pipeline that are left out: others stand for them."""
+        few = self._few_of_all
+        return 0 if few is None else self.decisions.micro_batches - few.count
+
+    def repeat(self, group: int) -> RepeatedPasses | None:
+        """The cycle of passes of a group that is repeated; None if no micro-batch is left out."""
+        pipeline, few = self.decisions.pipeline, self._few_of_all
+        if pipeline is None or few is None:
+            return None
+        return few.repeat(pipeline, group, self.decisions.micro_batches)
+
+    def repeats(self, programs: Sequence[StepProgram]) -> list[RepeatedPasses] | None:
+        """For each group the cycle of passes that is repeated; None if no micro-batch is left out.
+
+        `programs` are those of the groups. Raises `NotPeriodicError` if the passes of the next
+        cycle do not do the same.
+        """
         found = []
         for group, program in enumerate(programs):
-            first = self.steady_batch(group)
-            steady_pairs(program, first)
-            found.append((first, self.left_out + 1))
+            repeat = self.repeat(group)
+            if repeat is None:
+                return None
+            steady_cycles(program, repeat)
+            found.append(repeat)
         return found
 
     @cached_property

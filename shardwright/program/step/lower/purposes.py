@@ -86,7 +86,8 @@ def readers_of(
     """The instructions that read each value, in order."""
     found: defaultdict[str, list[StepInstruction]] = defaultdict(list)
     for one in instructions:
-        for name in dict.fromkeys(reads(one)):
+        names = reads(one)
+        for name in names if len(names) < 2 else dict.fromkeys(names):
             found[name].append(one)
     return found
 

@@ -10,7 +10,7 @@ known.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.buckets import gather_buckets, gradient_buckets
@@ -47,44 +47,56 @@ def bucket(program: StepProgram) -> StepProgram:
         # A tensor that moves along two axes is in a bucket for each, and sums of what was scattered
         # may be summed once more.
         for level in range(len(program.mesh.axes) + 1):
-            found = _groups(program, instructions, known, parameters, purpose, level)
+            levels = _levels(instructions, known, purpose)
+            if level not in levels.values():
+                break
+            at_level = {handle for handle, found in levels.items() if found == level}
+            found = _groups(program, instructions, at_level, parameters, purpose, level)
             if groups := [group for group in found if len(group) > 1]:
                 merge = _gathered if purpose is Purpose.COPY else _reduced
                 instructions = merge(instructions, groups)
     return replace(program, instructions=tuple(instructions))
 
 
+def _levels(
+    instructions: Sequence[StepInstruction], known: Mapping[str, Purpose], purpose: Purpose
+) -> dict[str, int]:
+    """By handle, how many others of the purpose each transfer of it has before."""
+    depth: dict[str, int] = {}
+    levels: dict[str, int] = {}
+    for one in instructions:
+        if isinstance(one, Wait):
+            if one.handle in levels:
+                depth.update(dict.fromkeys(one.results, levels[one.handle] + 1))
+        elif isinstance(one, Relayout | Add | Accumulate):
+            deepest = max((depth.get(name, 0) for name in (*reads(one), *writes(one))), default=0)
+            depth.update(dict.fromkeys(writes(one), deepest))
+        elif not isinstance(one, Transfer) or known[one.handle] is not purpose:
+            continue
+        elif axis_of(one.channel) != AXIS:  # each stage would make other buckets
+            levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
+    return levels
+
+
 def _groups(
     program: StepProgram,
     instructions: Sequence[StepInstruction],
-    known: Mapping[str, Purpose],
+    handles: Collection[str],
     parameters: Mapping[str, str],
     purpose: Purpose,
     level: int,
 ) -> Iterator[list[str]]:
-    """The handles of each bucket, of transfers that have `level` others of the purpose before.
+    """The handles of each bucket of the transfers `handles`, which are of a purpose and level.
 
     Copies of frozen parameters, as adapters have them, are in buckets of their own.
     """
-    depth: dict[str, int] = {}
-    levels: dict[str, int] = {}
     runs: defaultdict[tuple[int, Kind], list[Transfer]] = defaultdict(list)
     frozen = set(program.leaves) - {leaf for leaf, _ in program.gradients}
     for part_of_step, one in zip(parts_of_step(instructions), instructions, strict=True):
-        if isinstance(one, Wait) and one.handle in levels:
-            depth.update(dict.fromkeys(one.results, levels[one.handle] + 1))
-        elif isinstance(one, Relayout | Add | Accumulate):
-            deepest = max((depth.get(name, 0) for name in (*reads(one), *writes(one))), default=0)
-            depth.update(dict.fromkeys(writes(one), deepest))
-        if not isinstance(one, Transfer) or known[one.handle] is not purpose:
+        if not isinstance(one, Transfer) or one.handle not in handles:
             continue
-        if axis_of(one.channel) == AXIS:
-            continue  # each stage would make other buckets
-        levels[one.handle] = max(depth.get(name, 0) for name in reads(one))
-        is_frozen = parameters.get(one.handle) in frozen
-        if levels[one.handle] == level and one.collective in _BUCKETED:
-            if _is_alone(one, program):
-                continue
+        if one.collective in _BUCKETED and not _is_alone(one, program):
+            is_frozen = parameters.get(one.handle) in frozen
             kind = one.collective, one.channel, one.parts[0].dtype, is_frozen
             run = 0 if purpose is Purpose.RESULT else part_of_step
             runs[run, kind].append(one)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
@@ -26,8 +25,7 @@ from shardwright.program.step.sections import (
     Section,
     Sections,
 )
-from shardwright.program.step.steady_passes import steady_pairs
-from shardwright.program.step.step_program import StepProgram
+from shardwright.program.step.steady_passes import steady_cycles
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
@@ -35,13 +33,6 @@ from shardwright.simulate.memory.step.spanned_program import SpannedProgram, spa
 from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)
-
-
-class _Grown(NamedTuple):
-    """Bytes that stay from micro-batches that were left out, behind a place in the program."""
-
-    place: int
-    bytes: AllocatedBytes
 
 
 class FoldedStep:
@@ -78,8 +69,11 @@ class FoldedStep:
         Raises `NotPeriodicError` if layers on both sides of a gap need different memory.
         """
         step, allocator = self.step, self.step.allocator
-        whole = spanned(sections)
+        whole, repeat = spanned(sections), step.lowering.repeat(step.group)
+        cycles = None if repeat is None else steady_cycles(sections.program, repeat)
         heights = _Heights(whole, allocator)
+        if cycles is not None and repeat is not None:
+            heights.grow(cycles, repeat.times - 1)
         self.tiles = tiles = step.played(whole.program, heights.observe)
         heights.check()
         for name, like in self.folded.stands_for.items():
@@ -96,40 +90,17 @@ class FoldedStep:
                 skipped = skipped.plus(first[-1][1], sections.skipped[section.gap])
                 skipped = skipped.plus(heights.copied(section.start), -1)
             found.append((section, skipped))
-        grown = self._grown(sections.program, heights, found)
+        if cycles is not None:
+            _require_equal(cycles, heights, found)
         for section, skipped in found:
             for at in whole.places(section.start, section.stop):
-                level = heights.highest[at].plus(skipped).plus(grown.bytes, at > grown.place)
+                level = heights.highest[at].plus(skipped)
                 peak = max(peak, level, key=lambda level: level.total)
         update, granularity = self.trainer.update(tiles.values()), allocator.granularity
-        last = allocator.level.plus(skipped).plus(grown.bytes)
+        last = allocator.level.plus(skipped)
         last = last.plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
-
-    def _grown(
-        self,
-        program: StepProgram,
-        heights: _Heights,
-        skipped: Sequence[tuple[Section, AllocatedBytes]],
-    ) -> _Grown:
-        """The bytes that passes of micro-batches that were left out add.
-
-        Raises `NotPeriodicError` if those of two micro-batches need different memory.
-        """
-        times = self.step.lowering.left_out
-        if not times:
-            return _Grown(0, _NOTHING)
-        first = self.step.lowering.steady_batch(self.step.group)
-        one, other = steady_pairs(program, first)
-        changes = heights.changes(one)
-        before, behind = (
-            next(bytes for section, bytes in skipped if section.start <= pair.start < section.stop)
-            for pair in (one, other)
-        )
-        if before != behind or changes != heights.changes(other):
-            raise NotPeriodicError("passes of two micro-batches need different memory")
-        return _Grown(heights.whole.place(other.start), _NOTHING.plus(changes[-1][1], times))
 
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""
@@ -177,6 +148,24 @@ class FoldedStep:
         return sum(times * sizes[gap, 0] for gap, times in enumerate(sections.skipped))
 
 
+def _require_equal(
+    cycles: tuple[Section, Section],
+    heights: _Heights,
+    skipped: Sequence[tuple[Section, AllocatedBytes]],
+) -> None:
+    """Raise `NotPeriodicError` if the passes of two cycles need different memory.
+
+    `skipped` has, for each section, what the layers before it that were left out add.
+    """
+    one, other = cycles
+    before, behind = (
+        next(bytes for section, bytes in skipped if section.start <= at.start < section.stop)
+        for at in cycles
+    )
+    if before != behind or heights.changes(one) != heights.changes(other):
+        raise NotPeriodicError("passes of two cycles of micro-batches need different memory")
+
+
 class _Heights:
     """Records the bytes that are alive before a program and after each of its instructions."""
 
@@ -186,6 +175,8 @@ class _Heights:
         self.highest: list[AllocatedBytes] = []  # since the last
         self._parts: list[Block] = []  # that have other owners than the copied values
         self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
+        self._cycle: tuple[int, int, int] | None = None  # begin and end, and how often it is added
+        self._before_cycle = 0, 0  # changes, and rounded bytes
 
     def observe(self, values: dict[str, View]) -> None:
         """Record the bytes; at a gap, copy and free the values of the layers that were left out."""
@@ -198,9 +189,27 @@ class _Heights:
         for name in drops:
             if (view := values.pop(name, None)) is not None:
                 self.allocator.drop(view.block)
-        if copies or drops:
+        grows = self._cycle is not None and self._grows(at, *self._cycle)
+        if copies or drops or grows:
             self._behind[at] = self.allocator.level
             self.allocator.highest()
+
+    def grow(self, cycles: tuple[Section, Section], times: int) -> None:
+        """Let what stays from the first of two cycles stay so many times more.
+
+        It is allocated where the second one begins.
+        """
+        one, other = (self.whole.place(cycle.start) for cycle in cycles)
+        self._cycle = one, other, times
+
+    def _grows(self, at: int, begin: int, end: int, times: int) -> bool:
+        """Whether what stays from a cycle is allocated at this place."""
+        if at == begin:
+            self._before_cycle = self.allocator.changes, self.allocator.rounded
+        elif at == end:
+            since, rounded = self._before_cycle
+            self.allocator.grow(since, self.allocator.rounded - rounded, times)
+        return at == end
 
     def check(self) -> None:
         """Raise `NotPeriodicError` if memory was freed of which copies are only a part."""

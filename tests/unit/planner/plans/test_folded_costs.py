@@ -187,6 +187,14 @@ STAGED = residual_layers(20)
         ("pp=2 dp_shard=2 mb=16", 0.0),
         ("pp=2 tp=2 mb=8", 0.5),
         ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
+        ("pp=2:Interleaved1F1B/v2 tp=2 mb=16", 0.5),
+        ("pp=2:Interleaved1F1B/v3 dp_shard=2 mb=32", 0.0),
+        ("pp=2:Interleaved1F1B/v2 dp_replicate=2 mb=32 sync=last", 0.5),
+        ("pp=4:Interleaved1F1B/v2 mb=32", 0.5),
+        ("pp=2:InterleavedZeroBubble dp_shard=2 mb=16", 0.5),
+        ("pp=2:InterleavedZeroBubble/v2 tp=2 mb=16", 0.0),
+        ("pp=4:ZBVZeroBubble/v2 mb=16", 0.5),
+        ("pp=2:ZBVZeroBubble/v2 dp_shard=2 mb=16", 0.0),
     ],
 )
 def test_pipelines_fold(strategy, contention):
@@ -207,7 +215,9 @@ def test_pipelines_fold(strategy, contention):
     shown = Refinement(STAGED, machine, "adamw", tracer, analysis).settled(plan)
     assert shown.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
     assert shown.memory.parts() == worst.parts() and shown.memory.shares == worst.shares
-    assert shown.memory.reserved == worst.reserved + machine.device.workspace_bytes
+    # Of a cache that many micro-batches fragment a segment of 2 MiB more or less.
+    reserved = worst.reserved + machine.device.workspace_bytes
+    assert shown.memory.reserved == pytest.approx(reserved, abs=2 * 2**20)
     # Few micro-batches are lowered, and the timeline has all of them, by their numbers.
     assert len(shown.timeline.tasks) == len(whole.timeline.tasks)
     assert {task.name for task in shown.timeline.tasks} == {

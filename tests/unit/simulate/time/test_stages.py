@@ -33,8 +33,9 @@ from shardwright.program.step.optimize import optimized
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.time.pipelines import StageTime, step_seconds
-from shardwright.simulate.time.stages import group_names, simulated_stages
+from shardwright.simulate.time.stages import simulated_stages
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
+from shardwright.simulate.time.timeline import group_names
 from shardwright.tracing.capture import capture_call
 
 LAYERS = 8
