@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from shardwright.ir.graph import TensorValue
@@ -35,6 +36,7 @@ from shardwright.tracing.decompose.cached_decompositions import (
     decomposed,
     decomposed_at_once,
 )
+from shardwright.tracing.decompose.control_flow import inline_control_flow, traced_control_flow
 from shardwright.tracing.decompose.no_grad_regions import inline_regions
 from shardwright.tracing.decompose.sample_selection import gather_selected
 from shardwright.tracing.dedup.copies import inline_calls
@@ -49,6 +51,7 @@ from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
 ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _MISSING = re.compile(r"Config' object has no attribute '(\w+_token_id)'")
+_RETURNED = (OutputKind.USER_OUTPUT,)
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
@@ -196,7 +199,9 @@ def export(
         finally:
             call.guarded = True
         _refuse_numpy_draws(program, type(call.model).__name__)
-        if not _is_of_tensors(program):
+        outputs = [s for s in program.graph_signature.output_specs if s.kind in _RETURNED]
+        # Names of outputs are known from the first attempt, if it came as far as that.
+        if not _is_of_tensors(program) or len(call.returned.keys) != len(outputs):
             raise _refusal(call, e, reason) from e
         return program, f"captured in strict mode, since {reason}"
 
@@ -216,6 +221,7 @@ def _export(
     try:
         with (
             warnings.catch_warnings(),
+            traced_control_flow(),
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(said),
         ):
@@ -260,6 +266,7 @@ def _with_repeats(
 
 
 def _functional(program: ExportedProgram, table: Table) -> Functional:
+    inline_control_flow(program)
     inline_regions(program)
     found = decomposed(program, table) or decomposed_at_once(program, table)
     gather_selected(found.graph)

@@ -152,7 +152,8 @@ class _Gradients:
             for out in outputs
         ]
         found = torch.autograd.grad(outputs, list(own.values()), weights, allow_unused=True)
-        return cls(dict(zip(own, found, strict=True)))
+        dense = (g if g is None or not g.is_sparse else g.to_dense() for g in found)
+        return cls(dict(zip(own, dense, strict=True)))
 
     def difference_from(self, theirs: _Gradients) -> str:
         """The first gradient that differs from the module's, in words; empty if all are equal."""
@@ -249,6 +250,8 @@ def _results(
 ) -> list[torch.Tensor]:
     if op.target == DROPOUT:
         return [values[op.operands[0]]]
+    if op.kind == "view":  # also what the module reshapes
+        return [values[op.operands[0]].reshape(op.args[1])]  # type: ignore[arg-type]
     if op.target == OPAQUE:
         whole: list[torch.Tensor] = captured.opaque[str(op.args[1])](
             [values[name] for name in op.operands]

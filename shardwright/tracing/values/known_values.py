@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.decompose.tables.ctc import padded
+from shardwright.tracing.decompose.tables.ctc import padded_arguments
 from shardwright.tracing.values.raising_checks import line_of, running_frame, unraised
 from shardwright.tracing.values.selection import all_true, expected, positions
 
@@ -139,7 +139,10 @@ class KnownValues(TorchFunctionMode):
                     return selected
             args = (args[0], self._with_positions(args[1]), *args[2:])
         if func is F.ctc_loss:
-            return func(*self._with_padded_targets(*args), **kwargs)
+            source = self._sources.get(id(args[1])) if len(args) > 3 else None
+            return func(
+                *(args if source is None else padded_arguments(*source[:2], *args)), **kwargs
+            )
         if (masked := self._reduced(func, name, args, kwargs)) is not None:
             return masked
         if name in _SELECTS and (found := self._chosen(name, args, kwargs)) is not None:
@@ -373,26 +376,17 @@ class KnownValues(TorchFunctionMode):
     def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
         """`x[mask]`, for a known mask."""
         self.used |= known.inputs
-        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._fixed:
-            return x[self._positions(mask, known)]
-        rest = (1,) * (x.dim() - mask.dim())
-        every = all_true(mask).view(*mask.shape, *rest)
-        return torch.where(every, x, x).flatten(0, mask.dim() - 1)
-
-    def _with_padded_targets(self, *args: Any) -> tuple[Any, ...]:
-        """Arguments of a CTC loss with padded targets for targets selected from rows by a mask.
-
-        The selection has as many elements as the batch has labels, and the padded form always as
-        many.
-        """
-        source = self._sources.get(id(args[1])) if len(args) > 3 else None
-        if source is None or source[0].dim() != 2 or not isinstance(args[3], Tensor):
-            return args
-        values, mask, _ = source
-        lengths = args[3]
-        same = all_true(lengths == mask.sum(1))
-        lengths = torch.where(same, lengths, lengths)
-        return (args[0], padded(values, mask), args[2], lengths, *args[4:])
+        given, inputs = self._of(x), known.inputs
+        if not self._aside(lambda: bool(known.value.all())) or inputs <= self._fixed:
+            found = x[self._positions(mask, known)]
+        else:
+            rest = (1,) * (x.dim() - mask.dim())
+            every = all_true(mask).view(*mask.shape, *rest)
+            found, inputs = torch.where(every, x, x).flatten(0, mask.dim() - 1), _ALWAYS
+        if given is not None:
+            value = self._aside(lambda: given.value[known.value])
+            self._note(found, value, given.inputs | inputs)
+        return found
 
     def _reduced(self, func: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
         """A sum, mean or cross entropy of selected elements as one of masked elements.
