@@ -94,6 +94,9 @@ def build(
         if node.op == "call_function":
             builder.add_node(node)
     outputs, updates = builder.add_outputs(program)
+    if changed := call.returned.updated:
+        at = len(outputs) - len(changed)
+        outputs, updates = outputs[:at], (*updates, *zip(changed, outputs[at:], strict=True))
     graph = Graph(
         leaves=tuple(builder.leaves),
         ops=tuple(builder.ops),

@@ -144,7 +144,7 @@ class ModuleComparison:
             "loss": outcome.loss,
             "outputs": list(outcome.outputs),
             "gradients": dict(outcome.gradients),
-            "buffers": {key: outcome.buffers[key] for key, _ in graph.updates},
+            "buffers": {k: outcome.buffers[k] for k, _ in graph.updates if k in outcome.buffers},
             "parameters": {key: p.detach() for key, p in outcome.leaves.items()},
         }
 

@@ -32,8 +32,11 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 _patches = Patches()
 
 
-def inline_control_flow(program: ExportedProgram) -> None:
+def inline_control_flow(program: ExportedProgram, updated: Sequence[str] = ()) -> None:
     """Replace each such operator of `program`, in place, by the operators of its functions.
+
+    `updated` names parameters that the model changes in place, whose new values functions that are
+    traced apart do not read: such a model is refused.
 
     Raises `CaptureError`, with the user's line, for random numbers in a branch of `cond` and for
     loops that are too long.
@@ -43,6 +46,13 @@ def inline_control_flow(program: ExportedProgram) -> None:
     for owner in reversed(owners):  # a function before those that call it
         for node in list(owner.graph.nodes):
             inlined = _INLINED.get(str(node.target)) if node.op == "call_function" else None
+            if inlined is not None and updated:
+                raise CaptureError(
+                    f"{source_of(node)}: the model changes its parameter {updated[0]} in place, of"
+                    f" which torch.{node.target} would read the old value; change it after the"
+                    " step",
+                    refused=True,
+                )
             if inlined is not None:
                 _replace(owner, node, inlined)
                 changed = True

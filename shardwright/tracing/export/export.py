@@ -61,6 +61,7 @@ class Returned:
     keys: tuple[str, ...] = ()
     whole: OutputTree | None = None  # where all of it is kept
     used: frozenset[str] = frozenset()  # inputs with values that counts and decisions depend on
+    updated: tuple[str, ...] = ()  # parameters whose new values are the last outputs
     changed: tuple[StateLocation, ...] = ()
     changed_tensors: bool = False  # whether a tensor, parameter or module is among them
     named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
@@ -105,17 +106,28 @@ class FlatCall(nn.Module):
             return self._outputs(tensors)
         before = Snapshot(self.model)
         try:
-            with GradientGuard(self.model):
+            with GradientGuard(self.model) as guard:
                 if self.repeats is None:
-                    return self._outputs(tensors)
+                    return self._with_updates(self._outputs(tensors), guard)
                 with self.repeats.guard(tensors):
-                    return self._outputs(tensors)
+                    found = self._outputs(tensors)
+                if guard.updates and guard.updates.values:  # a shared block reads no new values
+                    raise CaptureError("a parameter is changed beside blocks that are shared")
+                return found
         finally:
             after = Snapshot(self.model)
             self.returned.changed = tuple(before.changes(after))
             self.returned.changed_tensors = before.differs_in_tensors(after)
             self.returned.named = before.became_text(after)
             before.restore()
+
+    def _with_updates(
+        self, outputs: tuple[torch.Tensor, ...], guard: GradientGuard
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs, and then the new values of parameters that the call changed in place."""
+        values = guard.updates.values if guard.updates is not None else {}
+        self.returned.updated = tuple(values)
+        return (*outputs, *values.values())
 
     @contextlib.contextmanager
     def shared(self, repeats: Repeats) -> Iterator[None]:
@@ -234,7 +246,7 @@ def _export(
                 rewritten = nullcontext() if strict else Rewritten()
                 with buffer_guard(call.model), rewritten:
                     program = torch.export.export(call, example, strict=strict)
-                functional = _functional(program, table)
+                functional = _functional(program, table, call.returned.updated)
     finally:
         logging.disable(quiet)
     print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
@@ -265,8 +277,10 @@ def _with_repeats(
     return None
 
 
-def _functional(program: ExportedProgram, table: Table) -> Functional:
-    inline_control_flow(program)
+def _functional(
+    program: ExportedProgram, table: Table, updated: tuple[str, ...] = ()
+) -> Functional:
+    inline_control_flow(program, updated)
     inline_regions(program)
     found = decomposed(program, table) or decomposed_at_once(program, table)
     gather_selected(found.graph)
