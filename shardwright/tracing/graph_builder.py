@@ -171,7 +171,12 @@ class _Builder:
             return
         target = str(node.target)
         if not isinstance(node.target, OVERLOAD):
-            raise error(node, f"{target} is no torch operator")
+            raise error(
+                node,
+                f"{target} is no operator that a graph can have: of those that take functions,"
+                " cond, scan and map are captured; write a loop with a fixed number of steps, or"
+                " scaled_dot_product_attention with a mask for flex_attention",
+            )
         if target == "aten.cat.default" and (only := self._only_nonempty_operand(node)) is not None:
             self.names[node] = only
             return

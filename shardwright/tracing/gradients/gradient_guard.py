@@ -217,7 +217,7 @@ class GradientGuard(TorchFunctionMode):
             if self._outside is not None:
                 self._outside.add(id(first))
         elif name == "__set__" and getattr(func, "__self__", None) is _DATA:
-            if self._whole and not of:
+            if (self._whole and not of) or args[1] is first:  # as `Module.to` does
                 return
             raise self._error(
                 f"the model sets .data of {of or 'a tensor'}, which autograd does not see;"
