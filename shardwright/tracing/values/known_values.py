@@ -99,7 +99,7 @@ class KnownValues(TorchFunctionMode):
         self._reals = frozenset((*reals, _FINITE))
         self._worker = ThreadPoolExecutor(1)  # a thread of its own traces nothing
         self._decisions: list[Tensor] = []
-        self._of_masks: set[int] = set()  # truth values that are computed from masks
+        self._of_masks: set[int] = set()  # truth values and counts that are computed from masks
         self._drawn: dict[int, Tensor] = {}  # numbers from 0 to 1, by identity
         self._sources: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of selections, by identity
         self.data: set[str] = set()
@@ -249,7 +249,8 @@ class KnownValues(TorchFunctionMode):
             self._spoiled.update(one.storage for t in given[:1] if (one := self._of(t)))
         masks = [t for t in given if t.dim() and t.dtype == torch.bool]
         for traced, value in zip(made, values, strict=False):
-            if masks and value.dtype == torch.bool:
+            counts = name == "sum" and not value.is_floating_point()
+            if masks and (value.dtype == torch.bool or counts):
                 self._of_masks.add(id(traced))
             if tuple(traced.shape) == tuple(value.shape):
                 self._note(traced, value, known)
@@ -285,22 +286,25 @@ class KnownValues(TorchFunctionMode):
     def _is_read(self, read: Tensor, known: _Known, found: Any, frame: FrameType | None) -> bool:
         """Whether Python code may read `found`, which is noted.
 
-        Of data that are truth values of a mask: whether one, any or all of it is True.
+        Of data that are truth values of a mask: whether one, any or all of it is True, or how many.
         """
         if not known.inputs & (self._reals | self.data):
             self._require_constant(known.inputs, frame)
             return True
-        if isinstance(found, bool) and id(read) in self._of_masks:
+        if id(read) in self._of_masks and (isinstance(found, bool) or read.dtype != torch.bool):
             self.used |= known.inputs
             self._decide(read, found, frame)
             return True
         return False
 
     def _decide(
-        self, read: Tensor, found: int, frame: FrameType | None, *, checks: bool = False
+        self, read: Tensor, found: Any, frame: FrameType | None, *, checks: bool = False
     ) -> None:
-        """Note a number or truth value of data that Python code reads."""
-        same = read != 0 if isinstance(found, bool) else read == found
+        """Note a number, a list of numbers or a truth value of data that Python code reads."""
+        if isinstance(found, bool):
+            same = read != 0
+        else:
+            same = (read == torch.tensor(found, device=self._device)).all()
         wanted = found if isinstance(found, bool) else True
         self._decisions.append(expected(same.reshape(()), wanted, line_of(frame), checks))
         if len(self._decisions) > _MOST_DECISIONS:

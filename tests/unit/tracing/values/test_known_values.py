@@ -144,7 +144,41 @@ def grouped():
     return Grouped(), {"ids": ids, "kinds": ids % 3, "padding": padding}
 
 
+class Padded(nn.Module):
+    """Images of zeros are left out, and the others counted for each text, as in Idefics."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, images):
+        real = (images == 0).sum(-1) != WIDTH
+        if not any(real.flatten()):
+            real[0, 0] = True
+        parts = self.layer(images[real]).split(real.sum(1).tolist())
+        return torch.stack([part.mean(0) for part in parts]).square().sum()
+
+
+def padded():
+    torch.manual_seed(0)
+    return Padded(), {"images": torch.randn(3, 2, WIDTH)}
+
+
+def test_counts_of_a_mask_are_those_of_the_example():
+    model, batch = padded()
+    module = sw.parallelize(model, sw.plan(model, (), batch, machine="1xcpu"))
+    torch.testing.assert_close(module(**batch), model(**batch))
+    other = batch["images"].clone()
+    other[1, 1] = 0
+    with pytest.raises(RuntimeError, match=r"elements of a mask|decides by a value of this batch"):
+        module(other)
+    other[0, 0], other[1, 1] = 0, 1  # compared with what the module computes, with one image less
+    found = compared(model, {"images": other})
+    assert found.ok, str(found)
+
+
 MODELS = {
+    "padded": padded,
     "concatenated": concatenated,
     "grouped": grouped,
     "pictures": pictures,
