@@ -211,10 +211,11 @@ def export(
         finally:
             call.guarded = True
         _refuse_numpy_draws(program, type(call.model).__name__)
-        outputs = [s for s in program.graph_signature.output_specs if s.kind in _RETURNED]
-        # Names of outputs are known from the first attempt, if it came as far as that.
-        if not _is_of_tensors(program) or len(call.returned.keys) != len(outputs):
+        if not _is_of_tensors(program):
             raise _refusal(call, e, reason) from e
+        outputs = [s for s in program.graph_signature.output_specs if s.kind in _RETURNED]
+        if len(outputs) == 1 and not call.returned.keys:  # the first attempt ended before it
+            call.returned.keys = ("",)
         return program, f"captured in strict mode, since {reason}"
 
 
