@@ -402,8 +402,8 @@ def verify(graph: Graph) -> None:
         if name not in defined:
             raise VerifyError(f"%{name} is returned but never defined")
     for name, _ in graph.updates:
-        if leaves.get(name) is not LeafKind.BUFFER:
-            raise VerifyError(f"%{name} is updated but is no buffer")
+        if leaves.get(name) not in (LeafKind.BUFFER, LeafKind.PARAMETER):
+            raise VerifyError(f"%{name} is updated but is no buffer and no parameter")
     if extra := described - defined:
         raise VerifyError(f"%{min(extra)} is described but never defined")
 

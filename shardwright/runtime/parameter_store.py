@@ -18,7 +18,7 @@ from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.plan import PlanError
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
-from shardwright.runtime.deferred.ranges import ranges_of
+from shardwright.runtime.deferred.ranges import narrowed, ranges_of
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameters.submodules import container
 from shardwright.tracing.graph_builder import Captured
@@ -123,6 +123,7 @@ class ParameterStore:
         """The tensors of all leaves of `graph`, in order: `inputs` by path, `given` by name.
 
         With `copies`, buffers that are updated are copied: autograd may keep what it read of them.
+        Of parameters that are updated it keeps nothing, or the module would raise itself.
         """
         updated = {buffer for buffer, _ in graph.updates} if copies else ()
         known, found = given or {}, []
@@ -132,7 +133,8 @@ class ParameterStore:
                 found.append(known[name])
             elif name in self.places:
                 tensor = self.tensor(name)
-                found.append(tensor.clone() if name in updated else tensor)
+                copied = name in updated and leaf.kind is LeafKind.BUFFER
+                found.append(tensor.clone() if copied else tensor)
             elif leaf.kind is LeafKind.INPUT:
                 found.append(inputs[leaf.keys[0]])
             else:
@@ -140,9 +142,20 @@ class ParameterStore:
         return found
 
     def update(self, graph: Graph, values: Sequence[torch.Tensor]) -> None:
-        """Write the new contents of the buffers that `graph` updates."""
-        for (buffer, _), value in zip(graph.updates, values, strict=True):
-            self.tensor(buffer).copy_(value)
+        """Write the new contents of the buffers and parameters that `graph` updates."""
+        for (name, _), value in zip(graph.updates, values, strict=True):
+            self.write(name, value)
+
+    def write(self, leaf: str, value: torch.Tensor) -> None:
+        """Write `value`, the new content of a whole buffer or parameter."""
+        tensor = self.tensor(leaf)
+        if not isinstance(tensor, DTensor):
+            tensor.copy_(value)
+            return
+        atoms, layout = self.analysis.atoms[leaf], self.storage[leaf]
+        at = self.mesh.coordinate(place_in(self.device_mesh))
+        ranges = ranges_of(tensor.shape, atoms, layout, at)
+        tensor.to_local().copy_(narrowed(value.view(tensor.shape), ranges))
 
     def _unread(self, graph: Graph, name: str, options: ModuleOptions) -> None:
         """Register a placeholder for a parameter of another stage, which nothing reads."""

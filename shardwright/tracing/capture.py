@@ -111,10 +111,30 @@ def _attempt(
             check_state(changed, trials, type(model).__name__, named)
     notes = [text for text in (note, how, opaque.note(), checkpoints.note()) if text]
     calls = {**opaque.calls, **functions.calls}
+    if updated := call.returned.updated:
+        _require_whole_precision(updated[0], numerics, calls)
     with calls_runnable(calls):
         captured = build(program, call, numerics, "; ".join(notes), calls)
         probe(call, tensors, captured, suspected)
     return captured
+
+
+def _require_whole_precision(updated: str, numerics: Numerics, calls: Mapping[str, object]) -> None:
+    """Raise `CaptureError` where the new value of a parameter would not be exact everywhere."""
+    if calls:
+        raise CaptureError(
+            f"the model changes its parameter {updated} in place while it runs, and has modules"
+            " kept whole or autograd functions, which would read the old value; change it after the"
+            " step",
+            refused=True,
+        )
+    if numerics.precision != "model":
+        raise CaptureError(
+            f"the model changes its parameter {updated} in place while it runs, which a copy in"
+            f" {numerics.precision} would round; plan with precision='model', or change it after"
+            " the step",
+            refused=True,
+        )
 
 
 def _with_values(call: FlatCall, tensors: Mapping[str, torch.Tensor]) -> Captured | None:

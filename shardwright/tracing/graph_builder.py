@@ -47,7 +47,7 @@ from shardwright.tracing.outputs import OutputTree
 from shardwright.tracing.renumber import renumbered
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
-_SPARSE = {  # the argument that requests a sparse gradient
+_SPARSE = {  # the argument that requests a sparse gradient, whose values a dense one has too
     "aten.embedding.default": 4,
     "aten._embedding_bag.default": 5,
     "aten.embedding_bag.default": 5,
@@ -95,6 +95,9 @@ def build(
         if node.op == "call_function":
             builder.add_node(node)
     outputs, updates = builder.add_outputs(program)
+    if changed := call.returned.updated:
+        at = len(outputs) - len(changed)
+        outputs, updates = outputs[:at], (*updates, *zip(changed, outputs[at:], strict=True))
     graph = Graph(
         leaves=tuple(builder.leaves),
         ops=tuple(builder.ops),
@@ -171,7 +174,12 @@ class _Builder:
             return
         target = str(node.target)
         if not isinstance(node.target, OVERLOAD):
-            raise error(node, f"{target} is no torch operator")
+            raise error(
+                node,
+                f"{target} is no operator that a graph can have: of those that take functions,"
+                " cond, scan and map are captured; write a loop with a fixed number of steps, or"
+                " scaled_dot_product_attention with a mask for flex_attention",
+            )
         if target == "aten.cat.default" and (only := self._only_nonempty_operand(node)) is not None:
             self.names[node] = only
             return
@@ -189,11 +197,6 @@ class _Builder:
                 f"{target} draws random numbers of its own, which no two ranks could agree on; draw"
                 " with torch.rand, randn, randint, bernoulli or dropout",
             )
-        if target in _SPARSE and len(node.args) > _SPARSE[target] and node.args[_SPARSE[target]]:
-            raise CaptureError(  # no module is named, because keeping it whole would not help
-                f"{source_of(node)}: an embedding with sparse=True has a sparse gradient, which no"
-                " plan can split or sum; leave sparse=True out"
-            )
         if target == "aten.instance_norm.default" and node.args[3] is not None and node.args[5]:
             raise error(
                 node,
@@ -208,7 +211,7 @@ class _Builder:
         require_fixed_sizes(node, values if several else (values,))
         results = tuple(f"{node.name}.{i}" for i in range(len(values))) if several else (node.name,)
         try:
-            args = tuple(self._arg(a) for a in _nonempty_arguments(node))
+            args = tuple(self._arg(a) for a in _dense_arguments(node))
         except CaptureError as e:
             raise error(node, f"{target}: {e}") from e
         if target == UNIFORM:
@@ -351,6 +354,12 @@ def _nonempty_arguments(node: fx.Node) -> tuple[Any, ...]:
         return node.args
     parts = [p for p in node.args[0] if p.meta["val"].numel() > 0]  # type: ignore[union-attr]
     return (parts or node.args[0], *node.args[1:])
+
+
+def _dense_arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Arguments of a node, without the request for a sparse gradient."""
+    args, at = _nonempty_arguments(node), _SPARSE.get(str(node.target))
+    return args if at is None or len(args) <= at else (*args[:at], False, *args[at + 1 :])
 
 
 def _all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:

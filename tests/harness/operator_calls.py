@@ -459,6 +459,7 @@ SELECTIONS = (
     call("shardwright.positions.default", MARKED, 7),
     call("shardwright.placements.default", MARKED, 7),
     call("shardwright.all_true.default", torch.ones(5, 7, dtype=torch.bool)),
+    call("shardwright.replaced.default", f(5, 7), f(5, 7).detach()),
     call("shardwright.expected.default", torch.tensor(True), True, "model.py:1", False),
     *(call(f"_is_{some}_true.default", b(5, 7)) for some in ("all", "any")),
     call("shardwright.ctc_losses.default", f(7, 3, 5).log_softmax(-1).detach().requires_grad_(),

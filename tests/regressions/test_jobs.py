@@ -11,7 +11,6 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.options.optimizers import OptimizerError
-from shardwright.tracing.call import CaptureError
 from shardwright.train.data.batch import JobError
 from shardwright.train.job import Job
 from shardwright.train.loop import start
@@ -108,7 +107,7 @@ def test_an_optimizer_that_is_not_known_is_an_error_before_any_work(given):
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_sparse_gradients_are_refused_with_the_line(kind):
+def test_sparse_gradients_are_dense_ones_of_the_same_values(kind):
     class Words(nn.Module):
         def __init__(self):
             super().__init__()
@@ -117,8 +116,13 @@ def test_sparse_gradients_are_refused_with_the_line(kind):
         def forward(self, ids):
             return self.words(ids).square().sum()
 
-    with pytest.raises(CaptureError, match=r"test_jobs\.py:\d+.*sparse=True has a sparse gradient"):
-        sw.capture(Words(), (torch.zeros(2, 3, dtype=torch.int64),))
+    model, ids = Words(), torch.tensor([[1, 2, 2], [0, 2, 6]])
+    parallel = sw.parallelize(model, sw.plan(model, (ids,), machine=ONE))
+    parallel(ids).backward()
+    model(ids).backward()
+    found = next(parallel.parameters()).grad
+    assert found.layout is torch.strided and model.words.weight.grad.is_sparse
+    torch.testing.assert_close(found, model.words.weight.grad.to_dense())
 
 
 def test_data_of_another_dtype_than_the_example_is_refused_before_the_search():

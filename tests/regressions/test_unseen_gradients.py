@@ -95,19 +95,8 @@ def _frozen_by_attribute(module, hidden):
     return hidden
 
 
-def _clipped(module, hidden):
-    with torch.no_grad():
-        module.b.weight.clamp_(-0.1, 0.1)
-    return hidden
-
-
-def _clipped_data(module, hidden):
-    module.b.weight.data.clamp_(-0.1, 0.1)
-    return hidden
-
-
 def _assigned_data(module, hidden):
-    module.b.weight.data = module.b.weight.data * 0.5
+    module.b.weight.data = module.b.weight.data.to(torch.bfloat16)
     return hidden
 
 
@@ -206,8 +195,6 @@ REFUSED = [
     ),
     (Net(_frozen), "sets requires_grad of its parameter b.weight to False"),
     (Net(_frozen_by_attribute), "sets requires_grad of its parameter b.weight to False"),
-    (Net(_clipped), "changes its parameter b.weight in place"),
-    (Net(_clipped_data), "changes its parameter b.weight in place"),
     (Net(_assigned_data), "sets .data of b.weight"),
     (Net(_replaced), r"changes b.weight \(a parameter\)"),
     (Net(_registered), r"changes late \(a parameter\)"),

@@ -72,7 +72,7 @@ ELEMENTWISE = _names("""
     ne pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh
     softplus sqrt square tan tanh threshold trunc zeros_like ones_like full_like
     _to_copy masked_fill log_sigmoid fill __and__ __or__ __xor__ empty_like lerp addcmul
-    addcdiv xlogy erfinv lgamma digamma logaddexp nan_to_num softshrink hardshrink
+    addcdiv replaced xlogy erfinv lgamma digamma logaddexp nan_to_num softshrink hardshrink
     """)
 
 # Elementwise and linear in their first operand.

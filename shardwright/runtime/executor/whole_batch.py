@@ -82,7 +82,7 @@ class WholeBatch(nn.Module):
         }
         self.parameters_named = tuple(self.names[i] for i in self.parameters_at)
         # Updated buffers, and those of them that autograd may read after their update.
-        updated = {buffer for buffer, _ in graph.updates}
+        updated = {name for name, _ in graph.updates}.difference(self.parameters_named)
         later = read_later(graph)
         self.updated_at = tuple(i for i, name in enumerate(self.names) if name in updated)
         self.read_later_at = tuple(i for i in self.updated_at if self.names[i] in later)

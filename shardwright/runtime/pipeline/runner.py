@@ -165,7 +165,7 @@ class PipelineModule(TrainModule):
         if self.training or not self._sw_standing_alone:
             with torch.no_grad():
                 for buffer, value in program.updates:
-                    holds.tensor(buffer).copy_(found[value])
+                    holds.write(buffer, found[value])
         if self.training or self._sw_draws:
             self._sw_advance()
         (output,) = program.outputs

@@ -231,7 +231,7 @@ class StageModule(LastingModule):
             for buffer, name in self._sw_step.program.updates:
                 value = found[name]
                 assert value is not None, f"{buffer} has no new content"
-                self._sw_holds.tensor(buffer).copy_(value)
+                self._sw_holds.write(buffer, value)
         self._sw_advance()
 
     def part_of(self, batch: Any) -> dict[str, torch.Tensor]:

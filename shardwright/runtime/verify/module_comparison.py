@@ -144,7 +144,7 @@ class ModuleComparison:
             "loss": outcome.loss,
             "outputs": list(outcome.outputs),
             "gradients": dict(outcome.gradients),
-            "buffers": {key: outcome.buffers[key] for key, _ in graph.updates},
+            "buffers": {k: outcome.buffers[k] for k, _ in graph.updates if k in outcome.buffers},
             "parameters": {key: p.detach() for key, p in outcome.leaves.items()},
         }
 
@@ -241,10 +241,10 @@ def error(serial: torch.Tensor | None, parallel: torch.Tensor | None, least: flo
 
     Elements that are the same infinity, or NaN on both sides, are equal.
     """
-    if serial is None or parallel is None:
-        return 0.0 if serial is parallel else inf
-    if serial.numel() == 0:
+    if all(one is None or one.numel() == 0 for one in (serial, parallel)):
         return 0.0
+    if serial is None or parallel is None:
+        return inf
     one, other = serial.reshape(parallel.shape), parallel
     if not (one.is_floating_point() or one.is_complex()):
         return 0.0 if torch.equal(one, other.to(one.dtype)) else inf
@@ -267,7 +267,7 @@ def _backward(
     module: ParallelModule | PipelineModule, batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and the outputs, after a backward pass from the loss."""
-    args, kwargs = unflatten(batch)
+    args, kwargs = unflatten({**dict(module.graph.constants), **batch})
     if isinstance(module, PipelineModule):
         loss = module.call_backward(*args, **kwargs)
         return loss, [loss]

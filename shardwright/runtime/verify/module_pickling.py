@@ -25,7 +25,7 @@ def pack(calls: Mapping[str, OpaqueCall | FunctionCall]) -> bytes:
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     try:
         return pickle.dumps((files, pickle.dumps(dict(calls))))
-    except (pickle.PicklingError, AttributeError, TypeError) as e:
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as e:
         paths = ", ".join(sorted(call.path for call in calls.values()))
         raise PlanError(
             f"verify runs the plan in processes of its own, where {paths} cannot be sent ({e});"

@@ -116,6 +116,9 @@ def run_module(
         outputs = select_outputs(returned)[1]
         loss = loss_of(outputs)
         loss.backward()
+    for leaf in leaves.values():
+        if leaf.grad is not None and leaf.grad.is_sparse:  # of an embedding; a graph's are dense
+            leaf.grad = leaf.grad.to_dense()
     mode.check_end()
     firsts = [key for key, _ in model.named_parameters()]
     return Outcome(

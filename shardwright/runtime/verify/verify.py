@@ -51,6 +51,7 @@ _FLOAT64 = {
     "complex64": "complex128",
     "complex32": "complex128",
 }
+_OF_DEFAULT_DTYPE = ("empty", "zeros", "ones", "full", "eye", "linspace", "arange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,11 @@ def to_float64(graph: Graph) -> Graph:
         return value
 
     def op(call: Op) -> Op:
-        kwargs = tuple((key, arg(value)) for key, value in call.kwargs)
-        return replace(call, args=tuple(arg(a) for a in call.args), kwargs=kwargs)
+        kwargs = {key: arg(value) for key, value in call.kwargs}
+        made = graph.tensor[call.outputs[0]].dtype
+        if call.kind in _OF_DEFAULT_DTYPE and made in _FLOAT64:
+            kwargs.setdefault("dtype", Symbol("dtype", _FLOAT64[made]))
+        return replace(call, args=tuple(arg(a) for a in call.args), kwargs=tuple(kwargs.items()))
 
     return replace(
         graph,

@@ -25,6 +25,7 @@ from shardwright.tracing.decompose.tables import (
     local_batchnorm,
     random_ops,
     recurrent,
+    strided,
 )
 from shardwright.tracing.export.attention import attention
 from shardwright.tracing.values.selection import placements
@@ -206,4 +207,11 @@ def table(numerics: Numerics = EXACT) -> dict[Any, Callable[..., Any]]:
     found[aten.masked_scatter.default] = _masked_scatter
     norms = {**batchnorm.table(), **local_batchnorm.table(numerics)}
     composed = {**composed_losses.table(), **deviations.table()}
-    return {**found, **norms, **composed, **random_ops.table(), **recurrent.table()}
+    return {
+        **found,
+        **norms,
+        **composed,
+        **random_ops.table(),
+        **recurrent.table(),
+        **strided.table(),
+    }

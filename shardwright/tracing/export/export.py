@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from shardwright.ir.graph import TensorValue
@@ -35,6 +36,7 @@ from shardwright.tracing.decompose.cached_decompositions import (
     decomposed,
     decomposed_at_once,
 )
+from shardwright.tracing.decompose.control_flow import inline_control_flow, traced_control_flow
 from shardwright.tracing.decompose.no_grad_regions import inline_regions
 from shardwright.tracing.decompose.sample_selection import gather_selected
 from shardwright.tracing.dedup.copies import inline_calls
@@ -49,6 +51,7 @@ from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
 ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _MISSING = re.compile(r"Config' object has no attribute '(\w+_token_id)'")
+_RETURNED = (OutputKind.USER_OUTPUT,)
 _MOST_ATTEMPTS = 3  # to export with blocks shared
 
 
@@ -58,6 +61,7 @@ class Returned:
     keys: tuple[str, ...] = ()
     whole: OutputTree | None = None  # where all of it is kept
     used: frozenset[str] = frozenset()  # inputs with values that counts and decisions depend on
+    updated: tuple[str, ...] = ()  # parameters whose new values are the last outputs
     changed: tuple[StateLocation, ...] = ()
     changed_tensors: bool = False  # whether a tensor, parameter or module is among them
     named: frozenset[StateLocation] = frozenset()  # those that only changed from None to a text
@@ -102,17 +106,28 @@ class FlatCall(nn.Module):
             return self._outputs(tensors)
         before = Snapshot(self.model)
         try:
-            with GradientGuard(self.model):
+            with GradientGuard(self.model) as guard:
                 if self.repeats is None:
-                    return self._outputs(tensors)
+                    return self._with_updates(self._outputs(tensors), guard)
                 with self.repeats.guard(tensors):
-                    return self._outputs(tensors)
+                    found = self._outputs(tensors)
+                if guard.updates and guard.updates.values:  # a shared block reads no new values
+                    raise CaptureError("a parameter is changed beside blocks that are shared")
+                return found
         finally:
             after = Snapshot(self.model)
             self.returned.changed = tuple(before.changes(after))
             self.returned.changed_tensors = before.differs_in_tensors(after)
             self.returned.named = before.became_text(after)
             before.restore()
+
+    def _with_updates(
+        self, outputs: tuple[torch.Tensor, ...], guard: GradientGuard
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs, and then the new values of parameters that the call changed in place."""
+        values = guard.updates.values if guard.updates is not None else {}
+        self.returned.updated = tuple(values)
+        return (*outputs, *values.values())
 
     @contextlib.contextmanager
     def shared(self, repeats: Repeats) -> Iterator[None]:
@@ -198,6 +213,9 @@ def export(
         _refuse_numpy_draws(program, type(call.model).__name__)
         if not _is_of_tensors(program):
             raise _refusal(call, e, reason) from e
+        outputs = [s for s in program.graph_signature.output_specs if s.kind in _RETURNED]
+        if len(outputs) == 1 and not call.returned.keys:  # the first attempt ended before it
+            call.returned.keys = ("",)
         return program, f"captured in strict mode, since {reason}"
 
 
@@ -216,6 +234,7 @@ def _export(
     try:
         with (
             warnings.catch_warnings(),
+            traced_control_flow(),
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(said),
         ):
@@ -228,7 +247,7 @@ def _export(
                 rewritten = nullcontext() if strict else Rewritten()
                 with buffer_guard(call.model), rewritten:
                     program = torch.export.export(call, example, strict=strict)
-                functional = _functional(program, table)
+                functional = _functional(program, table, call.returned.updated)
     finally:
         logging.disable(quiet)
     print(said.getvalue(), end="", file=sys.stderr)  # what the model prints
@@ -259,7 +278,10 @@ def _with_repeats(
     return None
 
 
-def _functional(program: ExportedProgram, table: Table) -> Functional:
+def _functional(
+    program: ExportedProgram, table: Table, updated: tuple[str, ...] = ()
+) -> Functional:
+    inline_control_flow(program, updated)
     inline_regions(program)
     found = decomposed(program, table) or decomposed_at_once(program, table)
     gather_selected(found.graph)

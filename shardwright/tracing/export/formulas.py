@@ -161,7 +161,7 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """`F.embedding_bag` as an operator whose operands keep one row per bag, for splits."""
-    unusual = sparse or max_norm is not None or input.is_floating_point() or input.is_nested
+    unusual = max_norm is not None or input.is_floating_point() or input.is_nested
     wrong = (
         mode not in MODES or input.dim() not in (1, 2) or (input.dim() == 1) == (offsets is None)
     )

@@ -15,6 +15,7 @@ from shardwright.tracing.decompose import linear_cross_entropy as linear_cross_e
 from shardwright.tracing.decompose.tables import local_batchnorm as local_batchnorm
 from shardwright.tracing.export import kernels as kernels  # registers our own operators
 from shardwright.tracing.export import lookup as lookup
+from shardwright.tracing.gradients import parameter_updates as parameter_updates
 from shardwright.tracing.values import selection as selection
 
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import users_frame
 from shardwright.tracing.dedup.module_steps import writes
+from shardwright.tracing.gradients.parameter_updates import ParameterUpdates
 
 _HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 _VIEWS = frozenset(
@@ -32,6 +33,9 @@ _VIEWS = frozenset(
         "view_as", "tensor_split",
     )
 )  # fmt: skip
+# Functions whose results may share memory with their first operand.
+_SHARING = _VIEWS.union(("to", "type_as", "contiguous", "float", "double", "half", "bfloat16"))
+_SHARING = _SHARING.union(("view_as_real", "view_as_complex", "real", "imag", "expand_as"))
 _OF_BUFFERS = (
     "__set__",
     "__delete__",
@@ -40,6 +44,7 @@ _OF_BUFFERS = (
 )  # functions that write to no operand
 _TRANSFORMS = inspect.getfile(torch.func.vjp)  # the derivatives, and not vmap
 _DATA: Any = Tensor.data
+_SET_DATA = _DATA.__set__
 _REQUIRES_GRAD: Any = Tensor.requires_grad
 _TRANSPOSED = (Tensor.T, Tensor.mT, Tensor.H, Tensor.mH)
 
@@ -68,6 +73,8 @@ class GradientGuard(TorchFunctionMode):
         if known is not None:
             self._outside = {id(t) for t in (*known.values(), *inputs)}
         self._whole = whole
+        # Writes to parameters of the model; None where a part of it is kept whole.
+        self.updates = ParameterUpdates(model) if known is None else None
         self._detached: dict[int, Tensor] = {}  # aliases that autograd does not know, by identity
         self._plain: dict[int, Tensor] = {}  # made in the call without a trace, by identity
         self._made: list[Tensor] = []  # kept, so that no other gets the same identity
@@ -80,21 +87,34 @@ class GradientGuard(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        updates, given = self.updates, args
+        if updates is not None and updates.values:
+            self._refuse_stale(updates, (*args, *kwargs.values()))
+            given, kwargs = updates.current(args), updates.current(dict(kwargs))
         if name == "__get__":
-            return self._read(func, args)
+            return self._read(func, args, given)
         if func is torch.autograd.grad or func is Tensor.backward:
             grad = func is torch.autograd.grad
             self._refuse_derivative("torch.autograd.grad" if grad else "backward()")
         if func is F.embedding or func is F.embedding_bag:
             self._refuse_renorm(func, args, kwargs)
         first = args[0] if args else None
+        if updates is not None and (of := self._written(name, first, kwargs)):
+            assert isinstance(first, Tensor)
+            return updates.write(of, func, first, *given[1:], **kwargs)
+        if updates is not None and func == _SET_DATA and self._assigned(updates, args, given):
+            return None
         if isinstance(first, Tensor):
             self._check(func, name, first, args, kwargs)
         for value in args:
             self._refuse_outsiders(value)
         for value in kwargs.values():
             self._refuse_outsiders(value)
-        result = func(*args, **kwargs)
+        if updates is not None and updates.values and writes(name, kwargs):
+            self._refuse_view(updates, first)
+        result = func(*given, **kwargs)
+        if updates is not None and isinstance(first, Tensor) and name in _SHARING:
+            updates.note_views(first, result)
         if name == "detach" and isinstance(first, Tensor):
             self._note_alias(first, result)
         elif name in _VIEWS and id(first) in self._detached:
@@ -107,15 +127,60 @@ class GradientGuard(TorchFunctionMode):
             self._made.append(result)
         return result
 
-    def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _written(self, name: str, first: Any, kwargs: Mapping[str, Any]) -> str:
+        """The parameter that a function writes, and autograd does not see; empty if it is none."""
+        of = self._parameters.get(id(first), "")
+        if (
+            not of
+            or not writes(name, kwargs)
+            or name in _OF_BUFFERS
+            or kwargs.get("out") is not None
+        ):
+            return ""
+        unseen = not torch.is_grad_enabled() or not first.requires_grad
+        # A change of `requires_grad`, or of what autograd knows, has an error of its own.
+        return of if unseen and name not in ("requires_grad_", "detach_", "__set__") else ""
+
+    def _assigned(
+        self, updates: ParameterUpdates, args: tuple[Any, ...], given: tuple[Any, ...]
+    ) -> bool:
+        """Write what is assigned to `.data` of a parameter, if of the same shape and dtype."""
+        parameter, value = args[0], args[1]
+        of = self._parameters.get(id(parameter), "")
+        same = isinstance(value, Tensor) and value.shape == parameter.shape
+        if not of or not same or value.dtype != parameter.dtype:
+            return False
+        if value is not parameter:  # `Module.to` assigns a parameter to itself
+            updates.write(of, Tensor.copy_, parameter, given[1])
+            self._detached[id(value)] = value  # they share memory from now on
+        return True
+
+    def _refuse_stale(self, updates: ParameterUpdates, given: tuple[Any, ...]) -> None:
+        if name := updates.stale(given):
+            raise self._error(
+                f"the model reads a view of its parameter {name} that was made before the parameter"
+                " was changed in place; make the view after the change"
+            )
+
+    def _refuse_view(self, updates: ParameterUpdates, target: Any) -> None:
+        """Raise for a write to a part of a parameter that was written to as a whole before."""
+        if name := updates.viewed(target):
+            raise self._error(
+                f"the model changes a view of its parameter {name}, or several parameters at once,"
+                " in place; change the parameter itself, by p[index] = value or p.copy_(value)"
+            )
+
+    def _read(self, func: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         of, tensor = getattr(func, "__self__", None), args[0]
         if of is _DATA:  # export loses the relation between `.data` and its tensor
-            alias = tensor.detach()
+            alias = given[0].detach()
             self._note_alias(tensor, alias)
             return alias
-        result = func(*args)
+        result = func(*(given if of in _TRANSPOSED else args))
         if of in _TRANSPOSED and id(tensor) in self._detached:
             self._detached[id(result)] = result
+        if of in _TRANSPOSED and self.updates is not None:
+            self.updates.note_views(tensor, result)
         return result
 
     def _note_alias(self, tensor: Tensor, alias: Tensor) -> None:
@@ -123,6 +188,8 @@ class GradientGuard(TorchFunctionMode):
         of = self._parameters.get(id(tensor))
         if of is not None:
             self._parameters[id(alias)] = of
+            if self.updates is not None:
+                self.updates.note_alias(alias, of)
         if of is not None or tensor.requires_grad or id(tensor) in self._detached:
             self._detached[id(alias)] = alias
 
@@ -150,7 +217,7 @@ class GradientGuard(TorchFunctionMode):
             if self._outside is not None:
                 self._outside.add(id(first))
         elif name == "__set__" and getattr(func, "__self__", None) is _DATA:
-            if self._whole and not of:
+            if (self._whole and not of) or args[1] is first:  # as `Module.to` does
                 return
             raise self._error(
                 f"the model sets .data of {of or 'a tensor'}, which autograd does not see;"

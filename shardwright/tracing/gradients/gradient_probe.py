@@ -110,11 +110,11 @@ def probe(
     own: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     own.update((f"the input {name}", t) for name, t in batch.items() if t.requires_grad)
     draws = any(op.target in (DROPOUT, OPAQUE) for op in captured.graph.ops)
-    with torch.random.fork_rng(devices=[]), _buffers_put_back(model):
+    with torch.random.fork_rng(devices=[]), _buffers_put_back(model, call.returned.updated):
         try:
             runs = []
             for _ in range(2 if draws else 1):
-                with _buffers_put_back(model):
+                with _buffers_put_back(model, call.returned.updated):
                     runs.append(_Gradients.of(own, lambda: _run_module(call, batch)))
         except Exception:  # this device may lack a kernel: the module does not train here
             runs = []
@@ -152,7 +152,8 @@ class _Gradients:
             for out in outputs
         ]
         found = torch.autograd.grad(outputs, list(own.values()), weights, allow_unused=True)
-        return cls(dict(zip(own, found, strict=True)))
+        dense = (g if g is None or not g.is_sparse else g.to_dense() for g in found)
+        return cls(dict(zip(own, dense, strict=True)))
 
     def difference_from(self, theirs: _Gradients) -> str:
         """The first gradient that differs from the module's, in words; empty if all are equal."""
@@ -183,9 +184,10 @@ def _has_values(model: nn.Module, tensors: Mapping[str, torch.Tensor], captured:
 
 
 @contextmanager
-def _buffers_put_back(model: nn.Module) -> Iterator[None]:
-    """A context that restores the values of buffers at its end."""
-    names = dict(model.named_buffers(remove_duplicate=False))
+def _buffers_put_back(model: nn.Module, updated: Sequence[str] = ()) -> Iterator[None]:
+    """A context that restores buffers, and the values of the `updated` parameters, at its end."""
+    names: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    names.update((name, model.get_parameter(name)) for name in updated)
     before = {name: buffer.detach().clone() for name, buffer in names.items()}
     try:
         yield
@@ -249,6 +251,8 @@ def _results(
 ) -> list[torch.Tensor]:
     if op.target == DROPOUT:
         return [values[op.operands[0]]]
+    if op.kind == "view":  # also what the module reshapes
+        return [values[op.operands[0]].reshape(op.args[1])]  # type: ignore[arg-type]
     if op.target == OPAQUE:
         whole: list[torch.Tensor] = captured.opaque[str(op.args[1])](
             [values[name] for name in op.operands]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
-from shardwright.tracing.decompose.tables.ctc import padded
+from shardwright.tracing.decompose.tables.ctc import padded_arguments
 from shardwright.tracing.values.raising_checks import line_of, running_frame, unraised
 from shardwright.tracing.values.selection import all_true, expected, positions
 
@@ -99,7 +99,7 @@ class KnownValues(TorchFunctionMode):
         self._reals = frozenset((*reals, _FINITE))
         self._worker = ThreadPoolExecutor(1)  # a thread of its own traces nothing
         self._decisions: list[Tensor] = []
-        self._of_masks: set[int] = set()  # truth values that are computed from masks
+        self._of_masks: set[int] = set()  # truth values and counts that are computed from masks
         self._drawn: dict[int, Tensor] = {}  # numbers from 0 to 1, by identity
         self._sources: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of selections, by identity
         self.data: set[str] = set()
@@ -139,7 +139,10 @@ class KnownValues(TorchFunctionMode):
                     return selected
             args = (args[0], self._with_positions(args[1]), *args[2:])
         if func is F.ctc_loss:
-            return func(*self._with_padded_targets(*args), **kwargs)
+            source = self._sources.get(id(args[1])) if len(args) > 3 else None
+            return func(
+                *(args if source is None else padded_arguments(*source[:2], *args)), **kwargs
+            )
         if (masked := self._reduced(func, name, args, kwargs)) is not None:
             return masked
         if name in _SELECTS and (found := self._chosen(name, args, kwargs)) is not None:
@@ -246,7 +249,8 @@ class KnownValues(TorchFunctionMode):
             self._spoiled.update(one.storage for t in given[:1] if (one := self._of(t)))
         masks = [t for t in given if t.dim() and t.dtype == torch.bool]
         for traced, value in zip(made, values, strict=False):
-            if masks and value.dtype == torch.bool:
+            counts = name == "sum" and not value.is_floating_point()
+            if masks and (value.dtype == torch.bool or counts):
                 self._of_masks.add(id(traced))
             if tuple(traced.shape) == tuple(value.shape):
                 self._note(traced, value, known)
@@ -282,22 +286,25 @@ class KnownValues(TorchFunctionMode):
     def _is_read(self, read: Tensor, known: _Known, found: Any, frame: FrameType | None) -> bool:
         """Whether Python code may read `found`, which is noted.
 
-        Of data that are truth values of a mask: whether one, any or all of it is True.
+        Of data that are truth values of a mask: whether one, any or all of it is True, or how many.
         """
         if not known.inputs & (self._reals | self.data):
             self._require_constant(known.inputs, frame)
             return True
-        if isinstance(found, bool) and id(read) in self._of_masks:
+        if id(read) in self._of_masks and (isinstance(found, bool) or read.dtype != torch.bool):
             self.used |= known.inputs
             self._decide(read, found, frame)
             return True
         return False
 
     def _decide(
-        self, read: Tensor, found: int, frame: FrameType | None, *, checks: bool = False
+        self, read: Tensor, found: Any, frame: FrameType | None, *, checks: bool = False
     ) -> None:
-        """Note a number or truth value of data that Python code reads."""
-        same = read != 0 if isinstance(found, bool) else read == found
+        """Note a number, a list of numbers or a truth value of data that Python code reads."""
+        if isinstance(found, bool):
+            same = read != 0
+        else:
+            same = (read == torch.tensor(found, device=self._device)).all()
         wanted = found if isinstance(found, bool) else True
         self._decisions.append(expected(same.reshape(()), wanted, line_of(frame), checks))
         if len(self._decisions) > _MOST_DECISIONS:
@@ -373,26 +380,17 @@ class KnownValues(TorchFunctionMode):
     def _selected(self, x: Tensor, mask: Tensor, known: _Known) -> Tensor:
         """`x[mask]`, for a known mask."""
         self.used |= known.inputs
-        if not self._aside(lambda: bool(known.value.all())) or known.inputs <= self._fixed:
-            return x[self._positions(mask, known)]
-        rest = (1,) * (x.dim() - mask.dim())
-        every = all_true(mask).view(*mask.shape, *rest)
-        return torch.where(every, x, x).flatten(0, mask.dim() - 1)
-
-    def _with_padded_targets(self, *args: Any) -> tuple[Any, ...]:
-        """Arguments of a CTC loss with padded targets for targets selected from rows by a mask.
-
-        The selection has as many elements as the batch has labels, and the padded form always as
-        many.
-        """
-        source = self._sources.get(id(args[1])) if len(args) > 3 else None
-        if source is None or source[0].dim() != 2 or not isinstance(args[3], Tensor):
-            return args
-        values, mask, _ = source
-        lengths = args[3]
-        same = all_true(lengths == mask.sum(1))
-        lengths = torch.where(same, lengths, lengths)
-        return (args[0], padded(values, mask), args[2], lengths, *args[4:])
+        given, inputs = self._of(x), known.inputs
+        if not self._aside(lambda: bool(known.value.all())) or inputs <= self._fixed:
+            found = x[self._positions(mask, known)]
+        else:
+            rest = (1,) * (x.dim() - mask.dim())
+            every = all_true(mask).view(*mask.shape, *rest)
+            found, inputs = torch.where(every, x, x).flatten(0, mask.dim() - 1), _ALWAYS
+        if given is not None:
+            value = self._aside(lambda: given.value[known.value])
+            self._note(found, value, given.inputs | inputs)
+        return found
 
     def _reduced(self, func: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
         """A sum, mean or cross entropy of selected elements as one of masked elements.

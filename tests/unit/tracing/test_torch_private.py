@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import shardwright
-from shardwright.tracing.torch_private import TorchDispatchMode, tree_leaves, tree_map, version_of
+from shardwright.tracing.torch_private import (
+    TorchDispatchMode,
+    tree_leaves,
+    tree_map,
+    version_of,
+    without_function_modes,
+)
 
 PACKAGE = Path(shardwright.__file__).parent
 ALLOWED = {
@@ -79,6 +86,28 @@ def test_a_dispatch_mode_sees_operators_below_autograd():
     with Seen() as seen:
         torch.nn.functional.linear(x, x).sum().backward()
     assert {"aten.mm.default", "aten.sum.default"} <= set(seen.names)
+
+
+def test_function_modes_of_a_package_are_left_out_and_come_back_in_order():
+    class Named(TorchFunctionMode):
+        def __init__(self, seen, name):
+            super().__init__()
+            self.seen, self.name = seen, name
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.seen.append(self.name)
+            return function(*args, **(kwargs or {}))
+
+    class Other(Named):
+        __module__ = "other.modes"
+
+    seen = []
+    with Named(seen, "outer"), Other(seen, "other"), Named(seen, "inner"):
+        with without_function_modes("tests"):
+            torch.zeros(1).add(1)
+        assert seen == ["other", "other"]
+        torch.zeros(1)
+    assert seen[2:] == ["inner", "other", "outer"]
 
 
 def test_trees_are_containers_and_their_leaves():

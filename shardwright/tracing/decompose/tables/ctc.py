@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
+from shardwright.tracing.values.selection import all_true
 
 
 @torch.library.custom_op("shardwright::ctc_losses", mutates_args=())
@@ -80,9 +81,11 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.ctc_loss` of a batch; of anything but padded targets, torch's own."""
+    """`torch.nn.functional.ctc_loss` of a batch; of lengths that are no tensors, torch's own."""
     lengths = (input_lengths, target_lengths)
     tensors = all(isinstance(length, Tensor) for length in lengths)
+    if log_probs.dim() == 3 and targets.dim() == 1 and targets.numel() and tensors:
+        targets = _padded(targets, target_lengths)
     if log_probs.dim() != 3 or targets.dim() != 2 or not tensors:
         whole: Tensor = F.ctc_loss(
             log_probs, targets, *lengths, blank, reduction, zero_infinity=zero_infinity
@@ -94,8 +97,21 @@ def ctc_loss(
     return losses.sum() if reduction == "sum" else losses
 
 
-def padded(values: Tensor, mask: Tensor) -> Tensor:
-    """The elements (N, S) of `values` where `mask` is True, in the same rows but at their start."""
+def padded_arguments(values: Tensor, mask: Tensor, *args: Any) -> tuple[Any, ...]:
+    """Arguments of a CTC loss of the targets `values[mask]`, with padded targets instead.
+
+    The selection has as many elements as the batch has labels, and the padded form always as many.
+    """
+    if values.dim() != 2 or not isinstance(args[3], Tensor):
+        return args
     order = torch.argsort((~mask).to(torch.int64), dim=1, stable=True)
-    found: Tensor = values.gather(1, order)
-    return found
+    same = all_true(args[3] == mask.sum(1))
+    lengths = torch.where(same, args[3], args[3])
+    return (args[0], values.gather(1, order), args[2], lengths, *args[4:])
+
+
+def _padded(targets: Tensor, lengths: Tensor) -> Tensor:
+    """Concatenated targets as rows (N, S), each of which starts with its own."""
+    first = lengths.cumsum(0) - lengths
+    along = torch.arange(targets.shape[0], device=targets.device)
+    return targets[(first[:, None] + along).clamp(max=targets.shape[0] - 1)]

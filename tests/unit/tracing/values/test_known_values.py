@@ -104,7 +104,87 @@ def speech():
     return Speech(), {"x": torch.randn(4, 7, WIDTH), "labels": labels}
 
 
-MODELS = {"pictures": pictures, "masked": masked, "speech": speech}
+class Concatenated(nn.Module):
+    """The CTC loss of concatenated labels, of texts whose lengths start each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x, labels, lengths):
+        log_probs = self.head(x).log_softmax(-1).transpose(0, 1)
+        frames = torch.full((x.shape[0],), x.shape[1])
+        return F.ctc_loss(log_probs, labels, frames, lengths, blank=0)
+
+
+def concatenated():
+    torch.manual_seed(0)
+    labels, lengths = torch.tensor([1, 2, 3, 4, 1, 2, 3]), torch.tensor([2, 1, 3, 1])
+    return Concatenated(), {"x": torch.randn(4, 7, WIDTH), "labels": labels, "lengths": lengths}
+
+
+class Grouped(nn.Module):
+    """Python reads the kinds of tokens that are no padding, as Qwen2-VL does."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, WIDTH)
+
+    def forward(self, ids, kinds, padding):
+        rows = []
+        for row, kind, real in zip(self.words(ids), kinds, padding, strict=True):
+            scales = [1.0 + one for one in kind[real.bool()].tolist()]
+            rows.append((row[real.bool()] * torch.tensor(scales)[:, None]).sum(0))
+        return torch.stack(rows).square().sum()
+
+
+def grouped():
+    torch.manual_seed(0)
+    ids, padding = torch.arange(8).view(2, 4), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    return Grouped(), {"ids": ids, "kinds": ids % 3, "padding": padding}
+
+
+class Padded(nn.Module):
+    """Images of zeros are left out, and the others counted for each text, as in Idefics."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, images):
+        real = (images == 0).sum(-1) != WIDTH
+        if not any(real.flatten()):
+            real[0, 0] = True
+        parts = self.layer(images[real]).split(real.sum(1).tolist())
+        return torch.stack([part.mean(0) for part in parts]).square().sum()
+
+
+def padded():
+    torch.manual_seed(0)
+    return Padded(), {"images": torch.randn(3, 2, WIDTH)}
+
+
+def test_counts_of_a_mask_are_those_of_the_example():
+    model, batch = padded()
+    module = sw.parallelize(model, sw.plan(model, (), batch, machine="1xcpu"))
+    torch.testing.assert_close(module(**batch), model(**batch))
+    other = batch["images"].clone()
+    other[1, 1] = 0
+    with pytest.raises(RuntimeError, match=r"elements of a mask|decides by a value of this batch"):
+        module(other)
+    other[0, 0], other[1, 1] = 0, 1  # compared with what the module computes, with one image less
+    found = compared(model, {"images": other})
+    assert found.ok, str(found)
+
+
+MODELS = {
+    "padded": padded,
+    "concatenated": concatenated,
+    "grouped": grouped,
+    "pictures": pictures,
+    "masked": masked,
+    "speech": speech,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
