@@ -28,10 +28,6 @@ from shardwright.ir.options.numerics import EXACT, Numerics
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional
-from shardwright.tracing.decompose.canonical import canonical
-from shardwright.tracing.decompose.constant_masks import without_constant_masks
-from shardwright.tracing.decompose.joined_slices import with_joined_slices
-from shardwright.tracing.decompose.mixtures import with_mixtures
 from shardwright.tracing.export.export import FlatCall
 from shardwright.tracing.export.kernels import UNIFORM
 from shardwright.tracing.export.operators import OVERLOAD
@@ -45,6 +41,10 @@ from shardwright.tracing.export.source_location import (
 from shardwright.tracing.gradients.autograd_probe import AutogradProbe
 from shardwright.tracing.outputs import OutputTree
 from shardwright.tracing.renumber import renumbered
+from shardwright.tracing.rewrites.canonical import canonical
+from shardwright.tracing.rewrites.constant_masks import without_constant_masks
+from shardwright.tracing.rewrites.joined_slices import with_joined_slices
+from shardwright.tracing.rewrites.mixtures import with_mixtures
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _SPARSE = {  # the argument that requests a sparse gradient, whose values a dense one has too

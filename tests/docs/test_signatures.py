@@ -9,7 +9,7 @@ WIDER = {
     "api.py:capture": "the public contract",
     "api.py:search": "the public contract",
     "api.py:plan": "the public contract",
-    "tracing/decompose/linear_cross_entropy.py:linear_cross_entropy": "an operator's signature",
+    "tracing/own_operators/linear_cross_entropy.py:linear_cross_entropy": "an operator's signature",
     "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
     "tracing/export/lookup.py:embedding_bags": "the signature of an operator",
 }

@@ -214,7 +214,7 @@ def _split_product(graph: Graph, op: Op) -> _Product | None:
 def _steps(
     graph: Graph, products: Sequence[_Product], between: Sequence[Op], source: Source
 ) -> str:
-    """The operators between as JSON for `tracing/decompose/chunked_mlp.py`, without views."""
+    """The operators between as JSON for `tracing/own_operators/chunked_mlp.py`, without views."""
     number = {one.op.outputs[0]: i for i, one in enumerate(products)}
     steps: list[list[object]] = []
     for op in between:

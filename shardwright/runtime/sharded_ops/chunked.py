@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.program.instructions import Joint
-from shardwright.tracing.decompose.chunked_mlp import chunked_mlp
-from shardwright.tracing.decompose.linear_cross_entropy import (
+from shardwright.tracing.export.operators import to_torch
+from shardwright.tracing.own_operators.chunked_mlp import chunked_mlp
+from shardwright.tracing.own_operators.linear_cross_entropy import (
     LossForm,
     Reduce,
     linear_cross_entropy,
     loss_in_chunks,
 )
-from shardwright.tracing.export.operators import to_torch
 
 
 class ChunkedLoss(nn.Module):

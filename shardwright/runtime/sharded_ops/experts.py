@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.program.lower.routing import Routing
 from shardwright.runtime.backend.base import all_gather_single
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.tracing.decompose.experts import added, through
+from shardwright.tracing.own_operators.experts import added, through
 
 
 class Peers(Protocol):

@@ -1,6 +1,6 @@
 """The kernels of a mixture of experts beside its grouped products: routing of rows and steps.
 
-Counted in `tracing/decompose/experts.py`: rows are sorted by expert and gathered, pass the steps
+Counted in `tracing/own_operators/experts.py`: rows are sorted by expert, gathered, pass the steps
 between the products, are scaled by their scores, copied to the order of tokens and summed.
 """
 

@@ -320,7 +320,7 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
 
 
 def _steps(op: Op) -> tuple[ElementStep, ...]:
-    """The steps of experts or an MLP (`tracing/decompose/mixtures.py`) that run a kernel."""
+    """The steps of experts or an MLP (`tracing/rewrites/mixtures.py`) that run a kernel."""
     found: list[ElementStep] = []
     seen: set[int] = set()
     for target, args, _ in json.loads(str(op.args[-1])):

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwright.tracing.decompose.experts import run_steps
 from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
+from shardwright.tracing.own_operators.experts import run_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref, json_argument, whole_numbers
-from shardwright.tracing.decompose.experts import EXPERTS
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import AutogradFacts, observe
+from shardwright.tracing.own_operators.experts import EXPERTS
 
 _PRODUCTS = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
 _LOGICAL = ("_to_copy", "clone", "alias", "contiguous")

@@ -17,7 +17,7 @@ from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.compute import forward_seconds
 from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.decompose import causal_rows
+from shardwright.tracing.own_operators import causal_rows
 
 LENGTH = 10
 

@@ -14,8 +14,8 @@ from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.compute import forward_seconds
 from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.decompose.mixtures import with_mixtures
 from shardwright.tracing.export.operators import call_op
+from shardwright.tracing.rewrites.mixtures import with_mixtures
 
 CONFIG = MixtralConfig(
     vocab_size=19,

@@ -7,7 +7,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.graph import argument
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.decompose import constant_masks
+from shardwright.tracing.rewrites import constant_masks
 from tests.harness import models
 
 LENGTH = 96

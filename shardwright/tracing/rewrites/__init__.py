@@ -1,0 +1,1 @@
+"""Rewrites captured graphs: same results, by operators that split better."""
