@@ -213,8 +213,8 @@ class SearchedFrontier(Frontier):
         times = []
         for index, known in enumerate(self._near(about, limit)):
             if self.least_seconds is None or self.least_seconds(known) < most:
-                alike = known if found is None else _as_far_ahead(known, found)
-                times.append((self._seconds(alike), index, known))
+                as_deep = known if found is None else _as_far_ahead(known, found)
+                times.append((self._seconds(as_deep), index, known))
         for time, _, known in sorted(times, key=lambda one: one[:2]):
             if time >= most:
                 break

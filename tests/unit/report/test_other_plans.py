@@ -1,0 +1,69 @@
+"""What is shown beside a chosen plan is simulated, with as many buckets ahead as it has."""
+
+from dataclasses import replace
+
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.report.answer import alternatives
+from shardwright.report.other_plans import other_plans
+from tests.harness.plans import simple
+
+LIMIT = 100
+COSTS = [(0.5, 300), (1.0, 200), (1.2, 120), (1.5, 90), (1.6, 60), (1.8, 20), (9.0, 5)]
+
+
+def frontier(more=5):
+    """Simulated steps take a second longer, and half of that with buckets ahead."""
+    plans = [
+        replace(simple(), name=f"plan {i}", step_seconds=time, peak_bytes=peak, memory=None)
+        for i, (time, peak) in enumerate(COSTS)
+    ]
+
+    def compare(plan):
+        wait, buckets = (1.0, 0) if plan.ahead == 1 else (0.5, more)
+        time, peak = plan.step_seconds + wait, plan.peak_bytes + buckets
+        return replace(plan, step_seconds=time, peak_bytes=peak)
+
+    return SearchedFrontier(plans, settle=compare, compare=compare)
+
+
+def chosen(found, index, ahead):
+    return found.compared(replace(found.plans[index], ahead=ahead))
+
+
+def names(plans):
+    return [one.name for one in plans.values()]
+
+
+def test_plans_that_fit_and_those_that_need_more_are_simulated():
+    found = frontier()
+    plan = chosen(found, 3, 4)
+    others = other_plans(plan, found, LIMIT)
+    assert names(others.fitting) == ["plan 4", "plan 5"], "that of 9 s takes too long"
+    assert names(others.larger) == ["plan 1", "plan 2"], "that of 300 bytes is too large"
+    assert others.fitting[4].step_seconds == 2.1 and others.fitting[4].ahead == 4
+    assert others.larger[2].step_seconds == 1.7
+    rivals = found.with_rivals(plan, others.simulated).rivals
+    known = {one.step_seconds: one.is_simulated for one in rivals}
+    assert known == {0.5: False, 1.5: True, 1.7: True, 2.1: True, 2.3: True, 9.0: False}
+
+
+def test_a_plan_without_memory_for_buckets_ahead_is_shown_without():
+    found = frontier(more=50)
+    others = other_plans(chosen(found, 5, 4), found, LIMIT)
+    assert others.fitting[4].ahead == 1 and others.fitting[4].step_seconds == 2.6
+
+
+def test_without_a_limit_all_plans_fit():
+    found = frontier()
+    others = other_plans(chosen(found, 0, 1), found, None)
+    assert not others.larger and names(others.fitting)[0] == "plan 1"
+
+
+def test_rows_have_simulated_figures_and_never_those_of_the_chosen_plan():
+    found = frontier()
+    plan = chosen(found, 3, 1)
+    others = other_plans(plan, found, LIMIT)
+    twin = replace(others, fitting={**others.fitting, 9: replace(plan, name="twin")})
+    heading, *rows = alternatives(plan, twin, 7)
+    assert heading.startswith("others that fit:  (5 more")
+    assert [row.split()[0] for row in rows] == ["2600", "2800"]
