@@ -178,7 +178,8 @@ class Refinement:
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
             found = self._whole(plan)
-            found = replace(found, notes=(*found.notes, *self._note_on_offload(found)))
+            notes = *self._note_on_offload(found), *self._note_on_reserved(found)
+            found = replace(found, notes=(*found.notes, *notes))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
 
@@ -198,6 +199,19 @@ class Refinement:
         saved = format_bytes(max(0, without.peak_bytes - plan.peak_bytes))
         more = max(0.0, plan.step_seconds - without.step_seconds)
         return (f"offload saves {saved} per rank and takes {more * 1e3:.1f} ms of the step",)
+
+    def _note_on_reserved(self, plan: Plan) -> tuple[str, ...]:
+        """A note if the allocator would hold more than a device has, though the tensors fit."""
+        if plan.memory is None:
+            return ()
+        has, held = self._machine.device.usable_bytes, plan.memory.reserved - plan.memory.libraries
+        if not plan.peak_bytes <= has < held:
+            return ()
+        return (
+            f"torch's allocator would reserve {format_bytes(held)} with fragments,"
+            f" of the {format_bytes(has)} of a device: it frees its cache and tries again, which"
+            " takes time and may fail; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps",
+        )
 
     @cached_property
     def _useful_seconds(self) -> Seconds:

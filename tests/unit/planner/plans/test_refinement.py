@@ -119,3 +119,18 @@ def test_sums_over_replicas_are_in_flight_while_layers_before_compute(subject):
         elif isinstance(one, Wait) and one.handle in started:
             beside.append(layers - started[one.handle])
     assert len(beside) > 2 and all(beside[:-2]), "layers run between a start and its wait"
+
+
+def test_a_plan_that_fits_says_if_the_allocator_would_hold_more_than_there_is(subject):
+    _, machine, _ = subject
+    plan = refinement_of(subject).settled(plan_of(subject, "dp_shard=4"))
+    assert plan.memory is not None
+    held = plan.memory.reserved - plan.memory.libraries
+    notes = {}
+    for has in (plan.peak_bytes - 1, plan.peak_bytes, held):
+        context = machine.device.memory_bytes - machine.device.usable_bytes
+        device = replace(machine.device, memory_bytes=has + context)
+        assert device.usable_bytes == has
+        found = refinement_of(subject, device=device).settled(plan_of(subject, "dp_shard=4"))
+        notes[has] = [note for note in found.notes if "allocator would reserve" in note]
+    assert [len(found) for found in notes.values()] == [0, 1, 0]
