@@ -36,6 +36,7 @@ from shardwright.tracing.op_memory.footprints import Footprints
 LOG = Path(__file__).with_name("predictions.rows")
 _GIB = 2**30
 _NEAR = 0.75  # of a device's memory, from where sums of the tables are not taken for the peak
+_MANY_STAGES = 8
 _TOGETHER = 4  # rows of a task of a worker, which often share a graph
 
 
@@ -117,7 +118,7 @@ def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[
     """A prediction for each row, kept ones first.
 
     Rows of one graph follow each other; graphs come in an order without meaning, so that a run that
-    is stopped has priced a sample of them.
+    is stopped has priced a sample of them. Pipelines of many stages take longest and come last.
     """
     kept = _kept(log)
     names = {row.key: _digest(row) for row in rows}
@@ -170,9 +171,10 @@ def _digest(row: Row) -> str:
     return hashlib.sha256(repr((code(), row)).encode()).hexdigest()[:24]
 
 
-def _graph_order(row: Row) -> tuple[str, str, int, str]:
+def _graph_order(row: Row) -> tuple[bool, str, str, int, str]:
     shape = repr((row.family, row.layers, row.hidden, row.sequence, row.global_batch))
-    return hashlib.sha256(shape.encode()).hexdigest(), row.gpu, row.gpus, row.key
+    deep = row.pp * row.virtual_stages > _MANY_STAGES
+    return deep, hashlib.sha256(shape.encode()).hexdigest(), row.gpu, row.gpus, row.key
 
 
 def _kept(log: Path) -> dict[str, Prediction]:
