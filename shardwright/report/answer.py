@@ -53,10 +53,15 @@ def answer_lines(
 def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
     """A table of other plans that fit, with simulated time and memory, fastest first.
 
+    They are faster than `plan` or need less memory by at least a hundredth.
     `listed` is the number of plans and baselines that were found. Empty if no other plan fits.
     """
-    own = _figures(plan)
-    fitting = [one for one in others.fitting.values() if _figures(one) != own]
+    less = (1 - _LEAST) * plan.peak_bytes
+    fitting = [
+        one
+        for one in others.fitting.values()
+        if one.step_seconds < (1 - _LEAST) * plan.step_seconds or one.peak_bytes < less
+    ]
     if not fitting:
         return []
     shown = spread(undominated(fitting), ALTERNATIVES)
@@ -67,11 +72,6 @@ def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
     hidden = listed - len(shown)
     more = f"  ({hidden} more with the baselines: --all)" if hidden > 0 else ""
     return [f"others that fit:{more}", *rows]
-
-
-def _figures(plan: Plan) -> tuple[str, str, str]:
-    """The figures of a plan in a row; a uniform strategy may have those of a searched one."""
-    return milliseconds(plan.step_seconds), size(plan.peak_bytes), headline(plan)
 
 
 def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:
