@@ -259,7 +259,8 @@ class MadeTensors(nn.Module):
         hidden = torch.cat([x.new_zeros(size, 1, width), turned], 1)[:, :-1]
         written = x.new_empty(size, length, width)
         written[..., : width // 2] = hidden[..., width // 2 :]
-        written[..., width // 2 :] = x.new_full((size, length, width // 2), 0.5)
+        # Slices that overlap stay assignments (`tracing/rewrites/joined_slices.py`).
+        written[..., width // 2 - 1 :] = x.new_full((size, length, width // 2 + 1), 0.5)
         state = torch.zeros(size, width, dtype=x.dtype)
         for step in range(2):
             state = torch.tanh(self.down(state) + written[:, step])

@@ -89,7 +89,7 @@ def test_made_tensors_and_complex_views_take_their_batch_in_parts(count):
 
 
 def test_made_tensors_are_split_as_what_is_written_to_them():
-    """DeepSeek-V3's attention writes into an empty tensor of the whole batch."""
+    """A model writes into an empty tensor of the whole batch."""
     model, given = models.made_tensors()
     plan = sw.price(sw.capture(model, (), given), "2xH100", "dp_replicate=2")
     made = [op for op in plan.ops if op.target.split(".")[1] in ("empty", "zeros")]

@@ -109,9 +109,9 @@ BROKEN = {
         replace(GRAPH, outputs=("loss",)),
         "%loss is returned but never defined",
     ),
-    "updated but no buffer": (
-        replace(GRAPH, updates=(("w", "mm"),)),
-        "%w is updated but is no buffer",
+    "updated but an input": (
+        replace(GRAPH, updates=(("x", "mm"),)),
+        "%x is updated but is no buffer and no parameter",
     ),
     "described but never defined": (
         replace(GRAPH, values=(*GRAPH.values, Tensor("y", (), "bool"))),

@@ -15,7 +15,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
-from tests.unit.tracing.decompose.test_causal_rows import captured
+from tests.unit.tracing.own_operators.test_causal_rows import captured
 
 
 @pytest.fixture
