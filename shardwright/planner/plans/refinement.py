@@ -204,11 +204,11 @@ class Refinement:
         """A note if the allocator would hold more than a device has, though the tensors fit."""
         if plan.memory is None:
             return ()
-        has, held = self._machine.device.usable_bytes, plan.memory.reserved - plan.memory.libraries
-        if not plan.peak_bytes <= has < held:
+        has, kept = self._machine.device.usable_bytes, plan.memory.reserved - plan.memory.libraries
+        if not plan.peak_bytes <= has < kept:
             return ()
         return (
-            f"torch's allocator would reserve {format_bytes(held)} with fragments,"
+            f"torch's allocator would reserve {format_bytes(kept)} with fragments,"
             f" of the {format_bytes(has)} of a device: it frees its cache and tries again, which"
             " takes time and may fail; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps",
         )
