@@ -252,6 +252,12 @@ class _Reference(TorchDispatchMode):
                 f"the module drops out with probability {probability:.6g}, its captured graph with"
                 f" {module.probability:.6g}"
             )
+        drawn = module.bits(self.state).numel()
+        if drawn != like.numel():
+            raise IncomparableError(
+                f"the module drops out of {tuple(like.shape)}, its captured graph of {drawn} other"
+                " elements; it may draw numbers that nothing reads"
+            )
         ones = torch.ones(like.shape, dtype=torch.float64)
         training, module.training = module.training, True
         try:
