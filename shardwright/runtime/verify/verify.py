@@ -99,6 +99,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        ranks = f"{self.devices} rank{'s' * (self.devices > 1)}"
         errors = (
             f"loss error {self.loss_error:.1e}, gradients {self.max_gradient_error:.1e}, buffers"
             f" {self.max_buffer_error:.1e}, parameters after one optimizer step"
@@ -107,13 +108,13 @@ class Report:
         if self.not_compared:
             text = (
                 "the module itself was NOT COMPARED with its captured graph:"
-                f" {self.not_compared}; of the plan on {self.devices} ranks beside the graph on"
+                f" {self.not_compared}; of the plan on {ranks} beside the graph on"
                 f" one device: {errors}; worst: {self.worst}"
             )
         else:
             word = "equals" if self.ok else "DIFFERS from"
             text = (
-                f"the plan on {self.devices} ranks {word} one device: {errors}, module against"
+                f"the plan on {ranks} {word} one device: {errors}, module against"
                 f" graph {self.capture_error:.1e} in {self.compared_in}; worst: {self.worst}"
             )
         return text + "".join(f"\nnote: {note}" for note in self.notes)
@@ -168,7 +169,17 @@ def verify(
     }
     shipped = pack(captured.opaque)
     optimizer = optimizer_of(plan.optimizer)
-    compared = ModuleComparison(model, captured, payload, batch, optimizer, one_device).run(graph)
+    comparison = ModuleComparison(model, captured, payload, batch, optimizer, one_device)
+    try:
+        compared = comparison.run(graph)
+    except RuntimeError as e:
+        if not captured.opaque:
+            raise
+        kept = ", ".join(sorted(call.path for call in captured.opaque.values()))
+        raise PlanError(
+            f"verify runs the model in float64, where a module that is kept whole ({kept}) does not"
+            f" run: {e}; let it make tensors of the dtype of its input"
+        ) from e
     expected = compared.expected
     if (alone := in_parts(graph, analysis, decisions)) is not graph:
         parts = one_device(alone, {**payload, "opaque": captured.opaque})

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import shardwright as sw
 from shardwright.ir.options.numerics import Numerics
+from shardwright.ir.plan import PlanError
 from shardwright.runtime.verify.verify_reference import notes
 from tests.harness.graph_comparison import compared
 from tests.harness.layered_graphs import residual_layers
@@ -46,3 +48,21 @@ def test_a_module_that_draws_other_numbers_is_not_compared_in_one_line():
         "IncomparableError: the module drops out of (3, 4), its captured graph of 3 other elements;"
         " it may draw numbers that nothing reads"
     )
+
+
+class KeepsWhole(nn.Module):
+    """Decides on its input, so that it is kept whole, and computes in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x.float() if x.sum() > 0 else x.float() * 2)
+
+
+def test_a_module_kept_whole_that_does_not_run_in_float64_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), KeepsWhole())
+    plan = sw.plan(model, (torch.ones(4, 4),), machine=sw.Machine.preset("1xcpu"))
+    with pytest.raises(PlanError, match=r"kept whole \(1\) does not run: mat1 and mat2 must have"):
+        sw.verify(model, plan, (torch.ones(4, 4),))
