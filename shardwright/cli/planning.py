@@ -260,12 +260,10 @@ def _named(text: str, devices: int | None, tune_host: bool) -> Machine:
 
             found = measure_host(devices or devices_here(), tell=tell, tune_host=tune_host)
         if found.measured is not None:
-            words = measurement_age(found, found.measured)
-            click.echo(wrapped(words), err=True)
+            click.echo(wrapped(measurement_age(found, found.measured)), err=True)
         return found
-    machine = (
-        load_machine(text) if (text.endswith(".toml") or Path(text).is_file()) else preset(text)
-    )
+    is_file = text.endswith(".toml") or Path(text).is_file()
+    machine = load_machine(text) if is_file else preset(text)
     return machine if devices is None else machine.with_devices(devices)
 
 

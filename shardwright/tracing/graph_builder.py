@@ -335,7 +335,9 @@ def require_states(node: fx.Node, values: Sequence[torch.Tensor]) -> None:
 
     `torch.export` of torch 2.11 does on CPUs: (layers, 1, batch, hidden).
     """
-    states = [given.meta["val"] for given in node.args[1]]  # type: ignore[union-attr]
+    pair = node.args[1]
+    assert isinstance(pair, list | tuple)
+    states = [given.meta["val"] for given in pair if isinstance(given, fx.Node)]
     if any(one.dim() != given.dim() for one, given in zip(values[1:], states, strict=True)):
         raise CaptureError(  # no module is named, because keeping it whole would not help
             f"{source_of(node)}: torch.export of torch {torch.__version__} gives the states of an"

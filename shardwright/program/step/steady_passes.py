@@ -204,15 +204,10 @@ def steady_cycles(program: StepProgram, repeat: RepeatedPasses) -> tuple[Section
 def _handles(instructions: Sequence[StepInstruction], *, waits: bool) -> Iterator[str]:
     """The names of transfers that are waited for, or of those that are started."""
     for one in instructions:
-        match one:
-            case Wait():
-                if waits:
-                    yield one.handle
-            case Transfer() | HostCopy() | Send() | Recv():
-                if not waits:
-                    yield one.handle
-            case _:
-                pass
+        if isinstance(one, Wait | Transfer | HostCopy | Send | Recv) and waits is isinstance(
+            one, Wait
+        ):
+            yield one.handle
 
 
 def _in_flight(instructions: Sequence[StepInstruction]) -> list[str]:

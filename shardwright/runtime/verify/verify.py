@@ -170,16 +170,7 @@ def verify(
     shipped = pack(captured.opaque)
     optimizer = optimizer_of(plan.optimizer)
     comparison = ModuleComparison(model, captured, payload, batch, optimizer, one_device)
-    try:
-        compared = comparison.run(graph)
-    except RuntimeError as e:
-        if not captured.opaque:
-            raise
-        kept = ", ".join(sorted(call.path for call in captured.opaque.values()))
-        raise PlanError(
-            f"verify runs the model in float64, where a module that is kept whole ({kept}) does not"
-            f" run: {e}; let it make tensors of the dtype of its input"
-        ) from e
+    compared = _with_module(comparison, graph, [call.path for call in captured.opaque.values()])
     expected = compared.expected
     if (alone := in_parts(graph, analysis, decisions)) is not graph:
         parts = one_device(alone, {**payload, "opaque": captured.opaque})
@@ -193,6 +184,23 @@ def verify(
             run_ranks(_WORKER, [folder], plan.devices)
             parallel = torch.load(Path(folder) / "result.pt", weights_only=True)
     return _compare(captured.graph, plan, expected, parallel, compared)
+
+
+def _with_module(comparison: ModuleComparison, graph: Graph, kept: Sequence[str]) -> ComparedModule:
+    """The module beside its graph, of which the modules at `kept` are no operators.
+
+    Raises `PlanError` where these do not run in float64.
+    """
+    try:
+        return comparison.run(graph)
+    except RuntimeError as e:
+        if not kept:
+            raise
+        raise PlanError(
+            "verify runs the model in float64, where a module that is kept whole"
+            f" ({', '.join(sorted(kept))}) does not run: {e}; let it make tensors of the dtype of"
+            " its input"
+        ) from e
 
 
 def _in_this_process(payload: Mapping[str, Any]) -> Measured:

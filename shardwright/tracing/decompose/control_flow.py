@@ -65,7 +65,9 @@ def _replace(owner: fx.GraphModule, node: fx.Node, inlined: Callable[..., list[f
     with owner.graph.inserting_before(node):
         results = inlined(_Writer(owner, node), *node.args)
     for user in list(node.users):  # each selects one result
-        user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+        at = user.args[1]
+        assert isinstance(at, int)
+        user.replace_all_uses_with(results[at])
         owner.graph.erase_node(user)
     owner.graph.erase_node(node)
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, whole_numbers
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.buffers import users_frame
 from shardwright.tracing.export.export import FlatCall
@@ -252,7 +252,7 @@ def _results(
     if op.target == DROPOUT:
         return [values[op.operands[0]]]
     if op.kind == "view":  # also what the module reshapes
-        return [values[op.operands[0]].reshape(op.args[1])]  # type: ignore[arg-type]
+        return [values[op.operands[0]].reshape(whole_numbers(op.args[1]))]
     if op.target == OPAQUE:
         whole: list[torch.Tensor] = captured.opaque[str(op.args[1])](
             [values[name] for name in op.operands]
