@@ -119,6 +119,11 @@ class Fp8Recipe:
         return self.library == TRANSFORMER_ENGINE
 
     @property
+    def covers_experts(self) -> bool:
+        """Whether grouped products of experts are in 8 bits too; torchao has an option apart."""
+        return self.library == TRANSFORMER_ENGINE
+
+    @property
     def casts_weights_once(self) -> bool:
         """Whether weights are cast once a step, and not in each micro-batch."""
         return self.library == TRANSFORMER_ENGINE

@@ -19,7 +19,7 @@ from shardwright.planner.tables.options import Forms, Only, OptionCache
 from shardwright.planner.tables.pricing import Pricing
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.deferrable_scalars import deferrable_scalars
-from shardwright.rules.operators.fp8_layers import fp8_layers
+from shardwright.rules.operators.fp8_layers import experts_in_8_bit, fp8_layers
 from shardwright.simulate.costs.fusion import fusions
 from shardwright.simulate.costs.workload import Fp8Work, Workload, workload
 
@@ -82,13 +82,18 @@ class MeshInvariants:
 
     def _fp8(self, op: Op) -> Fp8Work | None:
         """The casts of a layer in 8 bits; None for other operators."""
-        if self._recipe is None or op.name not in self._in_8_bit:
-            return None
         recipe = self._recipe
+        if recipe is None:
+            return None
+        share = 1 / self._micro_batches if recipe.casts_weights_once else 1.0
+        if experts_in_8_bit(self._graph, op):
+            plain = recipe.plain  # experts are gathered in the model's dtype
+            return Fp8Work(plain if self._copies else plain.without_copies(), True, share)
+        if op.name not in self._in_8_bit:
+            return None
         if recipe.gathers and not self._graph.tensor[op.operands[1]].gathered_as:
             recipe = recipe.plain
         recipe = recipe if self._copies else recipe.without_copies()
-        share = 1 / self._micro_batches if recipe.casts_weights_once else 1.0
         return Fp8Work(recipe, self._in_8_bit[op.name], share)
 
 

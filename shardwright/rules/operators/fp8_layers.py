@@ -2,7 +2,8 @@
 
 Those are linear layers of a parameter whose sizes are multiples of 16, as the kernels require, but
 for the last projection: torchtitan leaves its `output` out by default, and Megatron-LM's output
-layer is not one of TransformerEngine's. Attention, embeddings and experts stay as they are.
+layer is not one of TransformerEngine's. Attention and embeddings stay as they are, and experts do
+under torchao, which has an option of its own for them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind, Op
-from shardwright.ir.options.fp8 import FLOAT8, Fp8Recipe
+from shardwright.ir.options.fp8 import FLOAT8, Fp8Recipe, recipe_of
 
 MULTIPLE = 16  # of the elements of a row, for products in 8 bits
 _PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "experts")
@@ -61,6 +62,15 @@ def fp8_layers(graph: Graph) -> Mapping[str, bool]:
     TransformerEngine has one layer for several of one input. Empty for a graph without a recipe.
     """
     return _layers(graph) if graph.numerics.fp8 else {}
+
+
+def experts_in_8_bit(graph: Graph, op: Op) -> bool:
+    """Whether `op` is a mixture of experts whose grouped products are in 8 bits."""
+    recipe = recipe_of(graph.numerics.fp8)
+    if recipe is None or not recipe.covers_experts or op.kind != "experts":
+        return False
+    weights = op.operands[3:5]
+    return not any(size % MULTIPLE for name in weights for size in graph.tensor[name].shape[1:])
 
 
 def _layers(graph: Graph) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.chunked.loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.chunked.mlp import mlp_backward_kernels, mlp_forward_kernels
-from shardwright.simulate.costs.expert_rows import row_kernels
+from shardwright.simulate.costs.experts import gradient_products, products, row_kernels
 from shardwright.simulate.costs.fp8_products import backward_casts, forward_casts, fp8_product
 from shardwright.simulate.costs.kernels import (
     KernelWork,
@@ -96,8 +96,7 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     flop = contraction_flop(work, sizes)
     moved = read + written
     if work.kind is OperatorClass.EXPERTS:
-        products = KernelWork(work.kind, work.dtype, flop, moved)
-        return (products, *row_kernels(work, sizes))
+        return (*products(work, sizes, flop, moved), *row_kernels(work, sizes))
     if work.fp8 is not None:
         x, weight = (work.operands[i] for i in work.contracted)
         others = _bytes((p for p in work.read if p not in (x, weight)), sizes)
@@ -164,8 +163,8 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        products = KernelWork(work.kind, work.dtype, _EXPERTS_BACKWARD * flop, moved)
-        return (products, *row_kernels(work, sizes, backward=True))
+        found = gradient_products(work, sizes, _EXPERTS_BACKWARD * flop, moved)
+        return (*found, *row_kernels(work, sizes, backward=True))
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)

@@ -58,12 +58,17 @@ def fp8_product(
 def _kernels(
     cast: Cast, port: Port, work: Workload, sizes: Ints, share: float = 1.0
 ) -> Iterator[KernelWork]:
-    """The kernels of a cast, of which each micro-batch has a `share`."""
-    elements = product_of(sizes, port.factors)
-    for each in cast.bytes_each(port.item_bytes):
+    return cast_kernels(cast, product_of(sizes, port.factors), port.item_bytes, work.dtype, share)
+
+
+def cast_kernels(
+    cast: Cast, elements: Ints, item_bytes: int, dtype: str, share: float = 1.0
+) -> Iterator[KernelWork]:
+    """The kernels of a cast of `elements`, (K,), of which each micro-batch has a `share`."""
+    for each in cast.bytes_each(item_bytes):
         yield KernelWork(
             OperatorClass.MEMORY,
-            work.dtype,
+            dtype,
             np.zeros_like(elements),
             (elements * each * share).astype(np.int64),
             launches=share == 1,

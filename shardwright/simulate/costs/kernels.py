@@ -67,9 +67,10 @@ def kernel_seconds(kernel: KernelWork, device: Device) -> Floats:
     """Seconds of `kernel` on `device`, from the end of the preceding kernel: (K,)."""
     efficiency = device.efficiency
     in_8_bit = kernel.dtype in _IN_8_BIT
+    of_products = efficiency.of_float8 if in_8_bit else efficiency.matmul
     reached = {
-        OperatorClass.MATMUL: efficiency.of_float8 if in_8_bit else efficiency.matmul,
-        OperatorClass.EXPERTS: efficiency.matmul,
+        OperatorClass.MATMUL: of_products,
+        OperatorClass.EXPERTS: of_products,
         OperatorClass.CONVOLUTION: efficiency.convolution,
         OperatorClass.ATTENTION: efficiency.attention,
     }.get(kernel.kind, 1.0)

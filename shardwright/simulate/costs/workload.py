@@ -94,7 +94,7 @@ class ElementStep:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Work:
-    """The casts of a linear layer in 8 bits.
+    """The casts of a linear layer, or of a mixture of experts, in 8 bits.
 
     `casts_input` says whether it is the first that reads its input, `weight_share` is the part of
     the casts of its weight that a micro-batch has.
@@ -191,7 +191,7 @@ def workload(
         known: targets of operators that the device has timings of.
         skew: rows of the busiest device over the mean, where devices have different experts.
         fusion: the savings of a fused kernel. Timings of single operators are not used with it.
-        fp8: the casts of a linear layer in 8 bits, for which there are no timings either.
+        fp8: the casts of products in 8 bits, for which there are no timings either.
     """
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
 

@@ -8,10 +8,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from shardwright.ir.options.fp8 import MXFP8, executed_by
 from shardwright.rules.analysis import analyze
-from shardwright.simulate.costs.compute import forward_kernels
-from shardwright.simulate.costs.expert_rows import row_kernels
-from shardwright.simulate.costs.workload import workload
+from shardwright.simulate.costs.compute import backward_kernels, forward_kernels
+from shardwright.simulate.costs.experts import row_kernels
+from shardwright.simulate.costs.workload import Fp8Work, workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.operators import call_op
 
@@ -72,3 +73,31 @@ def test_rows_are_those_of_the_experts_of_a_device(mixture):
     rows, width, inner = 4 * 6 * 2, 16 * 4, 10 * 4
     assert moved() == rows * (6 * 16 + 8 * width + (2 + 3) * inner)
     assert moved(e=2) == moved() / 2
+
+
+def test_products_in_8_bits_cast_rows_and_weights_and_read_narrow_weights(mixture):
+    graph, op, rule = mixture
+    recipe = executed_by("mxfp8", compiled=False)
+
+    def kernels(fp8):
+        work = workload(op, rule, graph, fp8=fp8)
+        sizes = np.array(work.sizes)[:, None]
+        plain = len(list(row_kernels(work, sizes)))
+        forward, backward = forward_kernels(work, sizes), backward_kernels(work, sizes)
+        return forward[:-plain], backward[: -2 * plain]
+
+    rows, experts, width, inner = 4 * 6 * 2, 4, 16, 10
+    up, down = experts * 2 * inner * width, experts * inner * width
+    cast = 4 + 2 * (1 + 1 / 32)  # of an element: read in float32, written in both layouts
+    forward, backward = kernels(Fp8Work(recipe, True, 0.5))
+    found = [int(one.moved[0]) for one in forward[:-1]]
+    half = 0.5  # of the casts of weights: the other half is in the other micro-batch
+    assert found == [
+        int(elements * cast) for elements in (rows * width, rows * inner, up * half, down * half)
+    ]
+    found = [int(one.moved[0]) for one in backward[:-1]]
+    assert found == [int(elements * cast) for elements in (rows * width, rows * 2 * inner)]
+    for narrow, (wide,) in zip((forward, backward), kernels(None), strict=True):
+        assert narrow[-1].dtype == MXFP8
+        assert (narrow[-1].flop == wide.flop).all()
+        assert wide.moved[0] - narrow[-1].moved[0] == (up + down) * (4 - 1 - 1 / 32)
