@@ -160,7 +160,7 @@ def test_a_machine_file_is_read_with_its_units(tmp_path):
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("8xB300", "no preset for 'B300'; did you mean GB300? known kinds are H100,"),
+        ("8xMI300", "no preset for 'MI300'; did you mean MI300X? known kinds are H100,"),
         ("H100", "is not [HOSTSx]DEVICESxKIND"),
         ("0xH100", "with at least one of each"),
         ("2x0xH100", "with at least one of each"),
