@@ -7,11 +7,13 @@ import pickle
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import shardwright as sw
+from benchmarks.published.mixtures import Latent, Mixture, Sizes
 from benchmarks.published.modules import Gpt, Linears, Llama
 from benchmarks.published.row import Row
 from scripts.gpu_check.models import made
@@ -33,7 +35,7 @@ class Shape:
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
     `model` is the name of a module of `OWN`, else empty; `adapters`: roles and rank of `Linears`,
-    and `joint` what it says.
+    and `joint` what it says. `experts`: of a layer, and of a token.
     """
 
     family: str
@@ -57,18 +59,17 @@ class Shape:
     adapters: tuple[str, int] = ("", 0)
     joint: bool = False
     shared_norms: bool = False
+    experts: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, row: Row) -> Shape:
         """The shape of a row; raises `UnpriceableError` for a model that has no module here."""
-        if row.family not in (*_FAMILIES, OWN):
+        if row.family not in (*FAMILIES, OWN):
             raise UnpriceableError(f"models of the family {row.family} have no module here")
-        if row.experts and row.family != OWN:
-            raise UnpriceableError("mixtures of experts have no module here")
         method, *adapters = row.tuning.split()
         if method != "all" and not adapters:
             raise UnpriceableError(f"training by {row.tuning} has no module here")
-        if row.head_size * row.heads != row.hidden:
+        if row.head_size * row.heads != row.hidden and not row.experts:
             raise UnpriceableError("heads that are wider than the residual stream have no module")
         return cls(
             row.family,
@@ -92,6 +93,7 @@ class Shape:
             (adapters[0], int(adapters[1])) if adapters else ("", 0),
             row.source == "litgpt",
             row.norms == "shared",
+            (row.experts, row.chosen),
         )
 
 
@@ -112,7 +114,14 @@ def graph_of(shape: Shape, folder: Path = FOLDER) -> Graph:
 
 def _name(shape: Shape) -> str:
     """Names a shape and the code that captures: with other code graphs are captured anew."""
-    code = code_digest((*_CAPTURE,), (Path(__file__), Path(__file__).with_name("modules.py")))
+    code = code_digest(
+        (*_CAPTURE,),
+        (
+            Path(__file__),
+            Path(__file__).with_name("modules.py"),
+            Path(__file__).with_name("mixtures.py"),
+        ),
+    )
     return hashlib.sha256(repr((code, astuple(shape))).encode()).hexdigest()[:24]
 
 
@@ -129,7 +138,7 @@ def _captured(shape: Shape) -> Graph:
     if shape.model:
         return sw.capture(*_own(shape.model))
     with torch.device("meta"):
-        module = _FAMILIES[shape.family](shape)
+        module = FAMILIES[shape.family](shape)
         tokens = torch.zeros(shape.batch, shape.sequence, dtype=torch.long)
     if not shape.mixed:
         module = module.to(torch.bfloat16)
@@ -176,4 +185,29 @@ def _llama(shape: Shape) -> nn.Module:
     )
 
 
-_FAMILIES = {"gpt": _gpt, "llama": _llama, "neox": _llama}
+def _mixture(shape: Shape) -> nn.Module:
+    experts, chosen = shape.experts
+    sizes = Sizes(
+        shape.layers,
+        shape.hidden,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_size,
+        shape.ffn,
+        shape.vocab,
+        experts,
+        chosen,
+        **_MIXTURES[shape.family],
+    )
+    return Mixture(sizes, wide_loss=shape.wide_loss)
+
+
+# What families of mixtures have beside the columns of rows: config.json of deepseek-ai/DeepSeek-V3
+# and moonshotai/Kimi-K2-Base; Megatron-Bridge trains the former with its further token.
+_DEEPSEEK: dict[str, Any] = {"shared_ffn": 2048, "dense_ffn": 18432, "latent": Latent()}
+_MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3-moe": {},
+    "deepseek-v3": {**_DEEPSEEK, "dense": 3, "predicted": 2},
+    "kimi-k2": {**_DEEPSEEK, "dense": 1},
+}
+FAMILIES = {"gpt": _gpt, "llama": _llama, "neox": _llama} | dict.fromkeys(_MIXTURES, _mixture)

@@ -208,8 +208,8 @@ class GroupedAttention(nn.Module):
 
         made = self.qkv(x)
         query, key, value = made.split(self.parts, dim=-1) if isinstance(made, Tensor) else made
-        q = _rotated(by_head(query, self.heads), cos, sin)
-        k = _rotated(by_head(key, self.kv_heads), cos, sin)
+        q = rotated(by_head(query, self.heads), cos, sin)
+        k = rotated(by_head(key, self.kv_heads), cos, sin)
         v = by_head(value, self.kv_heads)
         k, v = self._repeated(k), self._repeated(v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -329,17 +329,22 @@ class Llama(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of (batch, tokens)."""
         x = self.tokens(input_ids)
-        places = torch.arange(input_ids.shape[1], device=x.device, dtype=torch.float32)
-        halves = torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32)
-        angles = torch.outer(places, 10000.0 ** (-halves / self.width))
-        angles = torch.cat((angles, angles), dim=-1)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = rotary(input_ids, self.width)
         for block in self.blocks:
             x = block(x, cos, sin)
         return loss_of(self.head(self.norm(x)), labels, wide=self.wide_loss)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary(input_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary positions of (batch, tokens): (tokens, width) each."""
+    places = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
+    halves = torch.arange(0, width, 2, device=input_ids.device, dtype=torch.float32)
+    angles = torch.outer(places, 10000.0 ** (-halves / width))
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions in float32, as Llama's own code and its descendants compute them."""
     wide = x.float()
     low, high = wide.chunk(2, dim=-1)

@@ -31,7 +31,7 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
     "Mixtral 8x0.2B, 4x1024": {
         "layers": 6, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn": 3584, "vocab": 32000,
-        "experts": 8, "sequence": 1024, "micro_batch": 4, "norms": "composed",
+        "experts": 8, "chosen": 2, "sequence": 1024, "micro_batch": 4, "norms": "composed",
     },
     "BERT-large, 32x512": {
         "layers": 24, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn": 4096, "vocab": 30528,

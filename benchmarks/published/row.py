@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from shardwright.ir.strategy.recompute import Recompute, StrategyError
+
 FOLDER = Path(__file__).parent / "rows"
 SOURCES = Path(__file__).parent / "sources.toml"
 
@@ -20,7 +22,8 @@ SOURCES = Path(__file__).parent / "sources.toml"
 METRICS = ("seconds", "milliseconds", "tokens/s/gpu", "tokens/s", "tflop/s/gpu", "minutes/run")
 MEMORY_KINDS = ("allocated", "reserved", "unstated")
 VERDICTS = ("ran", "out of memory")
-RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated")
+# What is not stated, or not expressible ("other"), is priced without and has no verdict.
+RECOMPUTE = ("none", "full", "every 2nd layer", "operators", "attention", "unstated", "other")
 GATHERS = ("", "on", "off")  # empty: it is unstated, or nothing is in 8 bits
 NORMS = ("fused", "composed", "shared")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused")
@@ -48,7 +51,9 @@ class Row:
         ffn: inner width of an MLP.
         vocab: rows of the embedding.
         tied: whether embedding and head share their weight.
-        experts: of a layer; 0 where there are none.
+        experts: of a layer; 0 where there are none. `ffn` is the inner width of one then.
+        chosen: experts of a token.
+        balanced: whether tokens are forced to be equally many for each expert.
         tuning: "all" parameters are trained, or "lora qv 32" for adapters of rank 32 of queries and
             values, "lora all 8" of all linear layers; or "lora", "qlora", "adapter", ....
         sequence: tokens of a sample.
@@ -70,7 +75,8 @@ class Row:
             begins with "pure-".
         fp8_gather: whether weights are cast to 8 bits before they are gathered: one of `GATHERS`.
         reduce: dtype in which gradients are reduced.
-        recompute: one of `RECOMPUTE`.
+        recompute: one of `RECOMPUTE`, or a text of `Recompute`, such as "first(5)".
+        offloaded: layers whose activations wait on the host.
         compiled: torch.compile.
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
@@ -111,6 +117,8 @@ class Row:
     vocab: int = 0
     tied: bool = False
     experts: int = 0
+    chosen: int = 0
+    balanced: bool = False
     tuning: str = "all"
     sequence: int = 0
     global_batch: int = 0
@@ -131,6 +139,7 @@ class Row:
     fp8_gather: str = ""
     reduce: str = ""
     recompute: str = "unstated"
+    offloaded: int = 0
     compiled: bool = False
     attention: str = "fused"
     norms: str = "fused"
@@ -161,9 +170,14 @@ class Row:
     def parameters(self) -> float:
         """How many parameters the model has, without norms and biases."""
         attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
-        matrices = 3 if self.family == "llama" else 2
-        layer = attention + matrices * self.hidden * self.ffn
+        matrices = 3 if self.family == "llama" or self.experts else 2
+        layer = attention + matrices * self.hidden * self.ffn * max(1, self.experts)
         return self.layers * layer + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def has_known_memory(self) -> bool:
+        """Whether all that decides what a device keeps is stated and priced."""
+        return self.recompute not in ("unstated", "other") and not self.offloaded
 
     @property
     def nodes(self) -> int:
@@ -209,7 +223,6 @@ def problems(row: Row) -> Iterator[str]:
         ("metric", row.metric, ("", *METRICS)),
         ("memory_kind", row.memory_kind, ("", *MEMORY_KINDS)),
         ("verdict", row.verdict, VERDICTS),
-        ("recompute", row.recompute, RECOMPUTE),
         ("fp8_gather", row.fp8_gather, GATHERS),
         ("norms", row.norms, NORMS),
         ("loss", row.loss, LOSSES),
@@ -217,6 +230,13 @@ def problems(row: Row) -> Iterator[str]:
     ):
         if value not in known:
             yield f"{name} is {value!r}, not one of {', '.join(map(repr, known))}"
+    if row.recompute not in RECOMPUTE:
+        try:
+            Recompute.parse(row.recompute)
+        except StrategyError as error:
+            yield str(error)
+    if bool(row.experts) != bool(row.chosen):
+        yield "experts need a number that is chosen for each token, and no others have one"
     if (row.memory_gib is None) != (not row.memory_kind):
         yield "a figure of memory needs its kind, and a kind its figure"
     if (row.published is None) != (not row.metric):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -117,18 +118,25 @@ def _expansion(
 def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[Prediction]:
     """A prediction for each row, kept ones first.
 
-    Rows of one graph follow each other; graphs come in an order without meaning, so that a run that
-    is stopped has priced a sample of them. Pipelines of many stages take longest and come last.
+    Equal setups are priced once. Rows of one graph follow each other; graphs come in an order
+    without meaning, so that a run that is stopped has priced a sample of them. Pipelines of many
+    stages take longest and come last.
     """
     kept = _kept(log)
-    names = {row.key: _digest(row) for row in rows}
-    yield from (kept[name] for name in names.values() if name in kept)
-    missing = sorted((row for row in rows if names[row.key] not in kept), key=_graph_order)
+    by_setup: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_setup[_digest(row)].append(row)
+    for name, equal in by_setup.items():
+        if name in kept:
+            yield from (replace(kept[name], key=row.key) for row in equal)
+    missing = [equal[0] for name, equal in by_setup.items() if name not in kept]
+    names = {row.key: _digest(row) for row in missing}
     with log.open("a") as out:
-        for one in _priced(missing, workers):
-            out.write(json.dumps({"digest": names[one.key], **asdict(one)}) + "\n")
+        for one in _priced(sorted(missing, key=_graph_order), workers):
+            name = names[one.key]
+            out.write(json.dumps({"digest": name, **asdict(one)}) + "\n")
             out.flush()
-            yield one
+            yield from (replace(one, key=row.key) for row in by_setup[name])
 
 
 def _priced(rows: Sequence[Row], workers: int) -> Iterator[Prediction]:
@@ -155,7 +163,7 @@ def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Predicti
     """The predictions that are kept for these rows, by the rows' keys."""
     kept = _kept(log)
     found = {row.key: kept.get(_digest(row)) for row in rows}
-    return {key: one for key, one in found.items() if one is not None}
+    return {key: replace(one, key=key) for key, one in found.items() if one is not None}
 
 
 def code() -> str:
@@ -163,12 +171,17 @@ def code() -> str:
     here = Path(__file__).parent
     packages = ("ir", "machine", "planner", "program", "rules", "simulate", "solve", "tracing")
     patterns = tuple(f"{package}/**/*.py" for package in packages)
-    files = ("graphs.py", "modules.py", "setups.py", "run.py")
+    files = ("graphs.py", "mixtures.py", "modules.py", "setups.py", "run.py")
     return code_digest(patterns, tuple(here / name for name in files))
 
 
 def _digest(row: Row) -> str:
-    return hashlib.sha256(repr((code(), row)).encode()).hexdigest()[:24]
+    """Names what a prediction depends on: rows that differ in what was measured alone share it."""
+    setup = replace(
+        row, path="", commit="", line=0, metric="", published=None, step_seconds=None,
+        memory_gib=None, memory_kind="", verdict="", note="",
+    )  # fmt: skip
+    return hashlib.sha256(repr((code(), setup, _has_memory(row))).encode()).hexdigest()[:24]
 
 
 def _graph_order(row: Row) -> tuple[bool, str, str, int, str]:

@@ -186,13 +186,16 @@ def _memory(pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
 
 
 def _verdicts(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
-    """By source: rows by what happened and what was predicted, in view of the other sources."""
+    """By source: rows by what happened and what was predicted, in view of the other sources.
+
+    Rows with memory that is not priced have no verdict.
+    """
     counts: dict[str, dict[str, int]] = {}
     for source in sorted({pair.row.source for pair in pairs}):
         others = comparison(peak_ratios(pairs, without=source))
         count = counts.setdefault(source, dict.fromkeys(OUTCOMES, 0))
         for pair in pairs:
-            if pair.row.source == source:
+            if pair.row.source == source and pair.row.has_known_memory:
                 happened = "ran" if pair.row.verdict == "ran" else "ran out"
                 count[f"{happened}, {pair.fit(others).value}"] += 1
     return counts

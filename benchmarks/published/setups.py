@@ -25,6 +25,7 @@ _FP8 |= {"fp8-mx": "mxfp8"}
 _RECOMPUTE = {
     "none": Recompute("none"),
     "unstated": Recompute("none"),
+    "other": Recompute("none"),
     "full": Recompute("full"),
     "every 2nd layer": Recompute("every", count=2),
     "operators": SELECTIVE,
@@ -55,6 +56,8 @@ def machine_of(row: Row) -> Machine:
         machine = replace(machine, device=replace(device, efficiency=efficiency))
     if row.zero < 2:
         machine = replace(machine, overlap=0.0)
+    if row.balanced:
+        machine = replace(machine, expert_skew=1.0)
     if len(machine.levels) == 1 or not row.network_gbit:
         return machine
     stated, usual = row.network_gbit / row.gpus_per_node, gpu.network_gbit / gpu.host_gpus
@@ -88,7 +91,7 @@ def strategy_of(row: Row) -> Strategy:
         schedule=row.schedule or "1F1B",
         virtual_stages=row.virtual_stages,
         micro_batches=row.micro_batches,
-        recompute=_RECOMPUTE[row.recompute],
+        recompute=_RECOMPUTE.get(row.recompute) or Recompute.parse(row.recompute),
         fp8=_FP8.get(row.precision),
         compile="regional" if row.compiled else "off",
         gradient_sync=row.sync if row.micro_batches > 1 else None,
@@ -116,6 +119,10 @@ def approximations(row: Row) -> tuple[str, ...]:
         found.append("whether parameters are gathered in 8 bits is unstated, priced in 16")
     if row.recompute == "unstated":
         found.append("recomputation is unstated, priced without")
+    if row.recompute == "other":
+        found.append("recomputation within experts, MLPs or norms priced as none")
+    if row.offloaded:
+        found.append("activations of some layers on the host priced as on the device")
     if not row.network_gbit and row.nodes > 1:
         found.append("network is unstated, priced as the preset's")
     return tuple(found)

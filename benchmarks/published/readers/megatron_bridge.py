@@ -1,11 +1,17 @@
-"""Megatron-Bridge: pages of throughput on H100 to GB300, and peaks of recomputation choices."""
+"""Megatron-Bridge: pages of throughput on H100 to GB300, and peaks of recomputation choices.
+
+Pages name the recipes that were run. What pages do not say is read from the recipe of a row's
+model, GPU and precision, at the pages' commit, if that has the row's degrees and micro-batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.published.readers.shapes import LLAMA3
+from benchmarks.published.readers.bridge_recipes import Settings, recipe_settings
+from benchmarks.published.readers.shapes import LLAMA3, MIXTURES
 from benchmarks.published.readers.snapshot import Line, Snapshot, number, tables
 from benchmarks.published.row import Row, step_seconds
 
@@ -24,6 +30,8 @@ _PRECISION = {
 _GATHERS = {"fp8-tensorwise": "on", "fp8-mx": "off"}
 _DENSE = {"LLAMA3_8B": "8B", "LLAMA3_70B": "70B", "LLAMA3.1_405B": "405B"}
 _NOT_DENSE = "experts or state-space layers, whose shapes no module here has"
+# Of `recompute_modules`, with the names that modules have here.
+_MODULES = {"mla_up_proj": "*.attention.up", "core_attn": "*attn*"}
 _NO_TRAINABLE = "which parameters LoRA trains is not stated"
 _GIB = 1e9 / 2**30
 
@@ -59,17 +67,19 @@ def _throughput(snapshot: Snapshot, path: str, line: Line, heading: dict[str, st
     tp, pp, cp = (int(cells[name]) for name in ("TP", "PP", "CP"))
     sharded = int(cells.get("FSDP", "0"))
     published = number(cells["Tokens / sec / GPU"])
-    size, tuning = _DENSE.get(model), "lora" if "LoRA" in heading["kind"] else "all"
+    tuning = "lora" if "LoRA" in heading["kind"] else "all"
+    shape = LLAMA3[_DENSE[model]] if model in _DENSE else MIXTURES.get(model)
     precision = _PRECISION[cells.get("Precision", "FP8-CS")]
     virtual = int(cells["VP"]) if cells["VP"].isdigit() else 1
-    return Row(
+    row = Row(
         source="megatron-bridge",
         path=path,
         commit=snapshot.commit,
         line=line.number,
-        excluded=_NOT_DENSE if size is None else _NO_TRAINABLE if tuning == "lora" else "",
+        excluded=_NOT_DENSE if shape is None else _NO_TRAINABLE if tuning == "lora" else "",
         model=model,
-        **(LLAMA3[size] if size else {}),
+        **(shape or {}),
+        balanced=model in MIXTURES,
         tuning=tuning,
         sequence=sequence,
         global_batch=batch,
@@ -97,6 +107,55 @@ def _throughput(snapshot: Snapshot, path: str, line: Line, heading: dict[str, st
         step_seconds=step_seconds("tokens/s/gpu", published, batch * sequence, gpus),
         note="" if "Precision" in cells else "precision assumed",
     )
+    if row.excluded:
+        return row
+    settings = recipe_settings(snapshot, model, system, gpus, precision)
+    return _as_in_recipe(row, settings) if settings and _is_of(row, settings) else row
+
+
+def _is_of(row: Row, settings: Settings) -> bool:
+    """Whether a recipe has the degrees and the micro-batch of a row."""
+
+    def degree(name: str) -> int:
+        return settings.get(f"model.{name}_parallel_size") or 1
+
+    return (row.tp, row.pp, row.cp, row.ep, row.virtual_stages, row.micro_batch, row.zero == 3) == (
+        degree("tensor_model"),
+        degree("pipeline_model"),
+        degree("context"),
+        degree("expert_model"),
+        degree("virtual_pipeline_model"),
+        settings.get("train.micro_batch_size", 1),
+        bool(settings.get("ddp.use_megatron_fsdp")),
+    )
+
+
+def _as_in_recipe(row: Row, settings: Settings) -> Row:
+    offloads = settings.get("model.cpu_offloading")
+    wide = settings.get("ddp.grad_reduce_in_fp32", True)
+    return replace(
+        row,
+        recompute=_recomputed(settings),
+        offloaded=settings.get("model.cpu_offloading_num_layers", 0) if offloads else 0,
+        async_tp=row.tp > 1 and bool(settings.get("comm_overlap.tp_comm_overlap")),
+        reduce="fp32" if wide else "bf16",
+    )
+
+
+def _recomputed(settings: Settings) -> str:
+    """What a recipe recomputes, as `Row` says it."""
+    granularity = settings.get("model.recompute_granularity")
+    if granularity is None:
+        return "none"
+    if granularity == "full":
+        word = "first" if settings["model.recompute_method"] == "block" else "groups"
+        return f"{word}({settings['model.recompute_num_layers']})"
+    modules = settings.get("model.recompute_modules", ["core_attn"])
+    if not modules:
+        return "none"
+    if not all(name in _MODULES for name in modules):
+        return "other"
+    return f"modules({','.join(_MODULES[name] for name in modules)})"
 
 
 def _gpu(system: str) -> dict[str, Any]:

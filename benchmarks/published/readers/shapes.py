@@ -46,6 +46,21 @@ def _shape(
     }
 
 
+def _mixture(
+    family: str,
+    layers: int,
+    hidden: int,
+    heads: tuple[int, int, int],  # of queries, of keys and values, and the width of one
+    ffn: int,
+    vocab: int,
+    experts: int,
+    chosen: int,
+) -> dict[str, Any]:
+    queries, key_values, width = heads
+    shape = _shape(family, layers, hidden, queries, key_values, ffn, vocab, tied=False)
+    return shape | {"head_size": width, "experts": experts, "chosen": chosen}
+
+
 LLAMA2 = {
     "7B": llama(32, 4096, 32, 32, 11008, 32000),
     "13B": llama(40, 5120, 40, 40, 13824, 32000),
@@ -58,4 +73,12 @@ LLAMA3 = {
     "8B": llama(32, 4096, 32, 8, 14336, 128256),
     "70B": llama(80, 8192, 64, 8, 28672, 128256),
     "405B": llama(126, 16384, 128, 8, 53248, 128256),
+}
+# Of config.json of Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B, deepseek-ai/DeepSeek-V3 and
+# moonshotai/Kimi-K2-Base. Heads of the latter two are those of their queries and keys.
+MIXTURES = {
+    "Qwen3_30B_a3B": _mixture("qwen3-moe", 48, 2048, (32, 4, 128), 768, 151936, 128, 8),
+    "Qwen3_235B_a22B": _mixture("qwen3-moe", 94, 4096, (64, 4, 128), 1536, 151936, 128, 8),
+    "DeepSeekV3": _mixture("deepseek-v3", 61, 7168, (128, 128, 192), 2048, 129280, 256, 8),
+    "Kimi_K2": _mixture("kimi-k2", 61, 7168, (64, 64, 192), 2048, 163840, 384, 8),
 }

@@ -10,15 +10,18 @@ import torch
 import shardwright as sw
 from benchmarks.published import overlap, own, page, plots, run
 from benchmarks.published.comparisons import comparison, coverage, widened, widening
-from benchmarks.published.graphs import OWN, Shape, UnpriceableError, graph_of
+from benchmarks.published.graphs import FAMILIES, OWN, Shape, UnpriceableError, graph_of
+from benchmarks.published.mixtures import Experts
 from benchmarks.published.modules import NORM_EPS, ComposedNorm
 from benchmarks.published.own_rows import MEASURED, own_rows
+from benchmarks.published.readers.shapes import MIXTURES
 from benchmarks.published.row import GATHERS, Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, result_of, size_of
 from benchmarks.published.setups import approximations, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
 from shardwright.machine.fitted import OVERLAP
+from shardwright.machine.model import EXPERT_SKEW
 from shardwright.report.accuracy import Fit
 
 RESULT = Path(run.__file__).with_name("result.json")
@@ -67,6 +70,57 @@ def test_a_row_is_a_strategy():
     assert not strategy_of(replace(ROW, precision="fp8-delayed", fp8_gather="on")).fp8_gather
     hiding = replace(sharded, sequence_parallel=True, async_tp=True)
     assert (strategy_of(hiding).async_tp, strategy_of(sharded).async_tp) == (True, False)
+
+
+def test_mixtures_have_the_published_numbers_of_parameters():
+    found = {}
+    for name, shape in MIXTURES.items():
+        row = replace(ROW, **shape, dropout=0.0)
+        with torch.device("meta"):
+            module = FAMILIES[row.family](Shape.of(row))
+        count = sum(parameter.numel() for parameter in module.parameters())
+        further = sum(parameter.numel() for parameter in module.further.parameters())
+        found[name] = round((count - further) / 1e9, 1)
+    # As their publishers count them; DeepSeek-V3 without its layer for a further token.
+    published = {"Qwen3_30B_a3B": 30.5, "Qwen3_235B_a22B": 235.1, "DeepSeekV3": 671.0}
+    assert found == {**published, "Kimi_K2": 1026.4}
+
+
+def test_experts_compute_the_sum_of_those_chosen():
+    torch.manual_seed(0)
+    experts = Experts(16, 32, 4, 2)
+    for weight in (experts.up, experts.down):
+        torch.nn.init.normal_(weight, std=0.2)
+    x = torch.randn(2, 3, 16)
+    likely = torch.softmax(experts.router(x), dim=-1)
+    scores, chosen = likely.topk(2, dim=-1)
+    expected = torch.zeros_like(x)
+    for e in range(4):
+        gate, up = (x @ experts.up[e]).chunk(2, dim=-1)
+        share = (scores * (chosen == e)).sum(-1) / scores.sum(-1)
+        expected += share[..., None] * ((torch.nn.functional.silu(gate) * up) @ experts.down[e])
+    torch.testing.assert_close(experts(x), expected)
+
+
+def test_a_row_with_balanced_experts_has_no_busiest_device():
+    mixture = {**MIXTURES["Qwen3_30B_a3B"], "tied": False, "layers": 1}
+    row = replace(ROW, **mixture, balanced=True, dp_replicate=1, dp_shard=4, tp=1, ep=4, zero=1)
+    row = replace(row, gpu="H100", precision="fp8-tensorwise", recompute="none", sequence=8192)
+    assert (machine_of(row).expert_skew, machine_of(replace(row, balanced=False)).expert_skew) == (
+        1.0,
+        EXPERT_SKEW,
+    )
+    narrow, wide = predict(row), predict(replace(row, precision="bf16"))
+    assert not narrow.unpriced
+    assert narrow.seconds < wide.seconds
+
+
+def test_equal_setups_are_priced_once(tmp_path):
+    again = replace(ROW, line=3, published=0.7, step_seconds=0.7, note="another run")
+    first, second = predictions([ROW, again], 1, tmp_path / "log")
+    assert (first.key, second.key) == (ROW.key, again.key)
+    assert replace(second, key=first.key) == first
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
 def test_a_row_is_a_machine_with_the_stated_network():

@@ -16,11 +16,12 @@ from benchmarks.published.readers import (
     torchtitan,
     vtrain,
 )
+from benchmarks.published.readers.bridge_recipes import recipe_settings
 from benchmarks.published.readers.snapshot import tables
 from benchmarks.published.row import problems, read, read_file, sources, step_seconds, write_file
 
 
-@dataclass
+@dataclass(eq=False)
 class Pages:
     """A snapshot of pages that are given as texts; those at other commits are the same."""
 
@@ -142,7 +143,7 @@ def test_litgpt_runs_out_of_memory_and_infers():
     assert inference.excluded == "inference"
 
 
-def test_megatron_bridge_excludes_experts():
+def test_megatron_bridge_says_the_rest_in_its_recipes():
     columns = "| #-GPUs | Precision | GBS | MBS | Sequence Length | TP | PP | CP | VP | EP |"
     columns += " Tokens / sec / GPU |"
     page = f"""### Pre-Training Performance
@@ -150,16 +151,61 @@ def test_megatron_bridge_excludes_experts():
 | System {columns}
 |---|---|---|---|---|---|---|---|---|---|---|---|
 | DGX-GB200 | 64 | MXFP8 | 128 | 1 | 8192 | 4 | 8 | 1 | 5 | n/a | 4096[^1] |
-#### Model: DeepSeekV3
+| DGX-GB200 | 64 | MXFP8 | 128 | 1 | 8192 | 4 | 4 | 1 | 5 | n/a | 4096 |
+#### Model: Qwen3_30B_a3B
+| System {columns}
+|---|---|---|---|---|---|---|---|---|---|---|---|
+| DGX-H100 | 8 | BF16 | 64 | 1 | 4096 | 1 | 1 | 1 | n/a | 8 | 4096 |
+#### Model: Nemotron_3_Nano
 | System {columns}
 |---|---|---|---|---|---|---|---|---|---|---|---|
 | DGX-H100 | 64 | BF16 | 128 | 1 | 8192 | 1 | 8 | 1 | n/a | 8 | 4096 |
 """
-    dense, experts = megatron_bridge.rows(Pages({megatron_bridge._PAGES[0]: page}))
+    common = """
+from megatron.bridge.perf_recipes.defaults import usual as plain
+
+def shared(cfg, more="te"):
+    if more:
+        cfg.model.recompute_modules = ["all"]
+    cfg.model.recompute_granularity = "selective"
+    cfg.ddp.grad_reduce_in_fp32 = False
+"""
+    recipe = """
+from megatron.bridge.perf_recipes.common import shared, plain
+
+def llama3_70b_pretrain_64gpu_gb200_fp8mx_config():
+    cfg = plain()
+    cfg.model.pipeline_model_parallel_size = 8
+    cfg.model.virtual_pipeline_model_parallel_size = 5
+    cfg.model.recompute_modules = ["core_attn"]
+    cfg.model.cpu_offloading, cfg.model.cpu_offloading_num_layers = unknown, 20
+    cfg.model.cpu_offloading = True
+    shared(cfg)
+    return cfg
+"""
+    usual = """
+def usual():
+    cfg = ConfigContainer()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+    return cfg
+"""
+    folder = "src/megatron/bridge/perf_recipes"
+    files = {"common.py": common, "gb200.py": recipe, "defaults.py": usual, "data.cfg": "x"}
+    texts = {f"{folder}/{name}": text for name, text in files.items()}
+    pages = Pages({megatron_bridge._PAGES[0]: page, **texts})
+    dense, other, mixture, excluded = megatron_bridge.rows(pages)
     assert (dense.dp_shard, dense.schedule, dense.gpus_per_node) == (2, "Interleaved1F1B", 4)
     assert (dense.step_seconds, dense.zero) == (128 * 8192 / 64 / 4096, 1)
-    assert list(problems(dense)) == []
-    assert experts.excluded
+    assert (dense.recompute, dense.async_tp, dense.reduce) == ("modules(*attn*)", True, "bf16")
+    assert (dense.offloaded, dense.has_known_memory) == (0, True)
+    assert (other.recompute, other.has_known_memory) == ("unstated", False)
+    assert (mixture.experts, mixture.chosen, mixture.ep, mixture.balanced) == (128, 8, 8, True)
+    assert [problem for row in (dense, other, mixture) for problem in problems(row)] == []
+    assert excluded.excluded
+    settings = recipe_settings(pages, "LLAMA3_70B", "GB200", 64, "fp8-mx")
+    assert settings["model.recompute_modules"] == ["core_attn"]
+    assert settings["comm_overlap.tp_comm_overlap"] is True
 
 
 _FLAGS = """MODEL_ARGS:
@@ -235,7 +281,7 @@ def test_contradictions_are_found(committed):
         ({"step_seconds": 2 * (row.step_seconds or 1.0), "metric": "seconds"}, "published figure"),
         ({"memory_kind": "allocated"}, "a figure of memory needs its kind"),
         ({"micro_batch": row.global_batch + 1}, "no whole micro-batches"),
-        ({"recompute": "some"}, "recompute is"),
+        ({"recompute": "some"}, "recomputation 'some' is not known"),
         ({"layers": 0}, "a size of the model"),
     ):
         broken = replace(row, excluded="", published=row.published or 1.0, **change)
