@@ -1,9 +1,9 @@
 """All-to-all of tokens to the devices that hold their experts, and back (`Route`).
 
-Along each axis that routes, an operator runs two all-to-alls in the forward pass and their reverse
-in the backward pass. The busiest device receives `Machine.expert_skew` times the mean number of
-rows, and all others wait for it. As routing depends on the data, devices exchange the numbers of
-rows first.
+Along each axis that routes, an operator runs two all-to-alls of rows in the forward pass and their
+reverse in the backward pass. The busiest device receives `Machine.expert_skew` times the mean
+number of rows, and all others wait for it. As routing depends on the data, devices exchange the
+numbers of rows first. Scores that scale rows at their experts go with the rows.
 """
 
 from __future__ import annotations

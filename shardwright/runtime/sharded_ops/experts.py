@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.program.lower.routing import Routing
 from shardwright.runtime.backend.base import all_gather_single
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.tracing.own_operators.experts import added, through
+from shardwright.tracing.own_operators.experts import added, scales_inside, through
 
 
 class Peers(Protocol):
@@ -88,20 +88,24 @@ class LocalExperts(nn.Module):
         """
         flat = chosen.reshape(-1)
         order, expert = self._own(flat)
-        rows = x[order // chosen.shape[1]]
+        rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
+        inside = scales_inside(x, scores, down, turned)
+        sent = [rows, given.unsqueeze(-1)] if inside else [rows]
         ways_back = []
         for peers, hop in zip(self.peers, self._hops, strict=True):
-            rows, expert, back = self._hop(rows, expert, peers, *hop)
+            sent, expert, back = self._hop(sent, expert, peers, *hop)
             ways_back.append(back)
-        given = len(rows)
-        if not given:  # grouped products want a row; it counts nothing
-            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])  # gradients go on through it
+        count = len(expert)
+        if not count:  # grouped products want a row; it counts nothing
+            # Gradients go on through it.
+            sent = [torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in sent]
             expert = flat.new_full((1,), self.routing.start)
         place = expert - self.routing.start
-        rows = through(rows, place, (up, down), turned, product, between)[:given]
+        arrived = sent[1].squeeze(-1) if inside else None
+        rows = through(sent[0], place, (up, down), turned, product, between, arrived)[:count]
         for back in reversed(ways_back):
             rows = back(rows)
-        return added(rows, order, scores)
+        return added(rows, order, scores.shape, None if inside else given)
 
     def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The rows for experts in this device's tile, sorted by expert, and their experts."""
@@ -117,12 +121,12 @@ class LocalExperts(nn.Module):
         return order[mine], expert[mine]
 
     def _hop(
-        self, rows: Tensor, expert: Tensor, peers: Peers, owner: Tensor, mine: Tensor
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Exchange rows along one axis.
+        self, parts: list[Tensor], expert: Tensor, peers: Peers, owner: Tensor, mine: Tensor
+    ) -> tuple[list[Tensor], Tensor, Callable[[Tensor], Tensor]]:
+        """Exchange rows along one axis: each of `parts` is (rows, its width).
 
         Returns the received rows sorted by expert, their experts, and a function that sends results
-        back. `rows` are sorted by expert, which is also the order of the devices that hold the
+        back. Rows are sorted by expert, which is also the order of the devices that hold the
         experts. `mine` are the experts with this device's coordinate along the axis.
         """
         counts = _counts(expert, len(owner))
@@ -135,7 +139,7 @@ class LocalExperts(nn.Module):
         # The only wait for the device.
         sent, received, all_loads = torch.stack([to, come.sum(1), loads]).tolist()
         self.skew.add(all_loads)
-        arrived = peers.send(rows, sent, received)
+        arrived = [peers.send(part, sent, received) for part in parts]
         whose = torch.repeat_interleave(
             mine.repeat(peers.count), come.reshape(-1), output_size=sum(received)
         )
@@ -146,7 +150,7 @@ class LocalExperts(nn.Module):
         def back(results: Tensor) -> Tensor:
             return peers.send(results[place], received, sent)
 
-        return arrived[order], whose, back
+        return [part[order] for part in arrived], whose, back
 
     def extra_repr(self) -> str:
         routing, last = self.routing, self.routing.start + self.routing.length - 1

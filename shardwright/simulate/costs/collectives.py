@@ -125,9 +125,10 @@ def _rows(link: Link, machine: Machine) -> StepPrice:
     """The price of rows sent to the devices of their experts and results sent back, by their bytes.
 
     The bytes are those of the busiest device. Numbers of rows are gathered first, then there are
-    two all-to-alls. Rows are put in order before and after each.
+    three all-to-alls, one of scores, which counts where results are scaled and scores stay, too.
+    Rows are put in order before and after each.
     """
-    calls = 3 * (machine.collective_launch_seconds + link.lap_seconds)
+    calls = _CALLS_OF_ROWS * (machine.collective_launch_seconds + link.lap_seconds)
     launches = _SORTING * machine.device.launch_seconds
     sorting = 4 / _memory_bytes_per_s(machine)
     return StepPrice(calls + launches, per_larger=link.exchange_seconds_per_byte + sorting)
@@ -138,6 +139,7 @@ def _hop(link: Link, machine: Machine) -> float:
     return machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
 
 
+_CALLS_OF_ROWS = 4  # numbers of rows, rows, scores, results
 _SORTING = 12  # kernels that put rows in order and back, on both sides
 PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
     "that has a price",

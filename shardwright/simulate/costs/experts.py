@@ -1,8 +1,9 @@
 """The kernels of a mixture of experts: its grouped products, routing of rows and steps between.
 
 Counted in `tracing/own_operators/experts.py`: rows are sorted by expert, gathered, pass the steps
-between the products, are scaled by their scores, copied to the order of tokens and summed. In 8
-bits, rows before each product and weights are cast as those of a linear layer.
+between the products, are copied to the order of tokens and summed. Scores scale the narrower side
+of the second product. In 8 bits, rows before each product and weights are cast as those of a linear
+layer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from shardwright.simulate.costs.workload import (
 
 _INDEX_KERNELS = 6  # sort, division, positions, search, cast, and the scores in the order of rows
 _INDEX_BYTES = 16  # that each of them reads and writes for a row
-_BY_ROW = (2, 2, 1, 2, 1)  # rows moved by: gather, scale, zeros, copy, sum
+_BY_ROW = (2, 1, 2, 1)  # rows moved by: gather, zeros, copy, sum
+_SCALED = 2  # rows, or inputs of the second product, moved by their scale
 _TWICE = 2  # backward: gradients of both factors of a product, and sums of gradients
 
 
@@ -115,6 +117,15 @@ def row_kernels(work: Workload, sizes: Ints, *, backward: bool = False) -> Itera
     nothing = np.zeros(sizes.shape[1], np.int64)
     moved = [_INDEX_BYTES * rows.count] * _INDEX_KERNELS
     moved += [count * rows.count * rows.width * item_bytes for count in _BY_ROW]
+    moved += [_SCALED * rows.count * _scaled_width(work, rows) * item_bytes]
     moved += [step.tensors * rows.count * rows.inner * item_bytes for step in work.steps]
     for each in moved * (_TWICE if backward else 1):
         yield KernelWork(OperatorClass.MEMORY, work.dtype, nothing, each)
+
+
+def _scaled_width(work: Workload, rows: _Rows) -> Ints:
+    """Elements of a row that its score scales, as `experts.scales_inside` decides it: (K,)."""
+    x, _, scores, *_ = work.operands
+    if scores.item_bytes != x.item_bytes:
+        return rows.width
+    return np.minimum(rows.inner, rows.width)

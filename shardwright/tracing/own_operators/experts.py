@@ -39,8 +39,20 @@ def experts(
     `runtime/sharded_ops/experts.py` computes a subset.
     """
     expert, order = chosen.reshape(-1).sort()
-    rows = through(x[order // chosen.shape[1]], expert, (up, down), turned, product, between)
-    return added(rows, order, scores)
+    rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
+    inside = scales_inside(x, scores, down, turned)
+    made = through(rows, expert, (up, down), turned, product, between, given if inside else None)
+    return added(made, order, scores.shape, None if inside else given)
+
+
+def scales_inside(x: Tensor, scores: Tensor, down: Tensor, turned: Sequence[bool]) -> bool:
+    """Whether rows are scaled by their scores before the second product, and not after it.
+
+    That is the same, as products are linear. Autograd keeps what is scaled: the product's input,
+    of width `inner`, or its result. Scores of another dtype than the rows scale the result.
+    """
+    inner = down.shape[-1 if turned[1] else -2]
+    return scores.dtype == x.dtype and inner < x.shape[-1]
 
 
 def through(
@@ -50,30 +62,33 @@ def through(
     turned: Sequence[bool],
     product: str,
     between: str,
+    scores: Tensor | None,
 ) -> Tensor:
     """The output of each row's expert: (rows, width) -> (rows, width).
 
     `rows` are sorted by `expert` (rows), the index of their expert in `weights`, which are `up` and
-    `down` of `experts`.
+    `down` of `experts`. `scores` (rows) scale the inputs of `down`, if they are given.
     """
     positions = torch.arange(weights[0].shape[0], device=rows.device)
     offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
     multiply = _operator(product)
     up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
-    found: Tensor = multiply(
-        run_steps(json.loads(between), multiply(rows, up, offsets)), down, offsets
-    )
+    inner = run_steps(json.loads(between), multiply(rows, up, offsets))
+    if scores is not None:
+        inner = inner * scores.unsqueeze(-1)
+    found: Tensor = multiply(inner, down, offsets)
     return found
 
 
-def added(rows: Tensor, order: Tensor, scores: Tensor) -> Tensor:
-    """Rows times their scores, summed by token: (rows, width) -> (tokens, width).
+def added(rows: Tensor, order: Tensor, shape: Sequence[int], scores: Tensor | None) -> Tensor:
+    """Rows, times their `scores` (rows) if given, summed by token: (rows, w) -> (tokens, w).
 
-    `order` (rows) has the index of each row in the flattened `scores` (tokens, k).
+    `order` (rows) has the index of each row in scores of `shape`, (tokens, k), that are flattened.
     """
-    scored = rows * scores.reshape(-1)[order].unsqueeze(-1)
-    spread = scored.new_zeros((scores.numel(), rows.shape[1])).index_copy(0, order, scored)
-    total: Tensor = spread.view(*scores.shape, -1).sum(1)
+    scored = rows if scores is None else rows * scores.unsqueeze(-1)
+    tokens, each = shape
+    spread = scored.new_zeros((tokens * each, rows.shape[1])).index_copy(0, order, scored)
+    total: Tensor = spread.view(tokens, each, -1).sum(1)
     return total
 
 

@@ -190,29 +190,34 @@ class _Mixture:
     def _with_facts(self, op: Op) -> Op:
         """`op` with the facts of what autograd saves.
 
-        A second observation at twice the inner width separates the bytes that scale with it.
+        Observations at twice the inner width separate the bytes that scale with it, at a width of
+        tokens at which the same tensors are kept (`experts.scales_inside`).
         """
-        whole = self._observed(op, 1)
+        whole = self._observed(op)
         saves = tuple(dict.fromkeys(op.operands))
         saves = tuple(saves[i] for i in whole.saved_operands)
-        extra = whole.extra_saved
-        inner = self._observed(op, 2).extra_saved - extra
-        return replace(op, saves=saves, extra_saved=extra, extra_rows=extra - inner)
+        wider = 2 if self._inner_of(op, 4) < self.graph.tensor[op.operands[0]].shape[1] else 1
+        inner = self._observed(op, 2, wider).extra_saved - self._observed(op, 1, wider).extra_saved
+        return replace(
+            op, saves=saves, extra_saved=whole.extra_saved, extra_rows=whole.extra_saved - inner
+        )
 
-    def _observed(self, op: Op, times: int) -> AutogradFacts:
-        """The autograd facts of the mixture with its inner width multiplied by `times`."""
+    def _inner_of(self, op: Op, operand: int) -> int:
+        """The inner width of one of the experts' weights, `up` (3) or `down` (4)."""
+        return self.graph.tensor[op.operands[operand]].shape[_inner_dim(op, operand)]
+
+    def _observed(self, op: Op, inner: int = 1, width: int = 1) -> AutogradFacts:
+        """The autograd facts of the mixture with its widths multiplied."""
         operands = list(dict.fromkeys(op.operands))
-        up, down = op.operands[3:5]
-        turned = op.args[5]
-        assert isinstance(turned, tuple)
-        inside = {up: 1 if turned[0] else 2, down: 2 if turned[1] else 1}  # their inner dimension
+        times = {op.operands[0]: {1: width}}
+        for operand in (3, 4):
+            dim = _inner_dim(op, operand)
+            times[op.operands[operand]] = {dim: inner, 3 - dim: width}
         leaves = []
         for name in operands:
             tensor = self.graph.tensor[name]
-            shape = [
-                size * times if dim == inside.get(name) else size
-                for dim, size in enumerate(tensor.shape)
-            ]
+            each = times.get(name, {})
+            shape = [size * each.get(dim, 1) for dim, size in enumerate(tensor.shape)]
             leaf = torch.empty(shape, dtype=getattr(torch, tensor.dtype), device="meta")
             leaves.append(leaf.requires_grad_(tensor.requires_grad))
 
@@ -243,6 +248,14 @@ class _Mixture:
 
     def _require_last(self, dim: Arg) -> None:
         _require(dim in (-1, len(self.graph.tensor[self.up.outputs[0]].shape) - 1))
+
+
+def _inner_dim(op: Op, operand: int) -> int:
+    """The dimension of inner width of `up` (3) or `down` (4), which has it last if it is turned."""
+    turned = op.args[5]
+    assert isinstance(turned, tuple)
+    is_last = turned[operand - 3] == (operand == 4)
+    return 2 if is_last else 1
 
 
 def _matrix(graph: Graph, name: str) -> tuple[int, int]:

@@ -58,7 +58,10 @@ def test_the_host_waits_once_for_each_exchange_and_once_for_a_tile(monkeypatch):
     owner, mine = hopping._hops[0]
     sorted_experts = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     with Host(monkeypatch) as host:
-        arrived, whose, back = hopping._hop(rows, sorted_experts, hopping.peers[0], owner, mine)
+        (arrived, scores), whose, back = hopping._hop(
+            [rows, rows[:, :1]], sorted_experts, hopping.peers[0], owner, mine
+        )
     assert host.found == ["tolist"]
     assert whose.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert back(arrived).shape == rows.shape
+    assert torch.equal(scores, arrived[:, :1])

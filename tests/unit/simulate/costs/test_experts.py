@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_experts_of_a_device(mixture):
         return sum(int(kernel.moved[0]) for kernel in row_kernels(work, np.array(sizes)))
 
     rows, width, inner = 4 * 6 * 2, 16 * 4, 10 * 4
-    assert moved() == rows * (6 * 16 + 8 * width + (2 + 3) * inner)
+    assert moved() == rows * (6 * 16 + 6 * width + (2 + 3 + 2) * inner)
     assert moved(e=2) == moved() / 2
 
 

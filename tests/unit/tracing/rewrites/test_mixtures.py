@@ -15,8 +15,10 @@ from shardwright.simulate.costs.compute import forward_seconds
 from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.operators import call_op
+from shardwright.tracing.own_operators.experts import experts, scales_inside
 from shardwright.tracing.rewrites.mixtures import with_mixtures
 
+_GELU = '[["aten.gelu.default", [{"value": 0}], {}]]'
 CONFIG = MixtralConfig(
     vocab_size=19,
     hidden_size=16,
@@ -45,17 +47,49 @@ def test_every_layer_has_one_operator_and_nothing_sorts(graph):
 
 
 def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
-    torch.manual_seed(0)
     ids = torch.zeros(3, 5, dtype=torch.long)
-    wide = MixtralConfig(**{**CONFIG.to_dict(), "intermediate_size": 30})
-    given = {"input_ids": ids, "labels": ids}
-    wider = capture_call(MixtralForCausalLM(wide), (), given).graph
-    one, other = (next(op for op in g.ops if op.kind == "experts") for g in (graph, wider))
-    inner, inner_wide = (op.extra_saved - op.extra_rows for op in (one, other))
-    assert one.extra_rows == other.extra_rows > 0
-    assert inner_wide == 3 * inner > 0
-    # At least the rows that go in, the sums of the two and their product with a score come out.
-    assert one.extra_rows >= 3 * 15 * 2 * 16 * 4
+
+    def kept(inner):
+        """Bytes for rows, and those in proportion to the inner width."""
+        config = MixtralConfig(**{**CONFIG.to_dict(), "intermediate_size": inner})
+        given = {"input_ids": ids, "labels": ids}
+        found = capture_call(MixtralForCausalLM(config), (), given).graph
+        op = next(op for op in found.ops if op.kind == "experts")
+        return op.extra_rows, op.extra_saved - op.extra_rows
+
+    result = 3 * 5 * 2 * 16 * 4  # of the second product, for all rows
+    (narrow, inner), (same, twice) = kept(5), kept(10)
+    assert narrow == same >= result  # the rows that go in, at least
+    assert twice == 2 * inner > 0
+    # Scores scale the narrower side of the second product: its input, or its result.
+    (wide, inner), (same, more) = kept(20), kept(30)
+    assert wide == same == narrow + result
+    assert more == inner * 30 / 20 > 0
+
+
+@pytest.mark.parametrize("inner, inside", [(4, True), (8, False), (16, False)])
+def test_scores_scale_the_narrower_side_and_nothing_changes(inner, inside):
+    torch.manual_seed(0)
+    chosen = torch.tensor([[0, 1], [2, 0], [1, 2]])
+    shapes = (3, 8), (3, 2), (3, inner, 8), (3, 8, inner)
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    x, scores, up, down = leaves
+    product = "transformers.grouped_mm_fallback.default"
+    out = experts(x, chosen, scores, up, down, (True, True), product, _GELU)
+    expected = sum(
+        scores[:, k, None]
+        * torch.einsum(
+            "twi,ti->tw",
+            down[chosen[:, k]],
+            torch.nn.functional.gelu(torch.einsum("tiw,tw->ti", up[chosen[:, k]], x)),
+        )
+        for k in range(2)
+    )
+    torch.testing.assert_close(out, expected)
+    found, wanted = (torch.autograd.grad((y**2).sum(), leaves) for y in (out, expected))
+    torch.testing.assert_close(found, wanted)
+    assert scales_inside(x, scores, down, (True, True)) == inside
+    assert not scales_inside(x.float(), scores, down, (True, True))
 
 
 def test_a_step_leaves_no_activation_to_the_garbage_collector(graph):
