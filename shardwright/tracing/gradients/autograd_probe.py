@@ -14,6 +14,7 @@ from shardwright.ir.graph import FUNCTION, OPAQUE, Arg, Op, Ref, Tensor
 from shardwright.tracing.export.opaque import OpaqueCall, sample_like
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import AutogradFacts, observe
+from shardwright.tracing.own_operators.fused_norm import on_accelerators
 
 
 @final
@@ -55,8 +56,10 @@ class AutogradProbe:
                 ]
             device = leaves[0].device if leaves else torch.device("meta")
 
+            kernel = on_accelerators(op, [t.dtype for t in described])
+
             def call(given: list[torch.Tensor]) -> list[torch.Tensor]:
-                return call_op(op, dict(zip(operands, given, strict=True)), device)
+                return call_op(kernel, dict(zip(operands, given, strict=True)), device)
 
             facts = observe(call, leaves)
             if op.kind == "scaled_dot_product_attention":

@@ -24,6 +24,7 @@ from shardwright.ir.op_memory import (
     contiguous_strides,
 )
 from shardwright.tracing.op_memory.op_memory_trace import OpMemoryTrace
+from shardwright.tracing.own_operators.fused_norm import on_accelerators
 
 T = TypeVar("T", ForwardMemory, BackwardMemory)
 _Tracing = Callable[[tuple[Seen, ...], torch.device], T]
@@ -35,7 +36,11 @@ _LONG = 64  # time steps; longer sequences are traced at this length and at half
 
 @final
 class Footprints:
-    """Traces calls and caches the traces; recurrent layers run on the CPU if `on_cpu`."""
+    """Traces calls and caches the traces.
+
+    If `on_cpu`, recurrent layers run on the CPU, and norms as single operators, as torch has them
+    there; else norms are what accelerators' kernel for them is.
+    """
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
@@ -59,7 +64,8 @@ class MeasuredCall:
     def __init__(
         self, op: Op, names: Sequence[str], given: tuple[Seen, ...], *, on_cpu: bool
     ) -> None:
-        self._op, self._names, self._given, self._on_cpu = op, names, given, on_cpu
+        self._op = op if on_cpu else on_accelerators(op, [seen.dtype for seen in given])
+        self._names, self._given, self._on_cpu = names, given, on_cpu
         self._backward: dict[tuple[Strides | None, ...], BackwardMemory] = {}
 
     @cached_property

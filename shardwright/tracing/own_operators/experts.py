@@ -87,7 +87,8 @@ def added(rows: Tensor, order: Tensor, shape: Sequence[int], scores: Tensor | No
     """
     scored = rows if scores is None else rows * scores.unsqueeze(-1)
     tokens, each = shape
-    spread = scored.new_zeros((tokens * each, rows.shape[1])).index_copy(0, order, scored)
+    # Unlike `index_copy`, it keeps no rows for the backward pass.
+    spread = scored.new_zeros((tokens * each, rows.shape[1])).index_put((order,), scored)
     total: Tensor = spread.view(tokens, each, -1).sum(1)
     return total
 
