@@ -45,6 +45,7 @@ from shardwright.tracing.rewrites.canonical import canonical
 from shardwright.tracing.rewrites.constant_masks import without_constant_masks
 from shardwright.tracing.rewrites.joined_slices import with_joined_slices
 from shardwright.tracing.rewrites.mixtures import with_mixtures
+from shardwright.tracing.rewrites.norms import with_fused_norms
 
 DROPOUT = "shardwright.dropout.default"  # args: x, probability, number of this draw in the graph
 _SPARSE = {  # the argument that requests a sparse gradient, whose values a dense one has too
@@ -110,7 +111,9 @@ def build(
     )
     graph, names = renumbered(
         _without_dead_code(
-            with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
+            with_mixtures(
+                with_fused_norms(with_joined_slices(canonical(without_constant_masks(graph))))
+            )
         )
     )
     constants = {names[old]: value for old, value in constants.items() if old in names}
