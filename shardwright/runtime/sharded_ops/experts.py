@@ -105,7 +105,7 @@ class LocalExperts(nn.Module):
         rows = through(sent[0], place, (up, down), turned, product, between, arrived)[:count]
         for back in reversed(ways_back):
             rows = back(rows)
-        return added(rows, order, scores.shape, None if inside else given)
+        return added(rows, order, scores, None if inside else given)
 
     def _own(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """The rows for experts in this device's tile, sorted by expert, and their experts."""

@@ -126,6 +126,6 @@ def row_kernels(work: Workload, sizes: Ints, *, backward: bool = False) -> Itera
 def _scaled_width(work: Workload, rows: _Rows) -> Ints:
     """Elements of a row that its score scales, as `experts.scales_inside` decides it: (K,)."""
     x, _, scores, *_ = work.operands
-    if scores.item_bytes != x.item_bytes:
+    if scores.item_bytes != x.item_bytes and (scores.item_bytes, x.item_bytes) != (4, 2):
         return rows.width
     return np.minimum(rows.inner, rows.width)

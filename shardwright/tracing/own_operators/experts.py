@@ -42,17 +42,19 @@ def experts(
     rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
     inside = scales_inside(x, scores, down, turned)
     made = through(rows, expert, (up, down), turned, product, between, given if inside else None)
-    return added(made, order, scores.shape, None if inside else given)
+    return added(made, order, scores, None if inside else given)
 
 
 def scales_inside(x: Tensor, scores: Tensor, down: Tensor, turned: Sequence[bool]) -> bool:
     """Whether rows are scaled by their scores before the second product, and not after it.
 
     That is the same, as products are linear. Autograd keeps what is scaled: the product's input,
-    of width `inner`, or its result. Scores of another dtype than the rows scale the result.
+    of width `inner`, or its result. Scores in float32 scale rows in half precision in float32; of
+    other dtypes than the rows they scale the result.
     """
     inner = down.shape[-1 if turned[1] else -2]
-    return scores.dtype == x.dtype and inner < x.shape[-1]
+    wider = scores.dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
+    return inner < x.shape[-1] and (scores.dtype == x.dtype or wider)
 
 
 def through(
@@ -75,21 +77,22 @@ def through(
     up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
     inner = run_steps(json.loads(between), multiply(rows, up, offsets))
     if scores is not None:
-        inner = inner * scores.unsqueeze(-1)
+        inner = (inner * scores.unsqueeze(-1)).to(inner.dtype)
     found: Tensor = multiply(inner, down, offsets)
     return found
 
 
-def added(rows: Tensor, order: Tensor, shape: Sequence[int], scores: Tensor | None) -> Tensor:
-    """Rows, times their `scores` (rows) if given, summed by token: (rows, w) -> (tokens, w).
+def added(rows: Tensor, order: Tensor, scores: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows, times their `scale` (rows) if given, summed by token: (rows, w) -> (tokens, w).
 
-    `order` (rows) has the index of each row in scores of `shape`, (tokens, k), that are flattened.
+    `order` (rows) has the index of each row in the flattened `scores` (tokens, k), whose dtype the
+    sum has if it is the wider one.
     """
-    scored = rows if scores is None else rows * scores.unsqueeze(-1)
-    tokens, each = shape
+    scored = rows if scale is None else rows * scale.unsqueeze(-1)
     # Unlike `index_copy`, it keeps no rows for the backward pass.
-    spread = scored.new_zeros((tokens * each, rows.shape[1])).index_put((order,), scored)
-    total: Tensor = spread.view(tokens, each, -1).sum(1)
+    spread = scored.new_zeros((scores.numel(), rows.shape[1])).index_put((order,), scored)
+    wide = torch.promote_types(rows.dtype, scores.dtype)
+    total: Tensor = spread.view(*scores.shape, -1).sum(1, dtype=wide)
     return total
 
 

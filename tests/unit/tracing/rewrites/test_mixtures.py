@@ -92,6 +92,26 @@ def test_scores_scale_the_narrower_side_and_nothing_changes(inner, inside):
     assert not scales_inside(x.float(), scores, down, (True, True))
 
 
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32])
+def test_scores_in_float32_scale_rows_in_half_precision(wide):
+    torch.manual_seed(0)
+    chosen = torch.tensor([[0, 1], [2, 0], [1, 2]])
+    x, up, down = (torch.randn(shape) for shape in ((3, 16), (3, 8, 16), (3, 16, 8)))
+    scores = torch.rand(3, 2)
+    product = "transformers.grouped_mm_fallback.default"
+
+    def result(dtype, of_scores):
+        given = (one.to(dtype) for one in (x, up, down))
+        x_, up_, down_ = given
+        assert scales_inside(x_, scores.to(of_scores), down_, (True, True))
+        return experts(x_, chosen, scores.to(of_scores), up_, down_, (True, True), product, _GELU)
+
+    found = result(torch.bfloat16, wide)
+    assert found.dtype == wide
+    exact = result(torch.float32, torch.float32)
+    torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.2)
+
+
 def test_a_step_leaves_no_activation_to_the_garbage_collector(graph):
     op = next(op for op in graph.ops if op.kind == "experts")
     shapes = {name: graph.tensor[name].shape for name in op.operands}
