@@ -4,6 +4,9 @@ Models of Hugging Face compute x · rsqrt(mean(x²) + eps) in float32, cast it t
 and multiply by a weight, which is eight kernels and three saved copies of x. The kernel saves x
 and a number for each row. In half precision it multiplies before it rounds, so that a result is
 rounded once and not twice; in float32 and float64 both compute the same.
+
+The kernel needs whole rows. A norm of features that tensor parallelism splits, those of all heads
+or of a gated branch, stays as it is: there devices add up their parts of the mean.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from math import prod
 
 from shardwright.ir.graph import Graph, Op, Ref
 
+_VIEWS = ("view", "_unsafe_view", "reshape")
 _NARROW = ("bfloat16", "float16")
 _ROW_BYTES = {"float64": 8}  # of what is saved for a row; else 4
 
@@ -29,8 +33,11 @@ def _norms(graph: Graph) -> Iterator[Op]:
         if op.kind != "rsqrt":
             continue
         norm = _normed(graph, op)
-        if norm is not None:
-            yield _fused(graph, _weighted(graph, _rounded(graph, norm)))
+        if norm is None:
+            continue
+        norm = _weighted(graph, _rounded(graph, norm))
+        if not _of_split_features(graph, norm):
+            yield _fused(graph, norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,25 @@ def _weighted(graph: Graph, norm: _Norm) -> _Norm:
     if tensor.shape != (width,) or tensor.dtype != graph.tensor[name].dtype:
         return norm
     return replace(norm, last=times, weight=weight)
+
+
+def _of_split_features(graph: Graph, norm: _Norm) -> bool:
+    """Whether x has the features of all heads, or is a product of two activations."""
+    width = graph.tensor[norm.x].shape[-1]
+    made = graph.producer.get(norm.x)
+    while made is not None and made.kind == "_to_copy":
+        made = graph.producer.get(made.operands[0])
+    if made is None:
+        return False
+    if made.kind in _VIEWS:
+        return graph.tensor[made.operands[0]].shape[-1] < width
+    if made.kind == "mul":
+        shapes = [graph.tensor[name].shape for name in made.operands]
+        return len(shapes) == 2 and shapes[0] == shapes[1]
+    readers = graph.consumers[norm.last.outputs[0]]
+    return made.kind == "linear" and any(
+        op.kind in _VIEWS and graph.tensor[op.outputs[0]].shape[-1] < width for op in readers
+    )
 
 
 def _fused(graph: Graph, norm: _Norm) -> Op:

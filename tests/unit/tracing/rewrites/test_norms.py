@@ -80,3 +80,33 @@ def test_in_half_precision_nothing_wide_is_kept():
     _, _, gemma = ops_of("gemma", torch.bfloat16)
     (norm,) = (op for op in gemma.ops if op.kind == "rms_norm")
     assert {gemma.tensor[name].dtype for name in norm.operands} == {"float32"}
+
+
+class Split(torch.nn.Module):
+    """Norms of features that heads or a gate make, and one of their sum."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.linear = form, torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        made = self.linear(x)
+        if self.form == "merged heads":
+            made = made.view(3, 4, 2, WIDTH // 2).sin().view(3, 4, WIDTH)
+        elif self.form == "gated":
+            made = made * torch.sigmoid(x)
+        elif self.form == "sum":
+            made = made + x
+        elif self.form == "one head":
+            made = made.view(3, 4, 2, WIDTH // 2)
+        out = made * torch.rsqrt(made.pow(2).mean(-1, keepdim=True) + 1e-3)
+        return out.view(3, 4, 2, WIDTH // 2) if self.form == "split after it" else out * 2
+
+
+@pytest.mark.parametrize("form", ["merged heads", "gated", "split after it", "sum", "one head"])
+def test_norms_of_features_that_are_split_stay(form):
+    x = torch.randn(3, 4, WIDTH, requires_grad=True)
+    graph = capture_call(Split(form), (x,), {}).graph
+    kinds = [op.kind for op in graph.ops]
+    assert ("rms_norm" in kinds) == (form in ("sum", "one head"))
+    assert ("rsqrt" in kinds) != ("rms_norm" in kinds)
