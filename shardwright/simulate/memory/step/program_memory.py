@@ -208,7 +208,9 @@ class StepMemory:
             tape.splits([region.inputs[i] for i in self.weights[one.call]])
         tape.through(instructions, outputs)
         for name, local in zip(one.outputs, outputs, strict=True):
-            self.values[name] = tape.views[local]
+            view = self.values[name] = tape.views[local]
+            if not one.saves and view.block.use is Use.WORKSPACE:  # kept for what runs again
+                self.allocator.becomes(view.block, Use.SAVED)
         if one.saves:
             self.calls[one.call] = _Call(tape, region.inputs, outputs)
 
