@@ -67,6 +67,7 @@ def capture(
     batch_norm: str = "exact",
     precision: str = "model",
     reduce: str = "stored",
+    norms: str = "fused",
     loss: str = "model",
     loss_chunks: int = 1,
     mlp_chunks: int = 1,
@@ -89,6 +90,8 @@ def capture(
             parameters that stay float32, as do sums of gradients and the optimizer.
         reduce: `"stored"`: devices sum gradients in the dtype in which parameters are stored.
             `"bf16"`, with that precision: in bfloat16, which halves what they send.
+        norms: `"fused"`: RMS norms of single operators are torch's kernel, which rounds once in
+            half precision where they round twice. `"model"`: as the model computes them.
         loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it
             from the tensors that it returns.
         loss_chunks: parts of the vocabulary in which the last projection and its cross entropy are
@@ -107,7 +110,7 @@ def capture(
         BatchError: the arguments are not those of the model.
     """
     check_loss(loss)
-    numerics = Numerics(rng, batch_norm, precision, reduce)
+    numerics = Numerics(rng, batch_norm, precision, reduce, norms)
     found = capture_with_rules(model, args, kwargs, numerics)
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
@@ -291,6 +294,7 @@ def plan(
     batch_norm: str = "exact",
     precision: str = "model",
     reduce: str = "stored",
+    norms: str = "fused",
     loss: str = "model",
 ) -> Plan:
     """Capture, search and choose the fastest plan whose peak memory per rank is within the limit.
@@ -320,6 +324,7 @@ def plan(
         batch_norm: as in `capture`.
         precision: as in `capture`.
         reduce: as in `capture`.
+        norms: as in `capture`.
         loss: as in `capture`.
 
     Returns:
@@ -355,6 +360,7 @@ def plan(
         batch_norm=batch_norm,
         precision=precision,
         reduce=reduce,
+        norms=norms,
         loss=loss,
     )
     check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)

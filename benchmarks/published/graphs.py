@@ -136,7 +136,7 @@ def code_digest(patterns: tuple[str, ...], files: tuple[Path, ...]) -> str:
 
 def _captured(shape: Shape) -> Graph:
     if shape.model:
-        return sw.capture(*_own(shape.model))
+        return sw.capture(*_own(shape.model), norms="model")  # as they were measured
     with torch.device("meta"):
         module = FAMILIES[shape.family](shape)
         tokens = torch.zeros(shape.batch, shape.sequence, dtype=torch.long)
@@ -145,7 +145,8 @@ def _captured(shape: Shape) -> Graph:
     batch = {"input_ids": tokens, "labels": tokens}
     precision = "bf16" if shape.mixed else "model"
     reduce = "bf16" if shape.reduced else "stored"
-    return sw.capture(module, (), batch, precision=precision, reduce=reduce)
+    # Modules here have the norms that rows have run.
+    return sw.capture(module, (), batch, precision=precision, reduce=reduce, norms="model")
 
 
 def _own(name: str) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:

@@ -236,9 +236,8 @@ class ComposedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) -> the same."""
         wide = x.float()
-        # Not by `rsqrt`, which capture would make one kernel of.
-        size = torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide / size).to(x.dtype) * self.weight
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
 
 
 class LlamaBlock(nn.Module):

@@ -101,7 +101,7 @@ def plan_options(*names: str) -> Callable[[Command], Command]:
 
 
 def numerics(function: Command) -> Command:
-    """Decorator: those given of `--rng`, `--batch-norm`, `--precision`, `--reduce`: `numerics`."""
+    """Decorator: those given of `--rng`, `--batch-norm`, `--precision` and so on: `numerics`."""
 
     @functools.wraps(function)
     def collected(*args: Any, **kwargs: Any) -> Any:

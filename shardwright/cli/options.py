@@ -319,6 +319,11 @@ numerics = (
         type=click.Choice(CHOICES["reduce"]),
         help="bf16: devices sum gradients in bfloat16, with that precision; by default as stored.",
     ),
+    click.option(
+        "--norms",
+        type=click.Choice(CHOICES["norms"]),
+        help="fused: RMS norms are one kernel each; model: as the model computes them.",
+    ),
 )
 search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "method": method,

@@ -109,13 +109,10 @@ def build(
         note=note,
         numerics=numerics,
     )
-    graph, names = renumbered(
-        _without_dead_code(
-            with_mixtures(
-                with_fused_norms(with_joined_slices(canonical(without_constant_masks(graph))))
-            )
-        )
-    )
+    graph = with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
+    if numerics.norms == "fused":
+        graph = with_fused_norms(graph)
+    graph, names = renumbered(_without_dead_code(graph))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     signature = signature_of(call.model)

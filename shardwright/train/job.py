@@ -83,6 +83,7 @@ class Job:
         batch_norm: as in `capture`.
         precision: as in `capture`.
         reduce: as in `capture`.
+        norms: as in `capture`.
 
     Raises:
         JobError: a field has the wrong type or range.
@@ -113,6 +114,7 @@ class Job:
     batch_norm: str = "exact"
     precision: str = "model"
     reduce: str = "stored"
+    norms: str = "fused"
 
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
@@ -150,7 +152,7 @@ class Job:
     @property
     def numerics(self) -> Numerics:
         """The numerics options of the job."""
-        return Numerics(self.rng, self.batch_norm, self.precision, self.reduce)
+        return Numerics(self.rng, self.batch_norm, self.precision, self.reduce, self.norms)
 
     def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""

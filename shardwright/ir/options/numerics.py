@@ -46,6 +46,7 @@ CHOICES = {
     "batch_norm": ("exact", "local"),
     "precision": ("model", "bf16"),
     "reduce": ("stored", "bf16"),
+    "norms": ("fused", "model"),
 }
 
 
@@ -65,6 +66,8 @@ class Numerics:
       casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
     * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
       are stored; "bf16", with `precision="bf16"` alone, in bfloat16;
+    * `norms`: "fused" computes RMS norms of single operators by torch's kernel, which rounds once
+      in half precision where they round twice; "model" as the model does;
     * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
       computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`);
     * `mlp_chunks`: parts of a rank's rows in which MLPs are computed, so that tensors of the inner
@@ -80,6 +83,7 @@ class Numerics:
     batch_norm: str = "exact"
     precision: str = "model"
     reduce: str = "stored"
+    norms: str = "fused"
     loss_chunks: int = 1
     mlp_chunks: int = 1
     fp8: str = ""
@@ -127,6 +131,7 @@ class Numerics:
         words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]
         words += [f"precision={self.precision}"] if self.precision != "model" else []
         words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
+        words += [f"norms={self.norms}"] if self.norms != "fused" else []
         words += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks > 1 else []
         words += [f"mlp_chunks={self.mlp_chunks}"] if self.mlp_chunks > 1 else []
         words += [f"fp8={self.fp8}"] if self.fp8 else []

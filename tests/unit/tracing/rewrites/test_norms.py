@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import shardwright as sw
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.operators import call_op
 
@@ -110,3 +111,13 @@ def test_norms_of_features_that_are_split_stay(form):
     kinds = [op.kind for op in graph.ops]
     assert ("rms_norm" in kinds) == (form in ("sum", "one head"))
     assert ("rsqrt" in kinds) != ("rms_norm" in kinds)
+
+
+def test_a_model_keeps_its_norms_if_asked():
+    x = torch.randn(3, 4, WIDTH, dtype=torch.float64, requires_grad=True)
+    module = Norm("llama")
+    kinds = [op.kind for op in sw.capture(module, (x,), loss="outside", norms="model").ops]
+    assert "rsqrt" in kinds and "rms_norm" not in kinds
+    assert "norms=model" in str(sw.capture(module, (x,), loss="outside", norms="model").numerics)
+    with pytest.raises(ValueError, match="norms='some' is not known; write norms='fused' or"):
+        sw.capture(module, (x,), norms="some")
