@@ -199,7 +199,7 @@ class Audit:
         base, misfit = None, ""
         with working(f"pricing {self.found.source} on {machine}"):
             try:
-                base = auditor.price(self._as)
+                base = auditor.with_causes(auditor.price(self._as))
             except StrategyError as e:
                 misfit = str(e)
             every = self.pricing.whole
