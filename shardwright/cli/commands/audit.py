@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shardwright.cli import auditing, options, planning
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, say
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile, write_text
@@ -107,7 +107,7 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
         print_json(_content(found, prices, file, written, improved))
         return
     for line in _text(found, prices, file, written, improved, whole=whole):
-        click.echo(line)
+        say(line)
 
 
 def _machine(given: Mapping[str, Any]) -> Machine | None:

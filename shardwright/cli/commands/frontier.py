@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
@@ -11,7 +10,7 @@ import click
 
 from shardwright.cli import groups, options, planning
 from shardwright.cli.commands.plan_files.report import PAGES, page_of, write_page
-from shardwright.cli.console import print_chart, print_frontier, print_json, working, wrapped
+from shardwright.cli.console import print_chart, print_frontier, print_json, say, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFileOrFolder
@@ -25,7 +24,6 @@ from shardwright.report import plan_json
 from shardwright.report.choice import none_fits
 from shardwright.report.frontier.chart import Mark
 from shardwright.report.page import Shown
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 
@@ -101,11 +99,11 @@ def command(
         print_frontier(frontier)
         click.echo()
     for count, reason in left_out.items():
-        click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
+        say(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
     print_chart(_marks(frontiers))
-    click.echo(textwrap.fill(_legend(frontiers), WIDTH))
+    click.echo(wrapped(_legend(frontiers), 0))
     if output:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")
 
 
 def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from shardwright.cli import groups, options, plan_config, planning
-from shardwright.cli.console import print_frontier, print_json, wrapped
+from shardwright.cli.console import columns, print_frontier, print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.timings import Choice
@@ -28,7 +27,6 @@ from shardwright.report.headline import headline
 from shardwright.report.other_plans import OtherPlans, other_plans
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 _LABEL = 12  # columns of a line's name
@@ -124,9 +122,9 @@ def command(
     else:
         print_answer(found, others, limit, planning.avoidable(captured, known, found))
     if output:
-        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+        say(f"wrote {output}; `shardwright explain {output}` shows all of it")
     elif not config["whole"]:
-        click.echo("next: -o plan.json keeps the plan, for explain, report, verify and run")
+        say("next: -o plan.json keeps the plan, for explain, report, verify and run")
     if offered is not None and framework is not None:
         for line in plan_config.write_offer(offered, framework, file):
             click.echo(line)
@@ -185,10 +183,10 @@ def print_answer(
     plan = found.plan
     for name, text in answer_lines(plan, others.costs, limit, avoidable):
         line = f"{name:<{_LABEL}}{text}"
-        click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * _LABEL))
+        click.echo(wrapped(line, _LABEL))
     unlisted = found.frontier.place_of(plan) is None
     listed = len(found.frontier) + len(found.frontier.baselines) - (not unlisted)
-    click.echo("\n".join(["", *alternatives(plan, others, listed)]))
+    say("\n".join(["", *alternatives(plan, others, listed)]))
     for line in notes.short(plan):
         click.echo(wrapped(line))
     for note in plan.notes:
@@ -205,7 +203,7 @@ def print_reasons(found: Choice, limit: int | None, objective: str) -> None:
     click.echo(f"\n{wrapped(text)}")
     for reason in (f"because it is {first}", *others):
         click.echo(wrapped(reason))
-    for line in notes.lines(plan, WIDTH):
+    for line in notes.lines(plan, columns()):
         click.echo(line)
     for note in plan.notes:
         click.echo(wrapped(f"note: {note}"))

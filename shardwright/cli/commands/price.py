@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working, wrapped
+from shardwright.cli.console import columns, print_json, say, working, wrapped
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
@@ -20,7 +20,6 @@ from shardwright.report import plan_json
 from shardwright.report.choice import fit
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 _MASTER = "float32"
@@ -83,10 +82,10 @@ def command(
     lines = (fit(plan, limit), f"strategy: {plan.name}", summary(plan), captured.precision)
     for line in lines:
         click.echo(wrapped(line))
-    for line in notes.lines(plan, WIDTH):
+    for line in notes.lines(plan, columns()):
         click.echo(line)
     if output:
-        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+        say(f"wrote {output}; `shardwright explain {output}` shows all of it")
 
 
 def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]:

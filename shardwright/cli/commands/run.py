@@ -12,7 +12,7 @@ import click
 from shardwright.cli import groups, options, planning
 from shardwright.cli.commands.plan import print_answer, print_verdict
 from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
-from shardwright.cli.console import print_json, wrapped
+from shardwright.cli.console import print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.plan_cache import PlanCache, cache_key
@@ -170,9 +170,9 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         }
         print_json(run_content(plan, done) | further)
     else:
-        click.echo(comparison(plan, done))
+        say(comparison(plan, done))
         if training.trace:
-            click.echo(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
+            say(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
         if plan.is_asynchronous:
             click.echo(_OTHER_TRAINING)
         if report:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import PlanOfTarget
 from shardwright.ir.graph import VerifyError
@@ -22,7 +21,6 @@ from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_content
 from shardwright.program.step.step_program import StepProgram
 from shardwright.report.program_text import program_diff, program_summary, program_text
-from shardwright.report.text.explain import WIDTH
 
 NOT_IN_ORDER = 1  # exit status of programs that do not fit together
 
@@ -144,4 +142,4 @@ def _in_words(checked: Checked, plan: Plan) -> str:
         " collectives match along each axis, group by group, in kind, order, sizes and dtype; no"
         " rank waits forever"
     )
-    return textwrap.fill(words, WIDTH)
+    return wrapped(words, 0)

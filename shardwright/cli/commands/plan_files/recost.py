@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli.console import print_json, say, working
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.plan import Plan
@@ -58,7 +58,7 @@ def command(
     click.echo(_beside(after, frontier[0]))
     click.echo(diff_text(difference(before, after), (given.plan, output or "costed again")))
     if output:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")
 
 
 def _beside(plan: Plan, fastest: Plan) -> str:
