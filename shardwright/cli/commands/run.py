@@ -217,9 +217,10 @@ def _check_job(job: Job, training: RunOptions) -> None:
     from shardwright.train.targets.target import build_model
 
     launch = training.launch
+    job.require_training(launch.steps)
     job.check_data()
     if training.trace:
-        check_steps(launch.steps or job.steps)
+        check_steps(launch.steps or job.last_step)
     if launch.weights is not None:
         check_weights(launch.weights)
     if launch.export is not None:
