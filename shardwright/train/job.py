@@ -54,7 +54,7 @@ Data = Any  # batches, a function that returns them, or a torch Dataset of sampl
 class Job:
     """A training job of one device, without anything about parallelism.
 
-    Planned and verified are also jobs without `optimizer`, `data` and `steps`, which training needs.
+    Jobs without `optimizer`, `data` and `steps` can be planned and verified, and not trained.
 
     Attributes:
         model: builds the module, whose output is or contains the loss.
@@ -124,9 +124,10 @@ class Job:
         for name, example in _FUNCTIONS.items():
             given = getattr(self, name)
             if not (callable(given) or (given is None and name != "model")):
+                kind, what = type(given).__name__, "the model" if name == "model" else "one"
                 raise JobError(
-                    f"Job.{name} is a {type(given).__name__}, not a function that makes"
-                    f" one; write {name}={example}"
+                    f"Job.{name} is a {kind}, not a function that makes {what}; write"
+                    f" {name}={example}"
                 )
         for name in ("data", "evaluation"):
             given = getattr(self, name)
