@@ -167,7 +167,7 @@ class Job:
             )
 
     def built_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """What `optimizer` makes; raises `JobError` without one."""
+        """The optimizer of these parameters; raises `JobError` without `optimizer`."""
         self._require("optimizer")
         assert self.optimizer is not None, "it is required"
         return self.optimizer(parameters)

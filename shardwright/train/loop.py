@@ -149,7 +149,8 @@ def train(
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the second step: the optimizer has its state before it
     finished = _Reporter(report, device, whole=job.example if run.reads_own else None)
-    while run.step < job.last_step:
+    last = job.last_step
+    while run.step < last:
         # The loop overtakes a device, which goes on while batches are read.
         start = time.perf_counter()
         if consensus is not None and not consensus.may_go_on():
@@ -169,11 +170,9 @@ def train(
         if consensus is not None:
             consensus.settle()
         finished(done, start)
-        evaluates = job.evaluation is not None and _is_due(
-            run.step, job.evaluate_every, job.last_step
-        )
-        saves = saving is not None and saving.is_due(run, job.last_step)
-        if evaluates or saves or run.step >= job.last_step:
+        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, last)
+        saves = saving is not None and saving.is_due(run, last)
+        if evaluates or saves or run.step >= last:
             if not step.is_synchronous:  # else it is the step that began at `start`
                 start = time.perf_counter()
             finished(step.drain(run), start)
@@ -181,7 +180,7 @@ def train(
             beats = partial(beat, run.step)
             report(EvaluationRecord(run.step, evaluate(run.module, job, device, beats)))
         if saving is not None:
-            saving.after_step(run, job.last_step)
+            saving.after_step(run, last)
         beat(run.step)
     return True
 
