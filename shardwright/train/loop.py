@@ -149,8 +149,7 @@ def train(
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the second step: the optimizer has its state before it
     finished = _Reporter(report, device, whole=job.example if run.reads_own else None)
-    last = job.last_step
-    while run.step < last:
+    while run.step < (last := job.last_step):
         # The loop overtakes a device, which goes on while batches are read.
         start = time.perf_counter()
         if consensus is not None and not consensus.may_go_on():

@@ -8,9 +8,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from shardwright.cli import options, planning
+from shardwright.cli import options
 from shardwright.cli.console import fitted, print_json, say, working
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import named_machines
 from shardwright.machine.model import Machine
 from shardwright.machine.provenance import origins
 from shardwright.report.accuracy import times_text
@@ -41,7 +42,7 @@ def command(ranks: int | None, named: str | None, as_json: bool) -> None:
     if named is not None:
         if ranks is not None:
             raise click.UsageError("--machine checks no ranks; leave --ranks out")
-        _explain(planning.machine_of(MachineOptions(named, {})), as_json=as_json)
+        _explain(named_machines.machine_of(MachineOptions(named, {})), as_json=as_json)
         return
     with working("looking around"):
         from shardwright.profile.doctor_checks import CheckState, run_checks

@@ -8,11 +8,12 @@ from string import ascii_lowercase, ascii_uppercase
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.commands.plan_files.report import PAGES, page_of, write_page
 from shardwright.cli.console import print_chart, print_frontier, print_json, say, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, named_machines, searching
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.options.plan_options import PlanOptions
@@ -64,13 +65,13 @@ def command(
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    planning.check(parts, wanted, target.batch)
-    captured = planning.capture(
+    searching.check(parts, wanted, target.batch)
+    captured = capturing.capture(
         target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
     )
-    searched, left_out = planning.frontiers(captured, parts, wanted)
+    searched, left_out = searching.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
         found = [(part, frontier.all_settled()) for part, frontier in searched]
     frontiers = [frontier for _, frontier in found]

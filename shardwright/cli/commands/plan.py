@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from shardwright.cli import groups, options, plan_config, planning
+from shardwright.cli import groups, options, plan_config
 from shardwright.cli.console import columns, print_frontier, print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, choosing, named_machines, searching
 from shardwright.cli.timings import Choice
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
@@ -51,7 +52,7 @@ _CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".py")  # which a plan file has non
 )
 @click.option(
     "--objective",
-    type=click.Choice(planning.OBJECTIVES),
+    type=click.Choice(choosing.OBJECTIVES),
     default="time",
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
@@ -91,11 +92,11 @@ def command(
         raise UsageError(
             f"-o {output}: -o writes the plan, as JSON; --config {output} names the file of --for"
         )
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
-    parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
-    planning.check(parts, wanted, target.batch)
-    captured = planning.capture(
+    parts = list(named_machines.smaller_machines(known)) if objective == "devices" else [known]
+    searching.check(parts, wanted, target.batch)
+    captured = capturing.capture(
         target,
         optimizer,
         numerics=numerics,
@@ -103,7 +104,7 @@ def command(
         memory_limit=wanted.memory_limit,
         faster_in_bf16=known.device.faster_in_bf16,
     )
-    found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
+    found = choosing.choose(captured, known, objective, wanted, machine.timing_seconds)
     others = other_plans(found.plan, found.frontier, limit)
     if output:
         whole = found.frontier.with_rivals(found.plan, others.simulated)
@@ -115,12 +116,12 @@ def command(
         shown = content(found, captured, others, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    searched = planning.searches_pipelines(known, wanted, found.plan)
+    searched = searching.searches_pipelines(known, wanted, found.plan)
     print_verdict(found, limit, captured.precision, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
-        print_answer(found, others, limit, planning.avoidable(captured, known, found))
+        print_answer(found, others, limit, choosing.avoidable(captured, known, found))
     if output:
         say(f"wrote {output}; `shardwright explain {output}` shows all of it")
     elif not config["whole"]:
@@ -131,7 +132,7 @@ def command(
 
 
 def content(
-    found: Choice, captured: planning.CapturedTarget, others: OtherPlans, output: str | None
+    found: Choice, captured: capturing.CapturedTarget, others: OtherPlans, output: str | None
 ) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
     frontier = found.frontier

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.console import columns, print_json, say, working, wrapped
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, named_machines
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
@@ -51,10 +52,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Price one uniform strategy to train TARGET, such as "dp_shard=8 tp=8"."""
-    known, strategy = planning.machine_of(machine), Strategy.parse(text)
+    known, strategy = named_machines.machine_of(machine), Strategy.parse(text)
     limit = limit_on(known, wanted.memory_limit)
     strategy.require_devices(known.devices)
-    captured = planning.capture(
+    captured = capturing.capture(
         target,
         optimizer,
         numerics=_numerics(strategy, numerics),

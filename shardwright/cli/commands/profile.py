@@ -148,7 +148,7 @@ def _origin(machine: Machine) -> list[str]:
 
 def _this_host(devices: int | None, seconds: float, tune_host: bool) -> Machine:
     with working("measuring this host") as tell:
-        from shardwright.cli.planning import devices_here
+        from shardwright.cli.planning.named_machines import devices_here
         from shardwright.profile.measure import measure_host
 
         count = devices or devices_here()

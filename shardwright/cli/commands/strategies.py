@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.console import print_frontier, print_json, say, working, wrapped
 from shardwright.cli.groups import EnumerationOptions, MachineOptions
+from shardwright.cli.planning import capturing, named_machines
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
@@ -42,9 +43,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the uniform strategies for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
-    captured = planning.capture(
+    captured = capturing.capture(
         target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
     )
     with working(f"pricing strategies on {known}") as progress:

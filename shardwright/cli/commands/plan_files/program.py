@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import PlanOfTarget
+from shardwright.cli.planning import capturing, checked_plan
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import load_plan
@@ -76,8 +77,8 @@ def command(
         if file is not None:
             plan = load_plan(file)
             check_rank(plan.pipeline, plan.layout_mesh, rank)
-    captured, plan = planning.planned(given)
-    other = None if second is None else planning.plan_in_file(second, captured, None)
+    captured, plan = checked_plan.planned(given)
+    other = None if second is None else checked_plan.plan_in_file(second, captured, None)
     with working(f"lowering {given.plan}"):
         lower = _lowering(captured, passes)
         program = lower(plan, rank)
@@ -103,7 +104,9 @@ def command(
     sys.exit(NOT_IN_ORDER if checked is not None and checked.error else 0)
 
 
-def _lowering(captured: planning.CapturedTarget, passes: str) -> Callable[[Plan, int], StepProgram]:
+def _lowering(
+    captured: capturing.CapturedTarget, passes: str
+) -> Callable[[Plan, int], StepProgram]:
     """The function that lowers a plan of the captured graph for a rank."""
     from shardwright.program.plan_decoder import read_plan
     from shardwright.program.step.lower.rank_steps import step_program
