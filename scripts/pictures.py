@@ -33,7 +33,7 @@ def main() -> int:
 
     import shardwright as sw
     from shardwright.report.page import Shown, page
-    from shardwright.report.tree import plan_tree
+    from shardwright.report.tree import PlanTree
 
     config = LlamaConfig(  # that of docs/explanation/concepts.md
         hidden_size=2048, intermediate_size=8192, num_hidden_layers=LAYERS, num_key_value_heads=8
@@ -54,7 +54,7 @@ def main() -> int:
     title = f"Llama of {LAYERS} layers on 2, 4 and 8 H100"
     _photograph(browser, page(shown, title, limit, chosen=best), "report.png", 1200, 930)
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
-    console.print(plan_tree(shown[best].plan))
+    console.print(PlanTree(shown[best].plan))
     svg = console.export_svg(title="shardwright explain plan.json")
     _photograph(browser, f"<body style='margin:0'>{svg}", "explain.png", 1100, 900)
     return 0

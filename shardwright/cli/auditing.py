@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli import planning
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.planning import capturing, searching
 from shardwright.frameworks.architecture import config_json
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import ModelHints, TrainingConfig
@@ -86,7 +86,7 @@ def with_batch(found: TrainingConfig, batch: int | None, seq: int | None) -> Tra
 
 def captured_model(
     found: TrainingConfig, model: Model | None, optimizer: str | None, *, cached: bool
-) -> planning.CapturedTarget:
+) -> capturing.CapturedTarget:
     """The graph of a training step of the config's model on its global batch.
 
     If it is `cached`, it is read from the user's cache, or kept there.
@@ -113,8 +113,8 @@ def captured_model(
 
         return _in_half(config_job(target)) if all_half else config_job(target)
 
-    def make() -> planning.CapturedTarget:
-        return planning.capture_job(load(), optimizer, numerics=mixed)
+    def make() -> capturing.CapturedTarget:
+        return capturing.capture_job(load(), optimizer, numerics=mixed)
 
     with working(f"capturing {name}"):
         check_values(Path(name), fields)
@@ -122,7 +122,7 @@ def captured_model(
             return make()
         options = {**mixed, "parameters": "bfloat16"} if all_half else mixed
         key = capture_key(target, options, optimizer, faster_in_bf16=False)
-        return planning.kept_or_made(key, load, make)
+        return capturing.kept_or_made(key, load, make)
 
 
 def _sizes(found: TrainingConfig) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class Audit:
         base, misfit = None, ""
         with working(f"pricing {self.found.source} on {machine}"):
             try:
-                base = auditor.price(self._as)
+                base = auditor.with_causes(auditor.price(self._as))
             except StrategyError as e:
                 misfit = str(e)
             every = self.pricing.whole
@@ -264,7 +264,7 @@ class Audit:
             with working(f"searching plans like {best.strategy}"):
                 return self.auditor.beyond(best.strategy)
         options = PlanOptions.of(memory_limit=self.pricing.memory_limit, micro_batches=ALL)
-        frontier = planning.search(self.captured, self.pricing.machine, options)
+        frontier = searching.search(self.captured, self.pricing.machine, options)
         found, like = frontier.fastest_compared(self.pricing.memory_limit), self._as
         if like.compile == "off" and like.fp8 is None:
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,12 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.plan import Plan
 from shardwright.report.frontier.chart import Mark, chart
 from shardwright.report.frontier.table import frontier_table, frontier_text, notes, plain_text
-from shardwright.report.text.explain import WIDTH, explain
-from shardwright.report.tree import AXIS_STYLES, plan_tree
+from shardwright.report.text.explain import explain
+from shardwright.report.text.wrapping import WIDTH, hanging
+from shardwright.report.tree import AXIS_STYLES, PlanTree
+
+_LEAST = 40  # columns of paragraphs on the narrowest terminal
+_WHOLE_TABLE = 80  # columns of a terminal from which tables of plans have the parts of the step
 
 
 def print_json(content: Mapping[str, Any]) -> None:
@@ -28,18 +33,38 @@ def print_json(content: Mapping[str, Any]) -> None:
     click.echo(json.dumps(content, indent=2))
 
 
-def wrapped(text: str) -> str:
-    """A paragraph in lines of `WIDTH` columns, all but the first indented."""
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+def columns() -> int:
+    """The columns of paragraphs: `WIDTH`, or those of a narrower terminal."""
+    terminal = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+    return max(_LEAST, min(WIDTH, terminal))
+
+
+def wrapped(text: str, indent: int = 2) -> str:
+    """A paragraph in lines of `columns()`, all but the first indented."""
+    return textwrap.fill(text, columns(), subsequent_indent=" " * indent)
+
+
+def fitted(text: str) -> str:
+    """Lines of which, on a terminal, those too long for it are broken below their last column."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(_LEAST, shutil.get_terminal_size((WIDTH, 0)).columns)
+    return "\n".join(part for line in text.split("\n") for part in hanging(line, width))
+
+
+def say(text: str) -> None:
+    """Print lines as `fitted`."""
+    click.echo(fitted(text))
 
 
 def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
     """Print the table of plans: drawn on a terminal, aligned text in a pipe."""
     if sys.stdout.isatty():
-        table = frontier_table(frontier, chosen)
-        Console().print(table)
+        console = Console()
+        table = frontier_table(frontier, chosen, whole=console.width >= _WHOLE_TABLE)
+        console.print(table)
         for note in notes(frontier, plain_text(table), chosen):
-            Console().print(note, style="dim")
+            console.print(note, style="dim")
     else:
         click.echo(frontier_text(frontier, chosen))
 
@@ -47,7 +72,7 @@ def print_frontier(frontier: Frontier, chosen: Plan | None = None) -> None:
 def print_plan(plan: Plan) -> None:
     """Print the plan: a coloured tree on a terminal, the text of `explain` in a pipe."""
     if sys.stdout.isatty():
-        Console().print(plan_tree(plan))
+        Console().print(PlanTree(plan))
     else:
         click.echo(explain(plan))
 

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
+from shardwright.cli.planning import capturing
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.machine.files.toml import to_toml
@@ -19,7 +19,10 @@ _VERSION = 2  # version 1 stored parameters in layouts that are rejected now
 
 
 def cache_key(
-    captured: planning.CapturedTarget, machine: Machine, options: PlanOptions, timing_seconds: float
+    captured: capturing.CapturedTarget,
+    machine: Machine,
+    options: PlanOptions,
+    timing_seconds: float,
 ) -> str:
     """The key of a search: a digest of graph, optimizer, machine, options, timing seconds."""
     limit = limit_on(machine, options.memory_limit)

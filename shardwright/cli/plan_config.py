@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.cli import planning
 from shardwright.cli.console import working
 from shardwright.cli.errors import UsageError
+from shardwright.cli.planning import capturing
 from shardwright.cli.writing import write_text
 from shardwright.frameworks.canonical import canonical
 from shardwright.frameworks.config import Batch
@@ -56,7 +56,7 @@ class OfferedConfig:
 
 def config_for(
     plan: Plan,
-    captured: planning.CapturedTarget,
+    captured: capturing.CapturedTarget,
     machine: Machine,
     framework: str,
     limit: int | None,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwright.ir.plan import Plan
 from shardwright.report.styles import NotExpressibleError, Style, Styles, glob, styles
-from shardwright.report.text.explain import WIDTH
 from shardwright.report.text.module_rows import module_tree
+from shardwright.report.text.wrapping import WIDTH
 
 _CLASSES = {
     "colwise": "ColwiseParallel",

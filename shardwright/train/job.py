@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
     from shardwright.train.data.batches import Batches
 
-_NEEDED = ("model", "optimizer")
+_OF_TRAINING = {  # fields that plans do not need, and an example of each for errors
+    "optimizer": "lambda parameters: torch.optim.AdamW(parameters)",
+    "data": "batches, a function of none that gives them, or a Dataset",
+    "steps": "1000, or --steps 1000",
+}
 _FUNCTIONS = {  # fields that are functions, and an example of each for errors
     "model": "lambda: …",
     "optimizer": "lambda parameters: …",
@@ -50,15 +54,17 @@ Data = Any  # batches, a function that returns them, or a torch Dataset of sampl
 class Job:
     """A training job of one device, without anything about parallelism.
 
+    Jobs without `optimizer`, `data` and `steps` can be planned and verified, and not trained.
+
     Attributes:
         model: builds the module, whose output is or contains the loss.
         batch: an example of a *global* batch (a mapping of keyword arguments or a tuple of
             positional ones), or a function that makes one.
-        optimizer: builds the optimizer from the parameters.
+        optimizer: builds the optimizer from the parameters; without it AdamW is planned.
         data: global batches, equal on every rank, or a function that returns them; they start again
             if they end before `steps`. Or a map-style `Dataset` of samples, which are shuffled
             and collated into batches of the example's size; a rank may read only those it needs.
-        steps: the number of optimizer steps.
+        steps: the number of optimizer steps, unless `run --steps` says another one.
         schedule: builds the learning-rate schedule from the optimizer; it advances once per step.
         clip_norm: the largest norm of all gradients together; larger ones are scaled down.
         discount_steps: updates over which late stages of an asynchronous pipeline begin with
@@ -91,9 +97,9 @@ class Job:
 
     model: Callable[[], nn.Module]
     batch: Batch | Callable[[], Batch]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    data: Data
-    steps: int
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    data: Data | None = None
+    steps: int | None = None
     schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     clip_norm: float | None = None
     discount_steps: int = 0
@@ -119,14 +125,15 @@ class Job:
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
             given = getattr(self, name)
-            if not (callable(given) or (given is None and name not in _NEEDED)):
+            if not (callable(given) or (given is None and name != "model")):
+                kind, what = type(given).__name__, "the model" if name == "model" else "one"
                 raise JobError(
-                    f"Job.{name} is a {type(given).__name__}, not a function that makes"
-                    f" {'the ' + name if name in _NEEDED else 'one'}; write {name}={example}"
+                    f"Job.{name} is a {kind}, not a function that makes {what}; write"
+                    f" {name}={example}"
                 )
         for name in ("data", "evaluation"):
             given = getattr(self, name)
-            if not (given is None and name == "evaluation") and not _is_data(given):
+            if given is not None and not _is_data(given):
                 raise JobError(
                     f"Job.{name} is a {type(given).__name__}; give batches, a function of none"
                     " that gives them, or a Dataset"
@@ -136,7 +143,7 @@ class Job:
             raise JobError(f"Job.clip_norm is {norm!r}; it must be more than 0")
         for name, least in _LEAST.items():
             number = getattr(self, name)
-            if number is None and name == "evaluate_every":
+            if number is None and name in ("evaluate_every", "steps"):
                 continue
             if not isinstance(number, Integral) or isinstance(number, bool):
                 raise JobError(f"Job.{name} is {number!r}; it must be a whole number")
@@ -148,6 +155,31 @@ class Job:
             if not isinstance(given := getattr(self, name), kinds):
                 raise JobError(f"Job.{name} is a {type(given).__name__}; give {what}")
         _ = self.numerics  # raises for an unknown word
+
+    def require_training(self, steps: int | None = None) -> None:
+        """Raise `JobError` unless the job has all that training needs; `steps` replace its own."""
+        self._require(*(name for name in _OF_TRAINING if name != "steps" or not steps))
+
+    def _require(self, *names: str) -> None:
+        if missing := [name for name in names if getattr(self, name) is None]:
+            examples = "; ".join(f"{name}={_OF_TRAINING[name]}" for name in missing)
+            raise JobError(
+                f"the Job has no {' and no '.join(missing)}, so it can be planned and not trained;"
+                f" give {examples}"
+            )
+
+    def built_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of these parameters; raises `JobError` without `optimizer`."""
+        self._require("optimizer")
+        assert self.optimizer is not None, "it is required"
+        return self.optimizer(parameters)
+
+    @property
+    def last_step(self) -> int:
+        """`steps`; raises `JobError` without them."""
+        self._require("steps")
+        assert self.steps is not None, "they are required"
+        return self.steps
 
     @property
     def numerics(self) -> Numerics:
@@ -204,9 +236,13 @@ class Job:
             require_dtypes(first, self.call())
 
     def batches(self) -> Batches:
-        """A new endless stream of the training batches, from the start."""
+        """A new endless stream of the training batches, from the start.
+
+        Raises `JobError` without `data`.
+        """
         from shardwright.train.data.batches import Batches
 
+        self._require("data")
         return Batches(self._of(self.data, self.shuffle))
 
     def evaluation_batches(self) -> Iterable[Batch] | None:

@@ -92,7 +92,7 @@ def start(module: Trainable, job: Job) -> TrainingState:
     # Optimizers refuse an empty list of parameters, and a pipeline stage may have none. It gets two
     # empty ones, because `job.optimizer` may group parameters by their number of dimensions.
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
-    optimizer = job.optimizer(list(module.parameters()) or idle)
+    optimizer = job.built_optimizer(list(module.parameters()) or idle)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
     return TrainingState(module, optimizer, job.batches(), schedule)
 
@@ -149,7 +149,7 @@ def train(
     step = steps_of or Stepper.of(cast(Steppable, run.module), job.clip_norm, job.tokens)
     counted = run.step + 1  # the second step: the optimizer has its state before it
     finished = _Reporter(report, device, whole=job.example if run.reads_own else None)
-    while run.step < job.steps:
+    while run.step < (last := job.last_step):
         # The loop overtakes a device, which goes on while batches are read.
         start = time.perf_counter()
         if consensus is not None and not consensus.may_go_on():
@@ -169,9 +169,9 @@ def train(
         if consensus is not None:
             consensus.settle()
         finished(done, start)
-        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, job.steps)
-        saves = saving is not None and saving.is_due(run, job.steps)
-        if evaluates or saves or run.step >= job.steps:
+        evaluates = job.evaluation is not None and _is_due(run.step, job.evaluate_every, last)
+        saves = saving is not None and saving.is_due(run, last)
+        if evaluates or saves or run.step >= last:
             if not step.is_synchronous:  # else it is the step that began at `start`
                 start = time.perf_counter()
             finished(step.drain(run), start)
@@ -179,7 +179,7 @@ def train(
             beats = partial(beat, run.step)
             report(EvaluationRecord(run.step, evaluate(run.module, job, device, beats)))
         if saving is not None:
-            saving.after_step(run, job.steps)
+            saving.after_step(run, last)
         beat(run.step)
     return True
 

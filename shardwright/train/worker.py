@@ -157,7 +157,7 @@ def _train(
     seed_all(job.seed)
     run = start(module, job)
     read_own_samples(run, job)
-    saving = _resumed(run, plan, job.steps, options) if options.checkpoint else None
+    saving = _resumed(run, plan, job.last_step, options) if options.checkpoint else None
     watchdog.beat(run.step)
     with ExitStack() as stack:
         if saving is not None:
@@ -165,7 +165,7 @@ def _train(
         report: Report = _report_nothing
         if dist.get_rank() == 0:
             losses = stack.enter_context(_appended(options.losses))
-            written = stack.enter_context(reporter(job.steps, losses, Console()))
+            written = stack.enter_context(reporter(job.last_step, losses, Console()))
             report = TolerantReport(written, "the records of steps")
             if options.tensorboard:
                 board = stack.enter_context(MetricWriter(options.tensorboard))
@@ -177,7 +177,7 @@ def _train(
                 steps = Traced(steps, trace_file(options.trace, dist.get_rank()), device)
         beat = watchdog.beat
         if not train(run, job, device, report, saving, Consensus(ahead), beat, steps):
-            _print_from_rank_0(f"stopped by SIGTERM after step {run.step} of {job.steps}")
+            _print_from_rank_0(f"stopped by SIGTERM after step {run.step} of {job.last_step}")
         elif options.export:
             write = export_safetensors if options.export.endswith(SUFFIX) else export_pretrained
             write(module, model, options.export)

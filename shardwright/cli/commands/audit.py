@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from shardwright.cli import auditing, options, planning
-from shardwright.cli.console import print_json
+from shardwright.cli import auditing, options
+from shardwright.cli.console import print_json, say
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import named_machines
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.frameworks.config import TrainingConfig
 from shardwright.frameworks.reading import load_document, read_file
@@ -107,7 +108,7 @@ def command(config: str, whole: bool, as_json: bool, **given: Any) -> None:
         print_json(_content(found, prices, file, written, improved))
         return
     for line in _text(found, prices, file, written, improved, whole=whole):
-        click.echo(line)
+        say(line)
 
 
 def _machine(given: Mapping[str, Any]) -> Machine | None:
@@ -115,7 +116,7 @@ def _machine(given: Mapping[str, Any]) -> Machine | None:
         return None
     if given["devices"] is not None:
         raise UsageError("--devices and --machine both say how many ranks there are; give one")
-    return planning.machine_of(MachineOptions(given["machine"], {}))
+    return named_machines.machine_of(MachineOptions(given["machine"], {}))
 
 
 def _check(file: _File, machine: Machine | None) -> None:

@@ -8,9 +8,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from shardwright.cli import options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli import options
+from shardwright.cli.console import fitted, print_json, say, working
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import named_machines
 from shardwright.machine.model import Machine
 from shardwright.machine.provenance import origins
 from shardwright.report.accuracy import times_text
@@ -41,7 +42,7 @@ def command(ranks: int | None, named: str | None, as_json: bool) -> None:
     if named is not None:
         if ranks is not None:
             raise click.UsageError("--machine checks no ranks; leave --ranks out")
-        _explain(planning.machine_of(MachineOptions(named, {})), as_json=as_json)
+        _explain(named_machines.machine_of(MachineOptions(named, {})), as_json=as_json)
         return
     with working("looking around"):
         from shardwright.profile.doctor_checks import CheckState, run_checks
@@ -58,12 +59,11 @@ def command(ranks: int | None, named: str | None, as_json: bool) -> None:
         console = Console(highlight=False, soft_wrap=True)
         for finding in findings:
             state = finding.state.value
-            console.print(
-                Text.assemble((f"{state:<8}", _STYLES[state]), f"{finding.name:<14}"), end=""
-            )
-            console.print(Text(finding.text))
+            line = Text(fitted(f"{state:<8}{finding.name:<14}{finding.text}"))
+            line.stylize(_STYLES[state], 0, len(state))
+            console.print(line)
             if finding.remedy:
-                console.print(Text(f"{'':<22}{finding.remedy}", "dim"))
+                console.print(Text(fitted(f"{'':<22}{finding.remedy}"), "dim"))
         text = (
             f"{len(failed)} of {len(findings)} checks failed"
             if failed
@@ -84,5 +84,5 @@ def _explain(machine: Machine, *, as_json: bool) -> None:
         print_json({"machine": machine.name, "figures": figures, "times": times})
         return
     for origin in found:
-        click.echo(f"{origin.figure:<24} {origin.value:<30} {origin.kind.value}: {origin.source}")
-    click.echo(times)
+        say(f"{origin.figure:<24} {origin.value:<30} {origin.kind.value}: {origin.source}")
+    say(times)

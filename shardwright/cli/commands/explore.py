@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.errors import UsageError
 from shardwright.cli.explore.background import Answer, Background, Values
 from shardwright.cli.explore.explorer import Explored, Explorer
 from shardwright.cli.explore.server import Content, PageServer
 from shardwright.cli.explore.sliders import Slider, chosen, sliders
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import named_machines, searching
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report.page import embedded, script
@@ -62,8 +63,8 @@ def command(
 
     The page is served on loopback only, to whoever has its address; Ctrl-C ends it.
     """
-    known = planning.machine_of(machine)
-    planning.check([known], wanted, target.batch)
+    known = named_machines.machine_of(machine)
+    searching.check([known], wanted, target.batch)
     explorer = Explorer(target, known, wanted, optimizer, numerics)
     limit = limit_on(known, wanted.memory_limit)
     title = f"{target.text} on {known}"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.commands.plan_files.report import PAGES, page_of, write_page
-from shardwright.cli.console import print_chart, print_frontier, print_json, working, wrapped
+from shardwright.cli.console import print_chart, print_frontier, print_json, say, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, named_machines, searching
 from shardwright.cli.writing import OutputFileOrFolder
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.options.plan_options import PlanOptions
@@ -25,7 +25,6 @@ from shardwright.report import plan_json
 from shardwright.report.choice import none_fits
 from shardwright.report.frontier.chart import Mark
 from shardwright.report.page import Shown
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 
@@ -66,13 +65,13 @@ def command(
     as_json: bool,
 ) -> None:
     """Show every plan for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
-    planning.check(parts, wanted, target.batch)
-    captured = planning.capture(
+    searching.check(parts, wanted, target.batch)
+    captured = capturing.capture(
         target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
     )
-    searched, left_out = planning.frontiers(captured, parts, wanted)
+    searched, left_out = searching.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
         found = [(part, frontier.all_settled()) for part, frontier in searched]
     frontiers = [frontier for _, frontier in found]
@@ -101,11 +100,11 @@ def command(
         print_frontier(frontier)
         click.echo()
     for count, reason in left_out.items():
-        click.echo(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
+        say(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
     print_chart(_marks(frontiers))
-    click.echo(textwrap.fill(_legend(frontiers), WIDTH))
+    click.echo(wrapped(_legend(frontiers), 0))
     if output:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")
 
 
 def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardwright.cli import groups, options, plan_config, planning
-from shardwright.cli.console import print_frontier, print_json, wrapped
+from shardwright.cli import groups, options, plan_config
+from shardwright.cli.console import columns, print_frontier, print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, choosing, named_machines, searching
 from shardwright.cli.timings import Choice
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
@@ -28,7 +28,6 @@ from shardwright.report.headline import headline
 from shardwright.report.other_plans import OtherPlans, other_plans
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 _LABEL = 12  # columns of a line's name
@@ -53,7 +52,7 @@ _CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".py")  # which a plan file has non
 )
 @click.option(
     "--objective",
-    type=click.Choice(planning.OBJECTIVES),
+    type=click.Choice(choosing.OBJECTIVES),
     default="time",
     show_default=True,
     help="The fastest plan that fits, the smallest, or the fastest on the fewest devices.",
@@ -93,11 +92,11 @@ def command(
         raise UsageError(
             f"-o {output}: -o writes the plan, as JSON; --config {output} names the file of --for"
         )
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
-    parts = list(planning.smaller_machines(known)) if objective == "devices" else [known]
-    planning.check(parts, wanted, target.batch)
-    captured = planning.capture(
+    parts = list(named_machines.smaller_machines(known)) if objective == "devices" else [known]
+    searching.check(parts, wanted, target.batch)
+    captured = capturing.capture(
         target,
         optimizer,
         numerics=numerics,
@@ -105,7 +104,7 @@ def command(
         memory_limit=wanted.memory_limit,
         faster_in_bf16=known.device.faster_in_bf16,
     )
-    found = planning.choose(captured, known, objective, wanted, machine.timing_seconds)
+    found = choosing.choose(captured, known, objective, wanted, machine.timing_seconds)
     others = other_plans(found.plan, found.frontier, limit)
     if output:
         whole = found.frontier.with_rivals(found.plan, others.simulated)
@@ -117,23 +116,23 @@ def command(
         shown = content(found, captured, others, output)
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
-    searched = planning.searches_pipelines(known, wanted, found.plan)
+    searched = searching.searches_pipelines(known, wanted, found.plan)
     print_verdict(found, limit, captured.precision, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
-        print_answer(found, others, limit, planning.avoidable(captured, known, found))
+        print_answer(found, others, limit, choosing.avoidable(captured, known, found))
     if output:
-        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+        say(f"wrote {output}; `shardwright explain {output}` shows all of it")
     elif not config["whole"]:
-        click.echo("next: -o plan.json keeps the plan, for explain, report, verify and run")
+        say("next: -o plan.json keeps the plan, for explain, report, verify and run")
     if offered is not None and framework is not None:
         for line in plan_config.write_offer(offered, framework, file):
             click.echo(line)
 
 
 def content(
-    found: Choice, captured: planning.CapturedTarget, others: OtherPlans, output: str | None
+    found: Choice, captured: capturing.CapturedTarget, others: OtherPlans, output: str | None
 ) -> dict[str, object]:
     """The output of `plan --json`; `plan` is the content of the plan file."""
     frontier = found.frontier
@@ -185,10 +184,10 @@ def print_answer(
     plan = found.plan
     for name, text in answer_lines(plan, others.costs, limit, avoidable):
         line = f"{name:<{_LABEL}}{text}"
-        click.echo(textwrap.fill(line, WIDTH, subsequent_indent=" " * _LABEL))
+        click.echo(wrapped(line, _LABEL))
     unlisted = found.frontier.place_of(plan) is None
     listed = len(found.frontier) + len(found.frontier.baselines) - (not unlisted)
-    click.echo("\n".join(["", *alternatives(plan, others, listed)]))
+    say("\n".join(["", *alternatives(plan, others, listed)]))
     for line in notes.short(plan):
         click.echo(wrapped(line))
     for note in plan.notes:
@@ -205,7 +204,7 @@ def print_reasons(found: Choice, limit: int | None, objective: str) -> None:
     click.echo(f"\n{wrapped(text)}")
     for reason in (f"because it is {first}", *others):
         click.echo(wrapped(reason))
-    for line in notes.lines(plan, WIDTH):
+    for line in notes.lines(plan, columns()):
         click.echo(line)
     for note in plan.notes:
         click.echo(wrapped(f"note: {note}"))

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working, wrapped
+from shardwright.cli import groups, options
+from shardwright.cli.console import columns, print_json, say, working, wrapped
 from shardwright.cli.groups import MachineOptions
+from shardwright.cli.planning import capturing, named_machines
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
@@ -20,7 +21,6 @@ from shardwright.report import plan_json
 from shardwright.report.choice import fit
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 _MASTER = "float32"
@@ -52,10 +52,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Price one uniform strategy to train TARGET, such as "dp_shard=8 tp=8"."""
-    known, strategy = planning.machine_of(machine), Strategy.parse(text)
+    known, strategy = named_machines.machine_of(machine), Strategy.parse(text)
     limit = limit_on(known, wanted.memory_limit)
     strategy.require_devices(known.devices)
-    captured = planning.capture(
+    captured = capturing.capture(
         target,
         optimizer,
         numerics=_numerics(strategy, numerics),
@@ -83,10 +83,10 @@ def command(
     lines = (fit(plan, limit), f"strategy: {plan.name}", summary(plan), captured.precision)
     for line in lines:
         click.echo(wrapped(line))
-    for line in notes.lines(plan, WIDTH):
+    for line in notes.lines(plan, columns()):
         click.echo(line)
     if output:
-        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+        say(f"wrote {output}; `shardwright explain {output}` shows all of it")
 
 
 def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import textwrap
 
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json, working, wrapped
+from shardwright.cli.console import print_json, say, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.machine.files.toml import to_toml
 from shardwright.machine.model import SKEWED_SECONDS, Machine
-from shardwright.report.text.explain import WIDTH
 from shardwright.report.units import milliseconds, size
 
 
@@ -71,12 +69,12 @@ def command(
     for line in in_words(machine):
         click.echo(wrapped(line))
     for doubt in machine.measured.doubts if machine.measured else ():
-        click.echo(textwrap.fill(f"warning: {doubt}; measure again", WIDTH), err=True)
+        click.echo(wrapped(f"warning: {doubt}; measure again", 0), err=True)
     if output is not None:
-        click.echo(f"wrote {output}; use it as --machine {output}")
+        say(f"wrote {output}; use it as --machine {output}")
     else:
         kind = "`run --tune-host`" if tune_host else "--machine here"
-        click.echo(f"kept for {kind} with {machine.devices} devices")
+        say(f"kept for {kind} with {machine.devices} devices")
 
 
 def content(machine: Machine, output: str | None) -> dict[str, object]:
@@ -150,7 +148,7 @@ def _origin(machine: Machine) -> list[str]:
 
 def _this_host(devices: int | None, seconds: float, tune_host: bool) -> Machine:
     with working("measuring this host") as tell:
-        from shardwright.cli.planning import devices_here
+        from shardwright.cli.planning.named_machines import devices_here
         from shardwright.profile.measure import measure_host
 
         count = devices or devices_here()

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, say
 from shardwright.cli.errors import UsageError
 from shardwright.cli.runs.run_output import RunOutput, read_run
 from shardwright.cli.writing import OutputFile, write_text
@@ -50,7 +50,7 @@ def command(run: str, model: str, note: str, output: str | None, as_json: bool) 
     if as_json:
         print_json({"file": output, "row": row})
     elif output:
-        click.echo(f"added a row to {output}; send it to the project as an issue or a change")
+        say(f"added a row to {output}; send it to the project as an issue or a change")
     else:
         click.echo(_lines([dict(zip(COLUMNS, COLUMNS, strict=True)), row]), nl=False)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.commands.plan import print_answer, print_verdict
 from shardwright.cli.commands.verify import NOT_EQUAL, content, verified
-from shardwright.cli.console import print_json, wrapped
+from shardwright.cli.console import print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
 from shardwright.cli.plan_cache import PlanCache, cache_key
+from shardwright.cli.planning import capturing, checked_plan, choosing, named_machines, searching
 from shardwright.cli.runs.outcome import comparison
 from shardwright.cli.runs.outcome import content as run_content
 from shardwright.cli.runs.run_options import SAVING, RunOptions, run_options
@@ -78,7 +79,7 @@ def command(
     """
     _check_together(plan, wanted, training)
     if plan is not None:
-        captured, chosen = planning.planned(PlanOfTarget(target, plan), devices)
+        captured, chosen = checked_plan.planned(PlanOfTarget(target, plan), devices)
         _check_job(captured.job, training)
         if not as_json:
             click.echo(f"{plan}: {summary(chosen)}")
@@ -97,27 +98,29 @@ def _captured(
     machine: MachineOptions,
     wanted: PlanOptions,
     numerics: Mapping[str, str],
-) -> planning.CapturedTarget:
+) -> capturing.CapturedTarget:
     """The captured target, after the options are checked against the machine.
 
     This host is measured only after the target was loaded; a preset has the given number of
     devices.
     """
     named = MachineOptions(f"{devices}xcpu", {}) if machine.is_here else machine
-    known = planning.machine_of(named, devices)
-    planning.check([known], wanted, target.batch)
+    known = named_machines.machine_of(named, devices)
+    searching.check([known], wanted, target.batch)
     here = machine.is_here
-    return planning.capture(
+    return capturing.capture(
         target,
         numerics=numerics,
         machine=None if here else known,
         memory_limit=wanted.memory_limit,
-        faster_in_bf16=planning.host_faster_in_bf16() if here else known.device.faster_in_bf16,
+        faster_in_bf16=named_machines.host_faster_in_bf16()
+        if here
+        else known.device.faster_in_bf16,
     )
 
 
 def _planned(
-    captured: planning.CapturedTarget,
+    captured: capturing.CapturedTarget,
     devices: int,
     machine: MachineOptions,
     wanted: PlanOptions,
@@ -128,22 +131,22 @@ def _planned(
     """The plan cached beside the checkpoints, or the fastest plan of a search."""
     saving, seconds = training.launch.saving, machine.timing_seconds
     cache = PlanCache(Path(saving.folder) / "plans") if saving is not None else None
-    known = planning.machine_of(machine, devices, tune_host=training.launch.tune_host)
+    known = named_machines.machine_of(machine, devices, tune_host=training.launch.tune_host)
     key = cache_key(captured, known, wanted, seconds) if cache is not None else ""
     if cache is not None and (found := cache.find(key)) is not None:
         if not quiet:
             click.echo(f"{cache.file(key)}: {summary(found)}")
         return found
-    choice = planning.choose(captured, known, "time", wanted, seconds)
+    choice = choosing.choose(captured, known, "time", wanted, seconds)
     chosen = choice.plan
     if cache is not None:
         cache.keep(key, chosen)
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
-        searched = planning.searches_pipelines(known, wanted, chosen)
+        searched = searching.searches_pipelines(known, wanted, chosen)
         print_verdict(choice, limit, captured.precision, pipelines=searched)
         others = other_plans(chosen, choice.frontier, limit)
-        print_answer(choice, others, limit, planning.avoidable(captured, known, choice))
+        print_answer(choice, others, limit, choosing.avoidable(captured, known, choice))
     return chosen
 
 
@@ -170,9 +173,9 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         }
         print_json(run_content(plan, done) | further)
     else:
-        click.echo(comparison(plan, done))
+        say(comparison(plan, done))
         if training.trace:
-            click.echo(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
+            say(f"wrote {written}; {OPEN}" if written else NOT_TRACED)
         if plan.is_asynchronous:
             click.echo(_OTHER_TRAINING)
         if report:
@@ -217,9 +220,10 @@ def _check_job(job: Job, training: RunOptions) -> None:
     from shardwright.train.targets.target import build_model
 
     launch = training.launch
+    job.require_training(launch.steps)
     job.check_data()
     if training.trace:
-        check_steps(launch.steps or job.steps)
+        check_steps(launch.steps or job.last_step)
     if launch.weights is not None:
         check_weights(launch.weights)
     if launch.export is not None:

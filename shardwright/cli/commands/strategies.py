@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 
 import click
 
-from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_frontier, print_json, working, wrapped
+from shardwright.cli import groups, options
+from shardwright.cli.console import print_frontier, print_json, say, working, wrapped
 from shardwright.cli.groups import EnumerationOptions, MachineOptions
+from shardwright.cli.planning import capturing, named_machines
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
@@ -19,7 +19,6 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.report import plan_json
 from shardwright.report.choice import fit
-from shardwright.report.text.explain import WIDTH
 from shardwright.train.targets.target_text import Target
 
 
@@ -44,9 +43,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the uniform strategies for TARGET that no other beats in both time and memory."""
-    known = planning.machine_of(machine)
+    known = named_machines.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
-    captured = planning.capture(
+    captured = capturing.capture(
         target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
     )
     with working(f"pricing strategies on {known}") as progress:
@@ -77,12 +76,12 @@ def command(
         )
         return
     click.echo(wrapped(fit(best, limit)))
-    click.echo(f"best: {best.name}")
+    say(f"best: {best.name}")
     click.echo(f"{wrapped(captured.precision)}\n")
     print_frontier(frontier, best)
-    click.echo(f"\n{textwrap.fill(_list(frontier), WIDTH)}")
+    click.echo(f"\n{wrapped(_list(frontier), 0)}")
     if output:
-        click.echo(f"wrote {output}; `shardwright explain {output}` shows all of it")
+        say(f"wrote {output}; `shardwright explain {output}` shows all of it")
 
 
 def _best(frontier: Frontier, wanted: PlanOptions) -> Plan:

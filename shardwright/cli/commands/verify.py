@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli import groups, options, planning
+from shardwright.cli import groups, options
 from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.groups import PlanOfTarget
+from shardwright.cli.planning import checked_plan
 from shardwright.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NOT_EQUAL = 1  # exit status of a plan whose results differ
 @options.as_json
 def command(given: PlanOfTarget, as_json: bool) -> None:
     """Compare PLAN with the module itself: outputs, every gradient and buffer, one step."""
-    captured, chosen = planning.planned(given)
+    captured, chosen = checked_plan.planned(given)
     report = verified(captured.job, chosen)
     if as_json:
         print_json(content(report))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwright.cli import planning
 from shardwright.cli.commands.plan_files.report import page_of
 from shardwright.cli.explore.background import Values
+from shardwright.cli.planning import capturing, choosing, searching
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
@@ -50,16 +50,16 @@ class Explorer:
     ) -> None:
         self._target, self._machine, self._options = target, machine, options
         self._optimizer, self._numerics = optimizer, numerics
-        self._graphs: OrderedDict[Target, planning.CapturedTarget] = OrderedDict()
+        self._graphs: OrderedDict[Target, capturing.CapturedTarget] = OrderedDict()
 
     def find(self, values: Values) -> Explored:
         """The plan for these devices, bytes of memory a device, and sizes of the batch."""
         machine = self._machine.with_devices(values["devices"])
         target = replace(self._target, batch=values.get("batch"), seq=values.get("seq"))
         options = replace(self._options, memory_limit=Bytes(values["memory"]))
-        planning.check([machine], options, target.batch)
+        searching.check([machine], options, target.batch)
         captured = self._captured(target)
-        found = planning.choose(captured, machine, "time", options)
+        found = choosing.choose(captured, machine, "time", options)
         plan = found.plan
         others = other_plans(plan, found.frontier, values["memory"])
         rate, word = speed_of(plan)
@@ -76,10 +76,10 @@ class Explorer:
         shown = captured.named(found.frontier.with_rivals(plan, others.simulated))
         return Explored(shown, values["memory"], content)
 
-    def _captured(self, target: Target) -> planning.CapturedTarget:
+    def _captured(self, target: Target) -> capturing.CapturedTarget:
         if target not in self._graphs:
             device = self._machine.device
-            self._graphs[target] = planning.capture(
+            self._graphs[target] = capturing.capture(
                 target,
                 self._optimizer,
                 numerics=self._numerics,

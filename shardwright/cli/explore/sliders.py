@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.cli import planning
 from shardwright.cli.errors import UsageError
+from shardwright.cli.planning import named_machines
 from shardwright.machine.model import Machine
 from shardwright.report.units import size
 from shardwright.train.targets.target_text import Target, config_file
@@ -28,7 +28,7 @@ class Slider:
 
 def sliders(target: Target, machine: Machine, memory_limit: int | None) -> tuple[Slider, ...]:
     """Those of a target and a machine; only a config.json takes other batches and sequences."""
-    counts = [part.devices for part in planning.smaller_machines(machine)]
+    counts = [part.devices for part in named_machines.smaller_machines(machine)]
     if len(counts) > _MOST_COUNTS:
         counts = [n for n in counts if n & (n - 1) == 0 or n == machine.devices]
     usable = machine.device.usable_bytes

@@ -96,11 +96,13 @@ class Auditor:
 
     @paused()
     def price(self, strategy: Strategy) -> Priced:
-        """The plan that `sw.price` returns for a strategy; raises `StrategyError` as it does."""
+        """Time and memory that `sw.price` finds for a strategy; raises `StrategyError` as it does.
+
+        The plan is compared and may have no breakdown of memory (`with_causes`).
+        """
         if strategy not in self._priced:
-            refinement = self._forms.of(strategy).refinement
-            plan = self._deepened(strategy, refinement.compared(self.unsettled(strategy)))
-            self._priced[strategy] = Priced(strategy, refinement.settled(plan))
+            compared = self._forms.of(strategy).refinement.compared(self.unsettled(strategy))
+            self._priced[strategy] = Priced(strategy, self._deepened(strategy, compared))
         return self._priced[strategy]
 
     def unsettled(self, strategy: Strategy) -> Plan:
@@ -138,7 +140,9 @@ class Auditor:
             and (one.gain > least or (tight and one.bytes < 0))
         ]
         simulated = {
-            id(one): self._simulated(base, one) for one in wanted[: None if every else _SIMULATED]
+            id(one): self._simulated(base, one)
+            for one in wanted[: None if every else _SIMULATED]
+            if not one.is_simulated
         }
         changes = [simulated.get(id(one), one) for one in found]
         effective = [one for one in changes if _has_effect(one, base.plan.peak_bytes)]
@@ -218,7 +222,7 @@ class Auditor:
     def with_causes(self, one: Priced) -> Priced:
         """The same with a breakdown of its memory, which plans that were only compared lack."""
         refinement = self._forms.of(one.strategy).refinement
-        return replace(one, plan=refinement.settled(one.plan))
+        return replace(one, plan=refinement.with_causes(one.plan))
 
     @paused()
     def beyond(self, like: Strategy) -> Plan | None:

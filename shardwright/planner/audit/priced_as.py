@@ -41,8 +41,10 @@ def priced_as(
     contradict the others.
     """
     now = strategy
-    loss = (most_logits(graph) != (0, 0) and chunks_of(strategy.loss)) or 1
-    mlp = (largest_mlp(graph) != (0, 0) and chunks_of(strategy.mlp)) or 1
+    # The graph is searched for what has chunks only if there are any, which is rare.
+    loss, mlp = chunks_of(strategy.loss) or 1, chunks_of(strategy.mlp) or 1
+    loss = 1 if loss > 1 and most_logits(graph) == (0, 0) else loss
+    mlp = 1 if mlp > 1 and largest_mlp(graph) == (0, 0) else mlp
     numerics = replace(graph.numerics, loss_chunks=loss, mlp_chunks=mlp)
     for _ in fields(Strategy):
         if not (names := [name for name, _ in unpriced_fields(now, numerics, machine.device)]):

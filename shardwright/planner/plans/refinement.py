@@ -150,10 +150,10 @@ class Refinement:
         return replace(plan, peak_bytes=peak.bytes, useful_seconds=self._useful_seconds)
 
     def _with_memory(self, plan: Plan) -> Plan:
-        """`plan`, which has no stages, with its simulated memory."""
+        """`plan` with its simulated memory."""
         if id(plan) not in self._remembered:
             _, worst = self._worst.get(id(plan), (None, None))
-            found = self._memories.settled(plan, self._lowering(plan), worst)
+            found = self._from_few(plan, lambda one: self._memories.settled(plan, one, worst))
             self._remembered[id(plan)] = plan, found
         return self._remembered[id(plan)][1]
 
@@ -172,6 +172,15 @@ class Refinement:
                 with suppress(NotPeriodicError, SteadyStateError):
                     return settled(few)
         return settled(self._lowering(plan))
+
+    def with_causes(self, plan: Plan) -> Plan:
+        """The plan of `compared` with the breakdown of its memory; it may have no timeline."""
+        found = self.compared(plan)
+        if found.memory is not None:
+            return found
+        _, plan = self._originals.get(id(plan), (None, plan))
+        simulated = self._with_memory(plan)
+        return replace(found, memory=simulated.memory, peak_bytes=simulated.peak_bytes)
 
     def settled(self, plan: Plan) -> Plan:
         """`plan` with the time and the memory of its step, as it is shown to users."""
@@ -219,12 +228,8 @@ class Refinement:
 
     def _simulated(self, plan: Plan) -> Plan:
         """`plan` with its simulated time and memory."""
-        timed = self.timed(plan)
-        if plan.pipeline is None:
-            found = self._with_memory(plan)
-            return replace(timed, memory=found.memory, peak_bytes=found.peak_bytes)
-        _, worst = self._worst.get(id(plan), (None, None))
-        return self._from_few(plan, lambda lowering: self._memories.settled(timed, lowering, worst))
+        found = self._with_memory(plan)
+        return replace(self.timed(plan), memory=found.memory, peak_bytes=found.peak_bytes)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """A compared plan that gathers more buckets of parameters ahead, where that is faster.

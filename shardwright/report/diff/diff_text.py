@@ -13,8 +13,8 @@ from rich.text import Text
 
 from shardwright.report.diff.difference import Change, Difference, Total
 from shardwright.report.frontier.table import plain_text
-from shardwright.report.text.explain import WIDTH
 from shardwright.report.text.module_rows import ModuleRow
+from shardwright.report.text.wrapping import WIDTH
 from shardwright.report.tree import axes_coloured
 from shardwright.report.units import milliseconds, size
 

@@ -25,17 +25,22 @@ SETTLED = (
     "plans marked ~ and <= are not settled: they may take longer, and need no more than listed"
 )
 _ABOUT, _AT_MOST = "~ ", "<= "
-_HEADINGS = ("", "step", "memory/rank", "compute", "comm", "strategy")
+_PARTS = ("compute", "comm")  # of the step
+_HEADINGS = ("", "step", "memory/rank", *_PARTS, "strategy")
 
 
-def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: bool = False) -> Table:
+def frontier_table(
+    frontier: Frontier, chosen: Plan | None = None, *, plain: bool = False, whole: bool = True
+) -> Table:
     """One row per plan: frontier by index, then baselines by letter; `*` marks the chosen one.
 
-    The chosen plan may be one outside of the frontier, which has no index.
+    The chosen plan may be one outside of the frontier, which has no index. The parts of the step
+    are left out unless `whole`.
     """
     loose = not frontier.is_settled
     table = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
+    headings = [heading for heading in _HEADINGS if whole or heading not in _PARTS]
+    for heading in headings:
         numeric = heading in ("step", "memory/rank", "compute", "comm")
         wraps = heading == "strategy"
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps)
@@ -46,21 +51,23 @@ def frontier_table(frontier: Frontier, chosen: Plan | None = None, *, plain: boo
     for index in listed:
         picked = index == place
         if chosen is not None and off and chosen.step_seconds < frontier.costs[index][0]:
-            table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
+            table.add_row(*_row("*", chosen, summary(chosen), whole=whole), style=bold)
             off = False
         plan = chosen if chosen is not None and picked else frontier[index]
         style = bold if picked else None
         mark = f"{index}{'*' * picked}"
-        table.add_row(*_row(mark, plan, summary(plan), loose=loose), style=style)
+        table.add_row(*_row(mark, plan, summary(plan), loose=loose, whole=whole), style=style)
     if chosen is not None and off:
-        table.add_row(*_row("*", chosen, summary(chosen)), style=bold)
+        table.add_row(*_row("*", chosen, summary(chosen), whole=whole), style=bold)
     hidden = len(frontier) - len(listed)
     if hidden:
-        table.add_row("…", *[""] * (len(_HEADINGS) - 2), f"{hidden} more")
+        table.add_row("…", *[""] * (len(headings) - 2), f"{hidden} more")
     table.add_section()
     for letter, plan in zip(ascii_lowercase, frontier.baselines, strict=False):
         style = None if plain else "dim"
-        table.add_row(*_row(letter, plan, _known(plan, frontier), loose=loose), style=style)
+        table.add_row(
+            *_row(letter, plan, _known(plan, frontier), loose=loose, whole=whole), style=style
+        )
     return table
 
 
@@ -86,15 +93,18 @@ def plain_text(table: Table, width: int = PLAIN_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _row(mark: str, plan: Plan, strategy: str, *, loose: bool = False) -> Iterator[str]:
+def _row(
+    mark: str, plan: Plan, strategy: str, *, loose: bool = False, whole: bool = True
+) -> Iterator[str]:
     """Cells of a row; time and memory that were not simulated are marked."""
     parts = StepParts.of(plan)
     settled = plan.memory is not None or not loose
     yield mark
     yield _ABOUT * (not settled) + milliseconds(plan.step_seconds)
     yield _AT_MOST * (not settled) + size(plan.peak_bytes)
-    yield milliseconds(parts.compute)
-    yield milliseconds(parts.communication)
+    if whole:
+        yield milliseconds(parts.compute)
+        yield milliseconds(parts.communication)
     yield strategy
 
 

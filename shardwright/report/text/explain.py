@@ -29,8 +29,8 @@ from shardwright.report.text.module_rows import (
     tiling_words,
 )
 from shardwright.report.text.module_transfers import TransferReader
+from shardwright.report.text.wrapping import WIDTH, hanging
 
-WIDTH = 100
 _NAME = 26
 _NUMBER = 9
 SMALL_SHARE = 0.1  # fraction of a module's time; operators below it are not named
@@ -84,8 +84,8 @@ def _utilisation(plan: Plan) -> str:
     return "" if plan.utilisation is None else f", MFU {plan.utilisation:.1%}"
 
 
-def head(plan: Plan) -> list[str]:
-    """Totals of the plan and general remarks, one item per line."""
+def head(plan: Plan, width: int = WIDTH) -> list[str]:
+    """Totals of the plan and general remarks, an item each, in lines of `width` columns."""
     compute = sum(op.seconds for op in plan.ops)
     moved = sum(t.seconds for t in plan.transfers)
     update = sum(p.seconds for p in plan.parameters)
@@ -124,32 +124,22 @@ def head(plan: Plan) -> list[str]:
         kept = ", ".join(f"{count} {word}" for word, count in kept_words(plan.ops).items())
         keeping = f", which keep the results of {kept}" if kept else ""
         text = f"{again} operators in {len(segments)} segments{keeping}"
-        lines += textwrap.wrap(
-            text, WIDTH, initial_indent=_item("recomputed", ""), subsequent_indent=_item("", "")
-        )
+        lines.append(_item("recomputed", text))
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
     precision = [("trained in", plan.chosen_precision)] if plan.chosen_precision else []
-    for name, text in (*precision, *plan.numerics.lines()):
-        lines += textwrap.wrap(
-            text, WIDTH, initial_indent=_item(name, ""), subsequent_indent=_item("", "")
-        )
-    lines += notes.lines(plan, WIDTH)
-    for note in plan.notes:
-        lines += [
-            _item("note" if i == 0 else "", line)
-            for i, line in enumerate(textwrap.wrap(note, WIDTH - 16))
-        ]
-    return lines
+    lines += [_item(name, text) for name, text in (*precision, *plan.numerics.lines())]
+    lines += notes.lines(plan, width)
+    lines += [_item("note", note) for note in plan.notes]
+    return [part for line in lines for part in hanging(line, width)]
 
 
 def _memory(memory: Memory) -> Iterator[str]:
     """The parts of the peak, where it occurs, and memory outside of it."""
     yield from _sum_of({PARTS[name]: size for name, size in memory.parts().items()})
     at = f", at {memory.at}" if memory.at else ", as the tables of the search add up"
-    for line in textwrap.wrap(f"on rank {memory.rank}{at}", WIDTH - 16):
-        yield _item("", line)
+    yield _item("", f"on rank {memory.rank}{at}")
     if memory.libraries:
         yield _item("", f"and beside it {_size(memory.libraries)} of workspaces of libraries")
     if memory.context:
@@ -162,8 +152,7 @@ def _memory(memory: Memory) -> Iterator[str]:
 
 def _sum_of(parts: Mapping[str, int]) -> Iterator[str]:
     texts = [f"{name} {_size(size)}" for name, size in parts.items() if size]
-    for line in textwrap.wrap(f"= {' + '.join(texts)}", WIDTH - 16, break_on_hyphens=False):
-        yield _item("", line)
+    yield _item("", f"= {' + '.join(texts)}")
 
 
 def _stages(plan: Plan) -> list[str]:

@@ -74,8 +74,8 @@ def stages_seconds(
 ) -> Seconds:
     """The seconds of the timeline of a step on all groups of a pipeline, without the timeline.
 
-    Cycles of passes are played until one makes all groups as much later as the one before did: each
-    of the others does so, too (`step_seconds.py`).
+    Cycles of passes are played until one, or two together, make all groups as much later as the one
+    or two before did: the others do so, too (`step_seconds.py`; Baccelli et al., section 3.7).
 
     Args:
         programs: the step program of one rank of each group; one in sections stands for that of
@@ -94,12 +94,13 @@ def stages_seconds(
     ]
     names = [f"group {i}" for i in range(len(parts))]
     times = repeats[0].times if repeats else 0
-    played = _FIRST_CYCLES
-    while repeats and played < times:
+    cycles, odd = _FIRST_CYCLES, times % 2
+    while repeats and cycles + odd < times:
+        played = cycles + odd  # so that pairs of cycles are left out
         found = _played(Clock, _repeated(parts, repeats, played), prices, names)
         if (shift := found.shift()) is not None:
-            return Seconds(found.made.seconds + (times - played) * shift)
-        played *= 2
+            return Seconds(found.made.seconds + (times - played) // 2 * shift)
+        cycles *= 2
     return _played(Clock, _repeated(parts, repeats), prices, names).made.seconds
 
 
@@ -186,21 +187,29 @@ class _Pipeline(Generic[_Made]):
         return found
 
     def shift(self) -> float | None:
-        """The seconds by which each of the last two cycles of passes makes all groups later.
+        """The seconds by which two more cycles of passes make all groups later.
 
-        None if they do not make all streams that they use as much later.
+        None unless the last two cycles made all streams that they use as much later, or each of
+        the last two pairs of cycles did.
         """
+        for period in (1, 2):
+            if (found := self._repeats(period)) is not None:
+                return 2 / period * found
+        return None
+
+    def _repeats(self, period: int) -> float | None:
+        """The seconds by which each of the last `period` cycles, and those before them, shift."""
         seconds = max(self.made.free.values(), default=0.0)
         found = None
         for player in self.players:
-            if not player.cycle_ends:
+            if len(player.cycle_ends) <= 2 * period:
                 return None
-            for before, one, other in zip(*player.cycle_ends[-3:], strict=True):
-                if other == one == before:
+            for ends in zip(*player.cycle_ends[-2 * period - 1 :], strict=True):
+                if len(set(ends)) == 1:
                     continue  # a stream that they do not use
-                for later in (one - before, other - one):
-                    found = later if found is None else found
-                    if abs(later - found) > _NEAR * seconds:
+                for one, other in zip(ends, ends[period:], strict=False):
+                    found = other - one if found is None else found
+                    if abs(other - one - found) > _NEAR * seconds:
                         return None
         return found
 

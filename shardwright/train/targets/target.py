@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.ir.options.optimizers import known_optimizer
+from shardwright.ir.options.plan_options import DEFAULTS
 from shardwright.runtime.deferred.sources import deferred, set_sources, sources_of
 from shardwright.runtime.weight_files.stored_weights import StoredSources, StoredWeights
 from shardwright.train.checkpoint.export import load_weights
@@ -122,9 +123,13 @@ def _checked(made: object) -> nn.Module:
 def optimizer_name(job: Job, model: nn.Module) -> str:
     """The name in plans of the job's optimizer, such as `adamw` or `sgd_momentum`.
 
+    That of a job without one is the default of plans.
+
     Raises `JobError` if the optimizer cannot be built for `model`, and `OptimizerError` if it is
     not known.
     """
+    if job.optimizer is None:
+        return DEFAULTS.optimizer
     try:
         made = job.optimizer([_on_a_device(p) for p in model.parameters()])
     except Exception as e:

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import shardwright
-from shardwright.cli import main, planning
+from shardwright.cli import main
+from shardwright.cli.planning import choosing
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Tensor
 from shardwright.ir.options.constraints import ConstraintError
@@ -118,7 +119,7 @@ def api(monkeypatch):
     monkeypatch.setitem(sys.modules, "shardwright.api", fake)
     monkeypatch.setattr(shardwright, "api", fake, raising=False)
     monkeypatch.setattr("shardwright.public.search_with", fake.search_with)
-    monkeypatch.setattr(planning, "avoidable", lambda *_: NOTHING)  # the plan is none of the graph
+    monkeypatch.setattr(choosing, "avoidable", lambda *_: NOTHING)  # the plan is none of the graph
     return fake
 
 

@@ -8,7 +8,7 @@ import torch
 
 import shardwright as sw
 from shardwright.cli.plan_config import config_for, write_offer
-from shardwright.cli.planning import CapturedTarget
+from shardwright.cli.planning.capturing import CapturedTarget
 from shardwright.frameworks.reading import read_text
 from shardwright.machine.presets import preset
 

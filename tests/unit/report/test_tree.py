@@ -1,17 +1,18 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from shardwright.report.text.explain import explain
-from shardwright.report.tree import axes_coloured, plan_tree
+from shardwright.report.tree import PlanTree, axes_coloured
 from tests.harness import plans
 
 
 def drawn(plan, width=140, color=None):
     page = io.StringIO()
     console = Console(file=page, width=width, force_terminal=color is not None, color_system=color)
-    console.print(plan_tree(plan))
+    console.print(PlanTree(plan))
     return page.getvalue()
 
 
@@ -31,8 +32,19 @@ def test_branches_end_at_the_last_child():
     assert first.strip().startswith("├ blocks.0-1")
 
 
-def test_it_fits_a_narrow_terminal():
-    assert max(map(len, drawn(plans.transformer(), 90).splitlines())) <= 90
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_it_fits_the_terminal(width):
+    lines = drawn(plans.transformer(), width).splitlines()
+    assert max(map(len, lines)) <= width
+    (block,) = (at for at, line in enumerate(lines) if "blocks.0-1" in line)
+    numbers = lines[block].partition("blocks.0-1")[2].split()
+    if width == 60:  # numbers have names below the module
+        assert not numbers and "state 8.12 MiB, saved 24.00 MiB" in lines[block + 1]
+    else:  # and elsewhere one column for all modules
+        assert numbers[0] == "8.12"
+        ends = {line.index("8.12") + 4 for line in lines if "blocks.0-1" in line}
+        (heading,) = (line for line in lines if line.startswith("module"))
+        assert ends == {heading.index("state") + 5}
 
 
 def test_every_axis_has_its_colour():

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.runtime.plan_transfer import shapes_of
 from shardwright.train.data.batch import JobError
 from shardwright.train.data.shapes import fitted
 from shardwright.train.job import Job
+from shardwright.train.targets.target import optimizer_name
 
 BATCH = {"x": torch.zeros(4, 2)}
 
@@ -47,6 +49,24 @@ def test_a_mapping_calls_by_keyword_and_a_tuple_by_position():
 def test_a_wrong_field_is_named(changes, message):
     with pytest.raises(JobError, match=message):
         job(**changes)
+
+
+def test_what_training_needs_is_not_needed_before():
+    bare = Job(model=lambda: nn.Linear(2, 1), batch=BATCH)
+    assert bare.call() == ((), BATCH)
+    assert optimizer_name(bare, bare.model()) == PlanOptions().optimizer
+    with pytest.raises(JobError, match=r"no optimizer and no data and no steps, .*; give optimi"):
+        bare.require_training()
+    with pytest.raises(JobError, match=r"the Job has no optimizer and no data, so"):
+        bare.require_training(steps=2)
+    for use, missing in (
+        (bare.batches, "data"),
+        (lambda: bare.built_optimizer([]), "optimizer"),
+        (lambda: bare.last_step, "steps"),
+    ):
+        with pytest.raises(JobError, match=f"the Job has no {missing}, so"):
+            use()
+    job().require_training()
 
 
 def test_a_batch_of_another_kind_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, say
 from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, write_text
 from shardwright.plan_io.files import load_plan
@@ -41,6 +41,6 @@ def command(plan: str, form: str, output: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"plan": plan, "to": form, "file": output, "text": text})
     elif output:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")
     else:
         click.echo(text, nl=False)

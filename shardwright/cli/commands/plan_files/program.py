@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
 import click
 
-from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli import groups, options
+from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import PlanOfTarget
+from shardwright.cli.planning import capturing, checked_plan
 from shardwright.ir.graph import VerifyError
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import load_plan
@@ -22,7 +22,6 @@ from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_content
 from shardwright.program.step.step_program import StepProgram
 from shardwright.report.program_text import program_diff, program_summary, program_text
-from shardwright.report.text.explain import WIDTH
 
 NOT_IN_ORDER = 1  # exit status of programs that do not fit together
 
@@ -78,8 +77,8 @@ def command(
         if file is not None:
             plan = load_plan(file)
             check_rank(plan.pipeline, plan.layout_mesh, rank)
-    captured, plan = planning.planned(given)
-    other = None if second is None else planning.plan_in_file(second, captured, None)
+    captured, plan = checked_plan.planned(given)
+    other = None if second is None else checked_plan.plan_in_file(second, captured, None)
     with working(f"lowering {given.plan}"):
         lower = _lowering(captured, passes)
         program = lower(plan, rank)
@@ -105,7 +104,9 @@ def command(
     sys.exit(NOT_IN_ORDER if checked is not None and checked.error else 0)
 
 
-def _lowering(captured: planning.CapturedTarget, passes: str) -> Callable[[Plan, int], StepProgram]:
+def _lowering(
+    captured: capturing.CapturedTarget, passes: str
+) -> Callable[[Plan, int], StepProgram]:
     """The function that lowers a plan of the captured graph for a rank."""
     from shardwright.program.plan_decoder import read_plan
     from shardwright.program.step.lower.rank_steps import step_program
@@ -144,4 +145,4 @@ def _in_words(checked: Checked, plan: Plan) -> str:
         " collectives match along each axis, group by group, in kind, order, sizes and dtype; no"
         " rank waits forever"
     )
-    return textwrap.fill(words, WIDTH)
+    return wrapped(words, 0)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import click
 
-from shardwright.cli import groups, options, planning
-from shardwright.cli.console import print_json, working
+from shardwright.cli import groups, options
+from shardwright.cli.console import print_json, say, working
 from shardwright.cli.groups import MachineOptions, PlanOfTarget
+from shardwright.cli.planning import checked_plan, named_machines, searching
 from shardwright.cli.writing import OutputFile
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import save_plan
@@ -40,9 +41,9 @@ def command(
     their schedule. All other fields (layouts of values, seconds, bytes,
     collectives) are computed again.
     """
-    known = planning.machine_of(machine)
-    captured, before = planning.planned(given)
-    frontier = planning.search(captured, known)
+    known = named_machines.machine_of(machine)
+    captured, before = checked_plan.planned(given)
+    frontier = searching.search(captured, known)
     with working(f"costing {given.plan}"):
         from shardwright.planner.recost import recosted
 
@@ -58,7 +59,7 @@ def command(
     click.echo(_beside(after, frontier[0]))
     click.echo(diff_text(difference(before, after), (given.plan, output or "costed again")))
     if output:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")
 
 
 def _beside(plan: Plan, fastest: Plan) -> str:

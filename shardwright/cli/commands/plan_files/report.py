@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, say
 from shardwright.cli.errors import UsageError
 from shardwright.cli.runs.run_output import read_run
 from shardwright.cli.tracing import simulated_step, trace_text
@@ -70,7 +70,7 @@ def command(
         print_json({"file": output, "plans": len(shown), "bytes": size})
     else:
         count = f"{len(shown)} plan{'s' * (len(shown) > 1)}"
-        click.echo(f"wrote {output}, {count}; open it in a browser")
+        say(f"wrote {output}, {count}; open it in a browser")
 
 
 def write_page(output: str, text: str) -> int:

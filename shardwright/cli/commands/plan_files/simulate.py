@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import click
 
 from shardwright.cli import options
-from shardwright.cli.console import print_json
+from shardwright.cli.console import print_json, say, wrapped
 from shardwright.cli.errors import UsageError
 from shardwright.cli.tracing import OPEN, simulated_step, trace_text
 from shardwright.cli.writing import OutputFile, write_text
@@ -17,7 +16,6 @@ from shardwright.ir.timeline import Stream, Timeline
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.report.summary import summary
-from shardwright.report.text.explain import WIDTH
 from shardwright.report.timelines.profiled import Profiled, profiled
 from shardwright.report.timelines.trace import chrome_trace
 from shardwright.report.units import milliseconds
@@ -48,12 +46,12 @@ def command(plan: str, output: str | None, measured: tuple[str, ...], as_json: b
         seen = {"measured_step_seconds": [step.seconds for step in steps]}
         print_json(content(found, output) | {"mini_batches": mini_batches(loaded)} | seen)
         return
-    click.echo(summary(loaded))
-    click.echo(textwrap.fill(_in_words(found, mini_batches(loaded)), WIDTH))
+    say(summary(loaded))
+    click.echo(wrapped(_in_words(found, mini_batches(loaded)), 0))
     for step in steps:
         click.echo(f"{step.label}: {milliseconds(step.seconds)}")
     if output:
-        click.echo(f"wrote {output}; {OPEN}")
+        say(f"wrote {output}; {OPEN}")
 
 
 def _read(file: str) -> Profiled:

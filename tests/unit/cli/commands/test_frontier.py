@@ -71,7 +71,7 @@ def test_constraints_that_rule_out_every_count_are_a_mistake(api, target, mistak
 def test_the_seconds_are_shared_by_the_device_counts(api, target, as_json, monkeypatch):
     now = iter([100.0, 100.0, 104.0, 104.5])  # at the start, then before each search
     clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=lambda: 0.0)
-    monkeypatch.setattr("shardwright.cli.planning.time", clock)
+    monkeypatch.setattr("shardwright.cli.planning.searching.time", clock)
     as_json("frontier", target, "--machine", "4xcpu", "--devices", "1,2,4", "--seconds", "9")
     assert [asked.seconds for asked in api.asked] == [3.0, 2.5, 4.5]
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shardwright.cli.groups import MachineOptions
-from shardwright.cli.planning import machine_of
+from shardwright.cli.planning.named_machines import machine_of
 from shardwright.machine.files.loading import load_machine
 from shardwright.machine.measurement import Measured
 from shardwright.machine.presets import preset

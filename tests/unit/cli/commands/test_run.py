@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
@@ -264,3 +265,16 @@ def test_a_run_in_bf16_is_planned_so(api, target, launched, as_json):
     asked = ("--devices", 2, "--machine", "2xcpu", "--precision", "bf16", "--no-verify")
     as_json("run", target, *asked)
     assert launched.calls[0][1].numerics.precision == "bf16"
+
+
+def test_run_names_what_a_job_lacks_that_plans_do_not_need(
+    api, target, launched, mistake, shardwright_command
+):
+    file = Path(target.rpartition(":")[0])
+    job = "\n\ndef bare():\n    return replace(job(), optimizer=None, data=None, steps=None)\n"
+    file.write_text(f"from dataclasses import replace\n{file.read_text()}{job}")
+    bare = target.replace(":job", ":bare")
+    assert shardwright_command("plan", bare, "--machine", "2xcpu").exit_code == 0
+    line = mistake("run", bare, "--devices", 2, "--machine", "2xcpu", "--steps", 3)
+    assert "no optimizer and no data, so it can be planned and not trained; give optimizer=" in line
+    assert not launched.calls

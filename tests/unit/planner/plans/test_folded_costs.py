@@ -19,6 +19,7 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, step_memory
+from shardwright.simulate.time import stages
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
 
@@ -184,7 +185,8 @@ STAGED = residual_layers(20)
     ("strategy", "contention"),
     [
         ("pp=2 dp_shard=2 mb=4", 0.5),
-        ("pp=2 dp_shard=2 mb=16", 0.0),
+        ("pp=2 dp_shard=2 mb=16", 0.0),  # whose passes repeat in pairs
+        ("pp=2 dp_shard=2 mb=32", 0.0),
         ("pp=2 tp=2 mb=8", 0.5),
         ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
         ("pp=2:Interleaved1F1B/v2 tp=2 mb=16", 0.5),
@@ -223,3 +225,21 @@ def test_pipelines_fold(strategy, contention):
     assert {task.name for task in shown.timeline.tasks} == {
         task.name for task in whole.timeline.tasks
     }
+
+
+def test_cycles_of_passes_that_repeat_in_pairs_are_not_all_played(monkeypatch):
+    played = []
+    repeated = stages._repeated
+
+    def recorded(parts, repeats, cycles=None):
+        played.append((repeats[0].times, cycles))
+        return repeated(parts, repeats, cycles)
+
+    monkeypatch.setattr(stages, "_repeated", recorded)
+    expansion = Expansion(STAGED, replace(MACHINE, contention=0.0), "adamw")
+    plan = expansion.expanded(Strategy.parse("pp=2 dp_shard=2 mb=32")).plan(0.0, ())
+    decisions = read_plan(plan, STAGED, expansion.sources.analysis)
+    costs = FoldedCosts(STAGED, expansion.sources.analysis, expansion.machine)
+    assert costs.seconds(plan, decisions)
+    times, cycles = played[-1]
+    assert cycles is not None and cycles < times / 2

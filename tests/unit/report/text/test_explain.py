@@ -8,7 +8,8 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.memory import Memory
-from shardwright.report.text.explain import WIDTH, explain
+from shardwright.report.text.explain import explain
+from shardwright.report.text.wrapping import WIDTH
 from tests.harness import plans
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "explain.txt"

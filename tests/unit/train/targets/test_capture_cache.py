@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardwright.cli import main, planning
+from shardwright.cli import main
+from shardwright.cli.planning import capturing
 from shardwright.train.targets import user_cache
 from shardwright.train.targets.capture_cache import capture_key, keep_capture, kept_capture
 from shardwright.train.targets.target_text import Target, parse_target
@@ -39,9 +40,9 @@ def key(target: Target, **options) -> str:
 
 
 def test_a_second_capture_is_read_and_equals_the_first(target, monkeypatch):
-    first = planning.capture(target)
+    first = capturing.capture(target)
     monkeypatch.setitem(sys.modules, "transformers", None)  # importing it raises
-    second = planning.capture(target)
+    second = capturing.capture(target)
     assert second.graph == first.graph and second.graph.fingerprint == first.graph.fingerprint
     names = "optimizer", "precision", "weight_bytes", "state_bytes"
     assert [getattr(second, n) for n in names] == [getattr(first, n) for n in names]
@@ -51,7 +52,7 @@ def test_a_second_capture_is_read_and_equals_the_first(target, monkeypatch):
 
 
 def test_entries_that_cannot_be_trusted_are_made_anew(target):
-    graph = planning.capture(target).graph
+    graph = capturing.capture(target).graph
     (entry,) = entries()
     whole = entry.read_text()
     digest, _, content = whole.partition("\n")
@@ -75,13 +76,13 @@ def test_entries_that_cannot_be_trusted_are_made_anew(target):
     for text in ("", "{}", whole[:-9], f"{digest}\n{changed}", *texts):
         entry.write_text(text)
         assert kept_capture(key(target)) is None, text[:200]
-    assert planning.capture(target).graph == graph
+    assert capturing.capture(target).graph == graph
     assert kept_capture(key(target)).graph == graph  # the entry was replaced
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_entries_that_others_may_have_written_are_ignored(target):
-    planning.capture(target)
+    capturing.capture(target)
     (entry,) = entries()
     cache = UserCache.of_user("captures")
     assert kept_capture(key(target)) is not None
@@ -112,7 +113,7 @@ def test_the_key_depends_on_all_that_a_capture_depends_on(target, monkeypatch):
 
 def test_the_oldest_entries_are_removed_and_unwritable_folders_left(target, monkeypatch, tmp_path):
     monkeypatch.setattr(user_cache, "_MOST_ENTRIES", 2)
-    known, cache = planning.capture(target), UserCache.of_user("captures")
+    known, cache = capturing.capture(target), UserCache.of_user("captures")
     kept = kept_capture(key(target))
     for number in range(3):
         keep_capture(f"{number}", kept)

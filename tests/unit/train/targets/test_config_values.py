@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cli.planning import Target, capture
+from shardwright.cli.planning.capturing import Target, capture
 from shardwright.tracing.call import CaptureError
 from shardwright.train.data.batch import JobError
 from shardwright.train.targets.config_schema import config_of
