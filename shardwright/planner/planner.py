@@ -16,6 +16,7 @@ from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMe
 from shardwright.ir.options.plan_options import ALL, AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
+from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.axes.axis_names import AxisNames
@@ -46,7 +47,8 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
-_MOST_PIPELINES = 2  # that are simulated beside the frontier
+_PLAIN = ONE_F_ONE_B.name, GPIPE.name
+_MOST_PIPELINES = 2  # of each kind, that may be simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
 _FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
 _SHARE = 0.3  # the fraction of the progress bar for plans without pipelines
@@ -250,15 +252,30 @@ def _add_pipelines(
     if math.isinf(best) and loop.options.counts == (1,):
         return  # the search with more micro-batches follows
     notify("strategies in stages", 0.0)
-    staged = strategies.pipelines(*numbers, best, end)
-    found: list[Candidate] = []
-    for one in strategies.around(staged):
-        notify(f"around the strategy {one.like}", 0.5)
-        found += loop.pipelines_around(one, end - time.perf_counter())
-    loop.bounds += map(loop.bound_on, staged)
-    least = min((one.point.time for one in staged), default=math.inf)
-    faster = [one for one in found if one.point.time * (1 + GAIN) < least]
-    loop.pipelines = sorted((*staged, *faster), key=lambda one: one.cost)[:_MOST_PIPELINES]
+    plain = strategies.pipelines(*numbers, best, end)
+    others = strategies.rescheduled(plain, *numbers, best, end)
+    loop.bounds += map(loop.bound_on, (*plain, *others))
+    for staged in (plain, others):
+        found: list[Candidate] = []
+        for one in strategies.around(staged):
+            notify(f"around the strategy {one.like}", 0.5)
+            found += loop.pipelines_around(one, end - time.perf_counter())
+        least = min((one.point.time for one in staged), default=math.inf)
+        loop.pipelines += staged
+        loop.pipelines += [one for one in found if one.point.time * (1 + GAIN) < least]
+    loop.pipelines = _few_pipelines(loop.pipelines)
+
+
+def _few_pipelines(found: Sequence[Candidate]) -> list[Candidate]:
+    """The best pipelines under 1F1B, and as many under other schedules, fastest first."""
+    left = {True: _MOST_PIPELINES, False: _MOST_PIPELINES}
+    few: list[Candidate] = []
+    for one in sorted(found, key=lambda one: one.cost):
+        plain = one.staged is not None and one.staged.schedule in _PLAIN
+        if left[plain]:
+            left[plain] -= 1
+            few.append(one)
+    return few
 
 
 def _search_meshes(
@@ -343,7 +360,7 @@ def _frontier_of(
     every = [*(c for one in loops for c in one.found), *permitted]
     kept = spaced(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each([c for one in loops for c in one.known])
-    staged = sorted((c for one in loops for c in one.pipelines), key=lambda one: one.cost)
+    staged = _few_pipelines([c for one in loops for c in one.pipelines])
     plans, baselines = _plans(kept, write), _plans(shown, write)
     refinement.add(loops)
     if loop.machine.settles:  # then the time of a step is not the sum of its parts
@@ -381,7 +398,7 @@ def _frontier_of(
         ).faster,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
-        pipelines=_plans(staged[:_MOST_PIPELINES], write),
+        pipelines=_plans(staged, write),
         least_within=bound,
     )
 

@@ -179,4 +179,4 @@ def loss(settings: Settings) -> str:
     """The form of the loss: always over split vocabularies, maybe fused."""
     fused = settings.switch("cross-entropy-loss-fusion", False, "loss")
     settings.text("cross-entropy-fusion-impl", "native", "loss")
-    return "fused" if fused else "vocabulary-parallel"
+    return "vocabulary-parallel-fused" if fused else "vocabulary-parallel"

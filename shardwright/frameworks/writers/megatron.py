@@ -31,6 +31,7 @@ _BRIDGE_DTYPES = {
 }
 _COMM = {style: word for word, style in reversed(CP_STYLES.items()) if "+" not in word}
 _STRATEGY = {zero: word for word, zero in SHARDED.items()}
+_FUSED = "vocabulary-parallel-fused"
 _CORE = Recompute("modules", names=("core_attn",))
 # Bridge's names of mixed precision, by recipe of fp8.
 _MIXED = {
@@ -80,7 +81,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
     near.change("layers are not compiled as a whole", compile="off")
     near.one_of(
         "loss",
-        ("vocabulary-parallel", "fused"),
+        ("vocabulary-parallel", _FUSED),
         "vocabulary-parallel",
         "the loss is always split over the vocabulary, and not in chunks",
     )
@@ -165,8 +166,8 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
         "fp8-format": "hybrid" if strategy.fp8 else None,
         "fp8-recipe": strategy.fp8,
         "fp8-param-gather": strategy.fp8_gather or None,
-        "cross-entropy-loss-fusion": strategy.loss == "fused" or None,
-        "cross-entropy-fusion-impl": "te" if strategy.loss == "fused" else None,
+        "cross-entropy-loss-fusion": strategy.loss == _FUSED or None,
+        "cross-entropy-fusion-impl": "te" if strategy.loss == _FUSED else None,
     }
 
 

@@ -86,7 +86,10 @@ class Strategy:
         fp8: scaling of matrix products in 8 bits, as "rowwise"; None: no such products.
         fp8_gather: whether shards of their weights are cast to 8 bits before they are gathered.
         compile: "off", or "regional": each layer is one compiled function.
-        loss: "vocabulary-parallel" (split over `tp`), "whole", "fused" or "chunked(n)".
+        loss: "vocabulary-parallel" (split over `tp`), "whole", "chunked(n)", or "fused" with its
+            projection, as Liger's kernels and cut cross entropy are: in chunks whose logits are as
+            large as the hidden states. "vocabulary-parallel-fused" is Megatron-LM's loss in one
+            kernel, which reads stored logits.
         mlp: "whole", or "chunked(n)": computed in n parts of a rank's rows.
         gradient_sync: gradients are reduced after the "last" or after "every" micro-batch; None:
             after every one where they are kept sharded (`zero` 2 and 3), else after the last.

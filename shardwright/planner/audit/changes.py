@@ -179,7 +179,7 @@ def _losses(strategy: Strategy, chunks: int | None) -> _Made:
         yield "loss", {"loss": LOSSES[0]}
         return
     if strategy.tp > 1:
-        yield from (("loss", {"loss": loss}) for loss in LOSSES if loss != "fused")
+        yield from (("loss", {"loss": loss}) for loss in LOSSES[:2])
     if chunks is not None:
         yield "loss", {"loss": f"chunked({chunks})"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,8 +11,9 @@ from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.strategy.fields import DTYPE_FIELDS, chunks_of
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
+from shardwright.planner.strategies.form import loss_chunks_of
 from shardwright.planner.strategies.unpriced import unpriced_fields
-from shardwright.rules.operators.loss_chunks import most_logits
+from shardwright.rules.operators.loss_chunks import LossChunksError, most_logits
 from shardwright.rules.operators.mlp_chunks import largest_mlp
 
 _DEFAULTS = {one.name: one.default for one in fields(Strategy) if one.name != "recompute"}
@@ -25,11 +27,13 @@ class Replaced:
         field: the name of the field.
         given: its value.
         priced: the value that is priced instead.
+        same: whether both values compute the same, as a fused loss and one in chunks do.
     """
 
     field: str
     given: Any
     priced: Any
+    same: bool = False
 
 
 def priced_as(
@@ -41,8 +45,11 @@ def priced_as(
     contradict the others.
     """
     now = strategy
+    if strategy.loss == "fused":
+        with suppress(LossChunksError):  # then it is priced as the default
+            now = now.but(loss=f"chunked({loss_chunks_of(strategy, graph)})")
     # The graph is searched for what has chunks only if there are any, which is rare.
-    loss, mlp = chunks_of(strategy.loss) or 1, chunks_of(strategy.mlp) or 1
+    loss, mlp = chunks_of(now.loss) or 1, chunks_of(strategy.mlp) or 1
     loss = 1 if loss > 1 and most_logits(graph) == (0, 0) else loss
     mlp = 1 if mlp > 1 and largest_mlp(graph) == (0, 0) else mlp
     numerics = replace(graph.numerics, loss_chunks=loss, mlp_chunks=mlp)
@@ -54,9 +61,9 @@ def priced_as(
     known = {n: d for n, d in dtypes.items() if d and getattr(now, n) not in (None, d)}
     now = now.but(**known)
     differing = (
-        Replaced(one.name, getattr(strategy, one.name), getattr(now, one.name))
-        for one in fields(Strategy)
-        if getattr(strategy, one.name) != getattr(now, one.name)
+        Replaced(name, given, priced, same=given == "fused" and chunks_of(priced) is not None)
+        for name in (one.name for one in fields(Strategy))
+        if (given := getattr(strategy, name)) != (priced := getattr(now, name))
     )
     return now, tuple(differing)
 

@@ -244,12 +244,20 @@ class SearchedFrontier(Frontier):
     def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
         """`found`, or a pipeline that fits and is clearly faster once both are simulated.
 
-        Pipelines need `train_step`, so a small gain does not justify them.
+        Pipelines need `train_step`, so a small gain does not justify them. The simulation of one
+        takes seconds, so those are left out that would be no faster if they were slowed down as
+        another one of their kind is.
         """
-        for one in self.pipelines:
+        slower: dict[tuple[object, ...], float] = {}
+        for index, (seconds, _) in enumerate(costs_of(self.pipelines)):
             most = math.inf if found is None else found.step_seconds / (1 + _GAIN)
-            if one.step_seconds < most:
+            if seconds >= most:
+                continue
+            one = self.pipelines[index]
+            kind = one.schedule, one.stages, one.micro_batches, tuple(sorted(one.mesh.shape))
+            if seconds * slower.get(kind, 1.0) < most:
                 compared = self.compared(one)
+                slower[kind] = compared.step_seconds / seconds
                 fits = limit is None or compared.peak_bytes <= limit
                 if fits and compared.step_seconds < most:
                     found = compared

@@ -9,7 +9,7 @@ from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.rules.operators.chunks import with_chunks
 from shardwright.rules.operators.fp8_layers import Fp8LayersError, with_fp8
-from shardwright.rules.operators.loss_chunks import LossChunksError
+from shardwright.rules.operators.loss_chunks import LossChunksError, fused_chunks
 from shardwright.rules.operators.mlp_chunks import MlpChunksError
 
 
@@ -39,6 +39,18 @@ def in_8_bit(name: str | None) -> Strategy:
     return one if recipe_for(compiled) is None else compiled
 
 
+def loss_chunks_of(strategy: Strategy, graph: Graph) -> int | None:
+    """The chunks in which a strategy computes the loss of a graph; None where it says none.
+
+    A fused loss is executed and priced in chunks, which compute the same. One that a graph has in
+    chunks already stays so. Raises `LossChunksError` if the model does not permit a fused one.
+    """
+    if strategy.loss != "fused":
+        return chunks_of(strategy.loss)
+    known = graph.numerics.loss_chunks
+    return known if known > 1 else fused_chunks(graph)
+
+
 def form_of(graph: Graph, strategy: Strategy) -> Graph:
     """`graph` with the loss, MLPs and products of a strategy; itself if it has them.
 
@@ -50,8 +62,9 @@ def form_of(graph: Graph, strategy: Strategy) -> Graph:
         raise StrategyError(
             f"mlp={strategy.mlp}: its products are not in 8 bits; leave it or fp8 out"
         )
-    loss, mlp = chunks_of(strategy.loss), chunks_of(strategy.mlp)
+    mlp = chunks_of(strategy.mlp)
     try:
+        loss = loss_chunks_of(strategy, graph)
         graph = with_chunks(graph, loss or now.loss_chunks, mlp or now.mlp_chunks)
     except LossChunksError as e:
         raise StrategyError(f"loss={strategy.loss}: {e}") from e

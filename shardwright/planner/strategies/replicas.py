@@ -132,9 +132,9 @@ def replica_of(strategy: Strategy) -> Strategy:
     >>> str(replica_of(Strategy.parse("dp_replicate=2 dp_shard=4 tp=2 pp=2 mb=4")))
     'tp=2 mb=32 zero=0'
     """
-    inner = 1  # ranks along `dp_shard` over which experts are split
+    inner = 1  # ranks along `dp_shard` over which experts, or their features, are split
     for axis in role_axes(strategy):
-        inner *= axis.size if axis.experts and axis.role == "dp_shard" else 1
+        inner *= axis.size if axis.role == "dp_shard" and (axis.experts or axis.features) else 1
     data = strategy.dp_replicate * strategy.dp_shard // inner
     return strategy.but(
         dp_replicate=1,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
-EXPERTS = "ep"
+EXPERTS, FEATURES = "ep", "etp"  # names of inner parts of an axis
 SHARDING = ("dp_shard", "cp")  # axes over which parameters are sharded
 
 
@@ -21,42 +22,51 @@ class RoleAxis:
         size: devices along it.
         role: its role in dense layers.
         experts: whether experts are split along it.
-        whole_experts: whether it splits features everywhere but in experts.
+        features: whether the features of each expert are split along it.
     """
 
     name: str
     size: int
     role: str
     experts: bool = False
-    whole_experts: bool = False
+    features: bool = False
+
+    @property
+    def whole_experts(self) -> bool:
+        """Whether it splits features everywhere but in experts."""
+        return self.role == "tp" and not self.experts and not self.features
 
 
 def role_axes(strategy: Strategy) -> tuple[RoleAxis, ...]:
     """The mesh axes of one group of devices (a pipeline stage), outer to inner.
 
-    Experts are split over the innermost ranks, outside of those of `tp` if `etp` equals `tp`. An
-    axis with more ranks than that is split in two, and its inner part is named `ep`. Raises
+    The features of an expert are split as those of dense layers if `etp` equals `tp`, else over the
+    `etp` innermost ranks, and experts over the next `ep` ranks, as in Megatron-LM. An axis with
+    more ranks than these is split, and its inner parts are named `etp` and `ep`. Raises
     `StrategyError` if the degrees do not nest.
     """
-    dense = [(name, degree) for name, degree in strategy.axes if name != "pp"]
-    if strategy.expert_tensor not in (1, strategy.tp):
-        raise _refused(strategy)
-    split = strategy.expert_tensor == strategy.tp  # experts by features, as dense layers are
-    left, found = strategy.ep, list[RoleAxis]()
-    for name, degree in reversed(dense):
-        whole = name == "tp" and not split
-        if left == 1 or name == "dp_replicate" or (name == "tp" and split):
-            found.append(RoleAxis(name, degree, name, whole_experts=whole))
-        elif left % degree == 0:
-            found.append(RoleAxis(name, degree, name, experts=True))
-            left //= degree
-        elif degree % left == 0:
-            found.append(RoleAxis(EXPERTS, left, name, experts=True))
-            found.append(RoleAxis(name, degree // left, name, whole_experts=whole))
-            left = 1
-        else:
-            raise _refused(strategy)
-    if left > 1:
+    as_dense = strategy.expert_tensor == strategy.tp
+    left = {FEATURES: 1 if as_dense else strategy.expert_tensor, EXPERTS: strategy.ep}
+    found = list[RoleAxis]()
+    for role, degree in reversed([axis for axis in strategy.axes if axis[0] != "pp"]):
+        if role == "tp" and as_dense:
+            found.append(RoleAxis(role, degree, role, features=True))
+            continue
+        rest = degree
+        for name, ranks in left.items() if role != "dp_replicate" else ():
+            size = math.gcd(rest, ranks)
+            if size not in (rest, ranks):
+                raise _refused(strategy)
+            if size > 1:
+                rest //= size
+                left[name] //= size
+                mine = {"experts": name == EXPERTS, "features": name == FEATURES}
+                found.append(RoleAxis(role if rest == 1 else name, size, role, **mine))
+            if left[name] > 1:  # the next axis has the others
+                break
+        if rest > 1:
+            found.append(RoleAxis(role, rest, role))
+    if max(left.values()) > 1:
         raise _refused(strategy)
     return tuple(reversed(found))
 
@@ -79,6 +89,7 @@ def _refused(strategy: Strategy) -> StrategyError:
     inner = " x ".join(f"{name}={degree}" for name, degree in strategy.axes if name != "pp")
     return StrategyError(
         f"ep={strategy.ep} with etp={strategy.expert_tensor} takes no whole inner part of {inner};"
-        f" use ep=1, etp={strategy.tp} with an ep that divides cp x dp_shard, or etp=1 with an ep"
-        f" that is a multiple of tp={strategy.tp}"
+        " experts and their features are split over the innermost ranks but those of dp_replicate,"
+        f" so use ep=1, etp={strategy.tp} with an ep that divides cp x dp_shard, or etp=1 with an"
+        f" ep that is a multiple of tp={strategy.tp}"
     )

@@ -110,6 +110,7 @@ class Tilings:
         atoms, dims = model.analysis.atoms[name], model.analysis.dims[name]
         known = self._dimensions_of(model)
         inner = known.splits(self.strategy.tp)
+        features = known.splits(self.strategy.expert_tensor)
         layout = Layout.replicated(model.mesh)
         owned = first_shard(dims, known.experts) is not None
         split: set[int] = set()  # dimensions
@@ -117,7 +118,9 @@ class Tilings:
             shards: list[Shard] = []
             if axis.experts and (at := first_shard(dims, known.experts)) is not None:
                 shards = [at]
-            elif axis.whole_experts and owned:
+            elif owned and axis.features and (at := first_shard(dims, features)) is not None:
+                shards = with_other_dimensions(at, atoms)
+            elif owned and (axis.features or axis.whole_experts):
                 continue
             elif axis.role == "tp" and (at := first_shard(dims, inner)) is not None:
                 shards = with_other_dimensions(at, atoms)
@@ -128,7 +131,7 @@ class Tilings:
         data = (
             place
             for place, axis in enumerate(self.axes)
-            if axis.role in SHARDING and not (axis.experts and owned)
+            if axis.role in SHARDING and not (owned and (axis.experts or axis.features))
         )
         return sharded_over(atoms, layout, data, split)
 
@@ -152,6 +155,8 @@ class Tilings:
         """The number of an operator's choice along one axis among `Rule.choices()`."""
         if axis.experts and rule.routes:
             return _find_route(rule)
+        if axis.features and rule.routes:
+            return split_choice(rule, dims.splits(self.strategy.expert_tensor))
         if axis.role in ("dp_replicate", "dp_shard"):
             return split_choice(rule, dims.batch)
         if axis.role == "cp":

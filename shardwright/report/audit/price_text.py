@@ -181,13 +181,18 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
 
 
 def _priced_as(replaced: Sequence[Replaced]) -> str:
-    """Fields that are left out, and those that have another value."""
+    """Fields that have another value, which may compute the same, and those that are left out."""
     left_out = [one for one in replaced if one.priced in (None, "off", ())]
     others = [one for one in replaced if one not in left_out]
-    words = [f"{one.field}={_word(one.priced)} for {_word(one.given)}" for one in others]
+    same, words = list[str](), list[str]()
+    for one in others:
+        (same if one.same else words).append(
+            f"{one.field}={_word(one.priced)} for {_word(one.given)}"
+        )
     if left_out:
         words.append("without " + ", ".join(f"{one.field}={_word(one.given)}" for one in left_out))
-    return f"{'; '.join(words)}: not yet priced"
+    said = [f"{'; '.join(same)}, which computes the same"] if same else []
+    return "; ".join([*said, f"{'; '.join(words)}: not yet priced"] if words else said)
 
 
 def _word(value: object) -> Any:

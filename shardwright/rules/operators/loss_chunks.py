@@ -79,6 +79,26 @@ def most_logits(graph: Graph) -> tuple[int, int]:
     return max(shapes, key=lambda shape: shape[0] * shape[1])
 
 
+def fused_chunks(graph: Graph) -> int:
+    """The chunks of the vocabulary whose logits are about as large as the hidden states.
+
+    Liger's kernels cut the tokens into about as many. Raises `LossChunksError`, with the reason, if
+    no loss of `graph` can be computed in chunks.
+    """
+    found, reasons = [], ["the model computes no cross entropy"]
+    for op in _cross_entropies(graph):
+        try:
+            weight = _loss(graph, op).linear.operands[1]
+        except LossChunksError as e:
+            reasons.append(str(e))
+            continue
+        classes, width = graph.tensor[weight].shape
+        found.append(-(-classes // width))
+    if not found:
+        raise LossChunksError(reasons[-1])
+    return max(2, *found)
+
+
 def _cross_entropies(graph: Graph) -> Iterator[Op]:
     return (op for op in graph.ops if op.kind == "cross_entropy_loss")
 

@@ -136,7 +136,7 @@ CASES = [
     ),
     (
         *("megatron 8B fp8", published.MEGATRON_8B, None),
-        *(f"dp_shard=8 zero=1 mb=16 {MEGATRON_FP8} loss=fused", (128, 1, 8192)),
+        *(f"dp_shard=8 zero=1 mb=16 {MEGATRON_FP8} loss=vocabulary-parallel-fused", (128, 1, 8192)),
     ),
     (
         *("megatron 15B", published.GPT3_15B, 256),

@@ -182,8 +182,12 @@ def test_progress_tells_the_mesh_and_the_best_so_far():
 
 def test_a_strategy_in_stages_lowers_the_bound_from_its_own_bytes_on():
     loop = MeshLoop(SpaceFactory(residual_layers(1), recompute=False), MACHINE)
-    staged = Candidate(Point(2.0, 0, ()), 1000, None, "two stages", (), staged=SimpleNamespace())
-    given = SimpleNamespace(pipelines=lambda *_: [staged], around=lambda _: [])
+    staged = Candidate(
+        Point(2.0, 0, ()), 1000, None, "two stages", (), staged=SimpleNamespace(schedule="1F1B")
+    )
+    given = SimpleNamespace(
+        pipelines=lambda *_: [staged], rescheduled=lambda *_: [], around=lambda _: []
+    )
     _add_pipelines(loop, given, ((1,), (2,)), 3.0, math.inf, lambda *_: None)
     assert loop.pipelines == [staged]
     assert (loop.bound(999), loop.bound(1000)) == (math.inf, 2.0)

@@ -18,6 +18,7 @@ from shardwright.ir.gradient_sync import LAST
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.options.mixed_precision import read_bytes, reduced_bytes
 from shardwright.ir.redistribution import Collective
+from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links
 from shardwright.planner.strategies.expansion import Expansion, sync_of
@@ -76,11 +77,13 @@ class Bounds:
 
     def _step(self, strategy: Strategy, *, slowest: bool) -> float:
         costs = self.replicas.costs(strategy)
+        # Whether each group has one stage, whose backward passes are not split.
+        waits = schedule_named(strategy.schedule).waits is not None
         work = sums = longest = 0.0
         if costs is not None:
             parts = self.replicas.of(strategy).micro_batches // strategy.micro_batches
             work = costs.seconds / parts
-            if strategy.pp > 1 and slowest:
+            if strategy.pp > 1 and slowest and waits:
                 longest = self.replicas.slowest_stage(strategy) / parts
         passes = work
         gathers, sums = self._messages(strategy)
@@ -88,8 +91,11 @@ class Bounds:
         if strategy.pp == 1:
             return work
         given = strategy.schedule, work, sums, strategy.pp, strategy.micro_batches
+        least = least_step_seconds(*given)
+        if not waits:
+            return least
         within = least_of_slowest(strategy.pp, strategy.micro_batches, passes, longest)
-        return max(least_step_seconds(*given), within)
+        return max(least, within)
 
     def bytes(self, strategy: Strategy) -> int:
         """A lower bound of the peak memory of this strategy on the rank that needs most."""

@@ -100,11 +100,12 @@ def _schedules(degrees: Strategy, limited: Limited) -> Iterator[Strategy]:
 
 
 def rescheduled(strategy: Strategy, layers: int) -> Iterator[Strategy]:
-    """The same pipeline under schedules with several stages per group or split backward passes."""
+    """The same pipeline under schedules with several stages a group or split backward passes."""
     for name, schedule in SCHEDULES.items():
         if schedule.asynchronous or strategy.pp == 1 or name in ("GPipe", "1F1B"):
             continue
-        for each in (schedule.stages_per_group,) if schedule.stages_per_group else (2, 4):
+        given = schedule.stages_per_group
+        for each in (given,) if given else dict.fromkeys((*schedule.tried, 2, 4)):
             runs = not schedule.needs(strategy.pp, strategy.pp * each, strategy.micro_batches)
             if runs and strategy.pp * each <= layers:
                 yield replace(strategy, schedule=name, virtual_stages=each)

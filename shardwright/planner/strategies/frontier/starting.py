@@ -12,6 +12,8 @@ from typing import final
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.constraints import Constraint, Forbid, Pin
 from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.schedules.registry import schedule_named
+from shardwright.ir.schedules.zero_bubble_v import ZBV_ZERO_BUBBLE
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope
@@ -21,7 +23,7 @@ from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.space.constrain import hits
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier.enumeration import strategies_on
+from shardwright.planner.strategies.frontier.enumeration import rescheduled, strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import (
     RESOLUTION,
     SharedSpaces,
@@ -37,6 +39,8 @@ from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
 _PATIENCE = 48  # strategies in a row that may be no better than those before
+_ZBV_PATIENCE = 24  # the same of pipelines under ZB-V, whose bounds exclude less
+_RESCHEDULED = 2  # of the best pipelines, that are tried under every schedule
 _MOST = 8  # candidates of a search
 _MOST_PIPELINES = 4  # candidates with stages, beside those
 _MOST_MESHES = 4  # of three and four axes, and of pipelines, around them
@@ -89,13 +93,57 @@ class StartingStrategies:
     def pipelines(
         self, counts: Sequence[int], groups: Sequence[int], best: float, end: float
     ) -> list[Candidate]:
-        """The best strategies in stages that fit, all clearly faster than `best` seconds.
+        """The best strategies in stages under 1F1B that fit, all clearly faster than `best`.
 
         The other arguments are those of `candidates`.
         """
-        every = [
+        return self._pipelines(self._staged(counts, groups), best, end, _PATIENCE)
+
+    def rescheduled(
+        self,
+        plain: Sequence[Candidate],
+        counts: Sequence[int],
+        groups: Sequence[int],
+        best: float,
+        end: float,
+    ) -> list[Candidate]:
+        """The best strategies in stages under other schedules, faster than `plain` and `best`.
+
+        All strategies are tried under ZB-V, whose bubble is the smallest. Interleaved schedules,
+        which may need fewer messages or less memory, are tried with the best two of these and of
+        `plain`, which are from `pipelines`. The other arguments are those of `pipelines`.
+        """
+        best = min([best, *(one.point.time for one in plain)])
+        layers = len(self._expansion.layers)
+        staged = [
+            replace(one, schedule=ZBV_ZERO_BUBBLE.name, virtual_stages=2)
+            for one in self._staged(counts, groups)
+            if 2 * one.pp <= layers
+        ]
+        found = self._pipelines(staged, best, end, _ZBV_PATIENCE)
+        first = dict.fromkeys(
+            Strategy.parse(one.name) for one in (*plain[:_RESCHEDULED], *found[:_RESCHEDULED])
+        )
+        others = dict.fromkeys(
+            other
+            for one in first
+            for other in rescheduled(one, layers)
+            if schedule_named(other.schedule).tried
+        )
+        left = [one for one in others if str(one) not in {known.name for known in found}]
+        found += self._pipelines(left, best, end, len(left))
+        return sorted(found, key=lambda one: one.cost)[:_MOST_PIPELINES]
+
+    def _staged(self, counts: Sequence[int], groups: Sequence[int]) -> list[Strategy]:
+        """The strategies in stages that the options permit."""
+        return [
             one for one in self._every if one.pp > 1 and self._is_permitted(one, counts, groups)
         ]
+
+    def _pipelines(
+        self, every: Sequence[Strategy], best: float, end: float, patience: int
+    ) -> list[Candidate]:
+        """The best of these strategies that fit, all clearly faster than `best` seconds."""
         if not every or time.perf_counter() >= end:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
@@ -104,7 +152,7 @@ class StartingStrategies:
             self._expansion,
             every,
             limits=(most,),
-            until=Until(end, best, _PATIENCE),
+            until=Until(end, best, patience),
             reschedule=False,
             shared=self._shared,
         )

@@ -86,7 +86,7 @@ def _roles(strategy: Strategy) -> Iterator[tuple[Strategy, tuple[RoleAxis, ...]]
         yield style, axes
     for place, axis in enumerate(axes):
         if axis.role != "dp_shard" and not axis.experts and not axis.whole_experts:
-            data = replace(axis, role="dp_shard")
+            data = replace(axis, role="dp_shard", features=False)
             yield strategy, (*axes[:place], data, *axes[place + 1 :])
 
 

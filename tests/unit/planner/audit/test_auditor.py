@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.audit.auditor import Auditor
@@ -62,6 +63,31 @@ def test_losses_are_priced_as_they_are(head, text):
     split = auditor.price(given.but(loss="vocabulary-parallel")).plan
     assert (found.step_seconds, found.peak_bytes) != (split.step_seconds, split.peak_bytes)
     assert auditor.uniform(given).strategy.loss in (given.loss, "vocabulary-parallel")
+
+
+def test_a_fused_loss_is_priced_in_chunks_as_large_as_the_hidden_states(head):
+    """32 parts of 8,192 classes have as many logits as the 256 hidden features."""
+    graph, machine, auditor = head
+    given = Strategy.parse("dp_shard=2 loss=fused")
+    nearest, (replaced,) = priced_as(given, graph, machine)
+    assert nearest == given.but(loss="chunked(32)") and replaced.same
+    prices = auditor.price(nearest).plan, sw.price(graph, machine, given)
+    assert prices[0].step_seconds == prices[1].step_seconds
+    assert prices[0].peak_bytes == prices[1].peak_bytes and prices[1].numerics.loss_chunks == 32
+    whole = auditor.price(given.but(loss="whole")).plan
+    assert prices[1].peak_bytes < whole.peak_bytes
+    # Megatron-LM's loss in one kernel reads logits that are stored.
+    stored = given.but(loss="vocabulary-parallel-fused")
+    nearest, (replaced,) = priced_as(stored, graph, machine)
+    assert nearest.loss == "vocabulary-parallel" and not replaced.same
+
+
+def test_a_fused_loss_of_a_model_without_one_is_refused_by_name():
+    graph = sw.capture(torch.nn.Linear(4, 4), (torch.zeros(8, 4),))
+    with pytest.raises(StrategyError, match="loss=fused: the model computes no cross entropy"):
+        sw.price(graph, "2xH100", "dp_shard=2 loss=fused")
+    nearest, _ = priced_as(Strategy.parse("dp_shard=2 loss=fused"), graph, preset("2xH100"))
+    assert nearest.loss == "vocabulary-parallel"
 
 
 def test_a_loss_in_chunks_is_a_change_where_logits_are_large(head):

@@ -217,7 +217,10 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
     split = [s for s in every if s.ep > 1]
     assert {s.ep for s in split} == {2, 4} and {s.etp for s in split} == {1}
     bounds = Bounds(mixture)
-    for strategy in split:
+    by_features = map(
+        Strategy.parse, ("tp=4 ep=2 etp=2 zero=0", "dp_shard=4 etp=2", "cp=2 tp=2 etp=4")
+    )
+    for strategy in (*split, *by_features):
         seconds, peak = cost(mixture, strategy)
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
 
@@ -232,6 +235,14 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
             "dp_shard=2 tp=2 ep=2 etp=2",
             ("batch to experts", "features (sum)"),
             "dp_shard:S(0) tp:S(2)",
+        ),
+        ("tp=4 ep=2 etp=2", ("batch to experts", "features (sum)"), "tp:S(0) etp:S(2)"),
+        ("tp=4 etp=2", ("sequence", "features (sum)"), "tp:R etp:S(2)"),
+        ("dp_shard=4 etp=2", ("batch", "features (sum)"), "dp_shard:S(1) etp:S(2)"),
+        (
+            "dp_shard=2 tp=2 etp=4",
+            ("features (sum)",) * 2,
+            "dp_shard:S(2) tp:S(2)",
         ),
     ],
 )
