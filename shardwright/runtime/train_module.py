@@ -131,7 +131,9 @@ OnLoss = Callable[[torch.Tensor], object]
 
 
 class StepModule(Protocol):
-    """The module of a step program."""
+    """The module of a step program, which updates parameters in `update_parts`, by name."""
+
+    update_parts: tuple[tuple[str, ...], ...]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """The update of the parameters at the end of the step that ran last."""

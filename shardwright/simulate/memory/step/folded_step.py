@@ -49,6 +49,7 @@ class FoldedStep:
     ) -> None:
         self.whole, self.folded, self.trainer = whole, folded, trainer
         self.step = StepSimulation(lowering, rank, trainer, book)
+        self.step.temporaries = not folded.stands_for  # else only the whole step's are known
         self.tiles: dict[str, UpdatedTile] = {}  # that the step updates
 
     def memory(self, sections: Sections) -> Memory:
@@ -96,8 +97,10 @@ class FoldedStep:
             for at in whole.places(section.start, section.stop):
                 level = heights.highest[at].plus(skipped)
                 peak = max(peak, level, key=lambda level: level.total)
-        update, granularity = self.trainer.update(tiles.values()), allocator.granularity
-        last = allocator.level.plus(skipped)
+        last, granularity = allocator.level.plus(skipped), allocator.granularity
+        if self.folded.stands_for:
+            step.decide_groups(tiles.values(), peak.total - last.total)
+        update = self.trainer.update(tiles.values(), step.group_bytes)
         last = last.plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
