@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
-from shardwright.program.instructions import Dropout, Uniform
+from shardwright.program.instructions import DRAWS_BY_INDEX
 from shardwright.program.step.instructions import Forward
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
@@ -144,7 +144,7 @@ class FoldedStep:
                 sizes[layer] += sum(
                     random_key_bytes(one)
                     for one in program.regions[region].variants[variant]
-                    if isinstance(one, Dropout | Uniform)
+                    if isinstance(one, DRAWS_BY_INDEX)
                 )
         if any(sizes[gap, -1] != sizes[gap, 0] for gap in range(len(sections.skipped))):
             raise NotPeriodicError("layers on both sides of a gap draw different random numbers")

@@ -19,7 +19,13 @@ from shardwright.ir.options.mixed_precision import (
 )
 from shardwright.ir.options.optimizer_spec import Implementation, OptimizerSpec
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import Dropout, Instruction, Uniform
+from shardwright.program.instructions import (
+    DRAWS_BY_INDEX,
+    Dropout,
+    DroppedMlp,
+    Instruction,
+    Uniform,
+)
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
@@ -367,11 +373,11 @@ class StepSimulation:
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Allocate the positions that random numbers depend on, which the module keeps."""
         for one in (one for instructions in programs for one in flattened(instructions)):
-            if isinstance(one, Dropout | Uniform):
+            if isinstance(one, DRAWS_BY_INDEX):
                 self.keys += random_key_bytes(one)
 
 
-def random_key_bytes(one: Dropout | Uniform) -> int:
+def random_key_bytes(one: Dropout | Uniform | DroppedMlp) -> int:
     """Bytes of the positions that an operator's random numbers depend on."""
     lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
     return _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0
