@@ -184,7 +184,7 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
 
 
 def _refused_dropout(graph: Graph, between: Sequence[Op]) -> str:
-    """The reason that dropout inside cannot be drawn in parts; empty if it can, or there is none."""
+    """The reason that dropout inside is not drawn in parts; empty if it is, or there is none."""
     drops = [op for op in between if op.kind == "dropout"]
     if drops and graph.numerics.rng == "fast":
         return "dropout inside, which rng='fast' draws as a whole"
