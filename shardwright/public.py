@@ -64,6 +64,8 @@ class Plan(ir_plan.Plan):
         ahead: how many buckets of parameters are gathered before the one that operators read.
         offload: what is kept in the memory of the host, as in `Strategy`.
         on_device: the recomputed segments whose inputs stay on the device nevertheless.
+        update_group_bytes: the optimizer updates parameters in groups of at most so many bytes of a
+            rank's tiles; 0 or None: all at once.
         overlap: part of gradient reductions that the machine hides behind computing.
         gather_overlap: that of gathers of sharded parameters; None: the same.
         useful_seconds: seconds of a step's useful operations, if one device computed them at its

@@ -47,16 +47,17 @@ _EFFORT = Effort(max_weights=40, max_points=64, resolution=1e-3)
 
 @paused()
 def searched(
-    graph: Graph, machine: sw.Machine, skeleton: Skeleton
+    graph: Graph, machine: sw.Machine, skeleton: Skeleton, mesh: str = MESH
 ) -> tuple[list[Plan], dict[str, float]]:
     """The simulated plans of the frontier on one mesh, and the processor seconds of the search."""
     start = time.process_time()
     factory = SpaceFactory(graph, recompute=True)
-    space, short = factory.space(machine, Mesh.parse(MESH), "adamw", 1, skeleton=skeleton)
+    space, short = factory.space(machine, Mesh.parse(mesh), "adamw", 1, skeleton=skeleton)
     found = fast_frontier(space.folded, _EFFORT, solver=space.solver, prices=space.prices)
     seconds = time.process_time() - start
     builder = PlanBuilder(space, graph, short, "adamw")
-    refinement = Refinement(graph, machine, "adamw", Footprints(on_cpu=False))
+    on_cpu = machine.backend_spec.device == "cpu"
+    refinement = Refinement(graph, machine, "adamw", Footprints(on_cpu=on_cpu))
     last = len(found.points) - 1
     points = [
         found.points[i] for i in sorted({round(i * last / (PLANS - 1)) for i in range(PLANS)})

@@ -18,8 +18,9 @@ from scripts.gpu_check.models import SMALL, Batch, Found, Step, eager_step, gpt2
 from scripts.gpu_check.predicted import measure, milliseconds
 from shardwright.ir.graph import Op, Ref
 from shardwright.program.instructions import Dropout
-from shardwright.runtime.random.dropout import GlobalDropout, random_state, threshold_of
+from shardwright.runtime.random.dropout import GlobalDropout, random_state
 from shardwright.runtime.shape_variants import ShapeVariants
+from shardwright.tracing.own_operators.index_hash import threshold_of
 from shardwright.train.checkpoint.state import TrainingState
 from shardwright.train.data.batches import Batches
 from shardwright.train.step import NonFiniteLossError, Stepper

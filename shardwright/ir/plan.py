@@ -218,6 +218,9 @@ class Plan:
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
     * `offload`: what is kept in the memory of the host, as in `Strategy`; `on_device`: the
       recomputed segments whose inputs stay on the device nevertheless;
+    * `update_group_bytes`: the optimizer updates parameters in groups of at most so many bytes of a
+      rank's tiles, which bounds its temporaries; 0: all at once; None: the same, until the plan's
+      memory is simulated, which chooses groups where the update needs most of a step;
     * `useful_seconds`: of a step's useful operations, if one device computed them at its peak; 0
       where it is not known;
     * `remarks`: on operators without a written rule, and on decomposed ones;
@@ -252,6 +255,7 @@ class Plan:
     ahead: int = 1  # buckets of parameters that are gathered before they are read
     offload: tuple[str, ...] = ()  # what is kept in the memory of the host
     on_device: tuple[int, ...] = ()  # segments whose inputs are not
+    update_group_bytes: Bytes | None = None  # of parameters that are updated at once
     overlap: float = 0.0
     gather_overlap: float | None = None
     contention: float = 1.0

@@ -45,6 +45,7 @@ _TOTALS = tuple(f.name for f in fields(Memory) if f.name not in ("shares", "curv
 
 def plan_to_json(plan: Plan) -> str:
     """The plan as readable JSON text."""
+    groups = plan.update_group_bytes
     return _dump(
         {
             "format": FORMAT,
@@ -63,6 +64,7 @@ def plan_to_json(plan: Plan) -> str:
             **({} if plan.ahead == 1 else {"ahead": plan.ahead}),
             **({"offload": list(plan.offload)} if plan.offload else {}),
             **({"on_device": list(plan.on_device)} if plan.on_device else {}),
+            **({} if groups is None else {"update_group_bytes": groups}),
             "optimizer": plan.optimizer,
             "step_seconds": plan.step_seconds,
             "peak_bytes": plan.peak_bytes,
@@ -162,6 +164,10 @@ def _sync(word: Any) -> str | None:
     return None if word is None else str(word)
 
 
+def _group_bytes(size: Any) -> Bytes | None:
+    return None if size is None else Bytes(_size(size))
+
+
 def _offload(words: list[Any]) -> tuple[str, ...]:
     if tuple(words) != tuple(word for word in OFFLOADS if word in words):
         raise ValueError(f"offload {words!r}, which is not some of {', '.join(OFFLOADS)}")
@@ -197,6 +203,7 @@ def _read(data: dict[str, Any]) -> Plan:
         ahead=_at_least_one(data.get("ahead", 1)),
         offload=_offload(_rows(data, "offload", [])),
         on_device=tuple(_at_least_one(number) for number in _rows(data, "on_device", [])),
+        update_group_bytes=_group_bytes(data.get("update_group_bytes")),
         optimizer=_is(data["optimizer"], str),
         step_seconds=Seconds(_number(data["step_seconds"])),
         peak_bytes=Bytes(_size(data["peak_bytes"])),

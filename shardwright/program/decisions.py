@@ -23,7 +23,9 @@ class Decisions:
     (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
     gathered `ahead` buckets before they are read. What `offload` names (`ir/strategy/fields.py`) is
     kept in the memory of the host, but for inputs of the recomputed segments `on_device`. Layers
-    run `compiled` or eagerly. With a `pipeline`, `mesh` is that of one of its groups.
+    run `compiled` or eagerly. Parameters are updated in groups of at most `update_group_bytes` of a
+    rank's tiles, with 0 all at once; None is not decided. With a `pipeline`, `mesh` is that of one
+    of its groups.
     """
 
     mesh: Mesh
@@ -40,6 +42,7 @@ class Decisions:
     on_device: frozenset[int] = frozenset()
     compiled: bool = False
     rereads: bool = False
+    update_group_bytes: int | None = None
 
     @property
     def offloaded(self) -> frozenset[int]:

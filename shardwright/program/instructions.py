@@ -132,6 +132,23 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class DroppedMlp:
+    """An MLP in chunks with dropout inside. `positions` are those of its tile of inner width.
+
+    `number` is that of the dropout among operators that draw, which `op` leaves out. `shapes` are
+    those of the local results.
+    """
+
+    op: Op
+    number: int
+    positions: tuple[tuple[tuple[int, int, int], ...], ...]
+    shapes: tuple[Shape, ...]
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+@dataclass(frozen=True, slots=True)
 class Joint:
     """An operator that the devices along `axes` compute together, communicating inside of it.
 
@@ -244,6 +261,7 @@ Instruction = (
     | Dropout
     | Uniform
     | Attention
+    | DroppedMlp
     | Joint
     | SharedAttention
     | RunModule
@@ -251,7 +269,11 @@ Instruction = (
     | RecomputedSegment
 )
 
-CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention, RunModule)  # of operators
+CALLS = (  # of operators
+    *(Compute, Dropout, Uniform, Attention, DroppedMlp),
+    *(Joint, SharedAttention, RunModule),
+)
+DRAWS_BY_INDEX = (Dropout, Uniform, DroppedMlp)  # each number of a tile is drawn by its index
 
 
 @dataclass(frozen=True)

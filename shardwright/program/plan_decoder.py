@@ -73,6 +73,7 @@ def read_plan(
         plan.offload,
         frozenset(plan.on_device),
         plan.compiled,
+        update_group_bytes=plan.update_group_bytes,
     )
 
 

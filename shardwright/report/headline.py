@@ -40,7 +40,7 @@ def headline(plan: Plan) -> str:
         others.append(f"fp8 {recipe.name} by {recipe.library}{gathers}: priced, not executed here")
     if plan.async_tp:
         others.append("async TP: priced, messages are sent without overlap here")
-    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *others])
+    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *_updated(plan), *others])
 
 
 def parallelism(plan: Plan) -> str:
@@ -146,6 +146,12 @@ def _offloaded(plan: Plan) -> Iterator[str]:
         count = len({op.segment for op in plan.ops if op.segment})
         some = f" of {count - len(plan.on_device)} of {count} segments" if plan.on_device else ""
         yield f"offload {' and '.join(plan.offload)}{known}{some} to the host"
+
+
+def _updated(plan: Plan) -> Iterator[str]:
+    """The size of the groups in which parameters are updated, if they are."""
+    if plan.update_group_bytes:
+        yield f"update {size_text(plan.update_group_bytes)} of parameters at a time"
 
 
 def _kept(plan: Plan) -> str:

@@ -31,6 +31,7 @@ from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.parameters.dtensor_access import mend_dtensors
 from shardwright.runtime.parameters.optimizer_hooks import mend_optimizers, remember
+from shardwright.runtime.parameters.update_groups import update_in_groups
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.pipeline.stage import Stages
 from shardwright.runtime.plan_transfer import plan_for_graph
@@ -144,6 +145,7 @@ def _parallelized(
         options = ModuleOptions.of(model, device, seed)
         found = build(captured, analysis, decisions, options, device_mesh)
         found._sw_mirror(model)
+        update_in_groups(found, found._sw_program.update_parts)
         spare = replace(options, weights={}, buffers=_spare_buffers(found, model, captured))
         switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
         capture = recapture(captured.graph, outputs)

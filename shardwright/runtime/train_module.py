@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import PlanError
+from shardwright.rules.operators.mlp_chunks import number_drawn_by
 from shardwright.runtime.device import autocast_dtype
 from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.regions import Regions
@@ -131,7 +132,9 @@ OnLoss = Callable[[torch.Tensor], object]
 
 
 class StepModule(Protocol):
-    """The module of a step program."""
+    """The module of a step program, which updates parameters in `update_parts`, by name."""
+
+    update_parts: tuple[tuple[str, ...], ...]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """The update of the parameters at the end of the step that ran last."""
@@ -319,7 +322,7 @@ class TrainModule(LastingModule, ABC):
 
 
 def _has_dropout(graph: Graph) -> bool:
-    return any(op.target == DROPOUT for op in graph.ops)
+    return any(op.target == DROPOUT or number_drawn_by(op) is not None for op in graph.ops)
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,7 +9,7 @@ from shardwright.machine.backends import BACKENDS
 from shardwright.profile.measure import channel_block_here
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
-from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.memory.values import RankModel
 from shardwright.tracing.op_memory.footprints import Footprints
 
@@ -19,9 +19,10 @@ CPU = torch.device("cpu")
 def predicted(graph, analysis, decisions, rank=0, optimizer="adamw"):
     # Compared with what this host takes, whatever its processor is.
     host = RankModel(BACKENDS["gloo"], channel_block_here())
-    trainer = Trainer(optimizer_spec(optimizer), host)
+    spec = optimizer_spec(optimizer)
+    trainer = Trainer(spec, host, spec.runs(plain=False, on_gpu=False))
     lowering = PlanLowering(graph, analysis, decisions, host.backend.alone_bytes)
-    return step_memory(lowering, rank, trainer, Footprints(on_cpu=True))
+    return StepSimulation(lowering, rank, trainer, Footprints(on_cpu=True)).memory()
 
 
 def counted(module, batch, optimizer=torch.optim.AdamW, steps=1):

@@ -21,7 +21,7 @@ from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import FoldedGraph, sections_of
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.memory.step.folded_step import FoldedStep
-from shardwright.simulate.memory.step.rank_step import Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.memory.values import RankModel
 
 
@@ -57,9 +57,9 @@ class MemoryRefinement:
             return plan
         ranks = ranks_that_differ(lowering) if worst is None else (worst.rank,)
         found = [self._memory(lowering, rank) for rank in ranks]
-        if worst is not None and found[0].peak != worst.bytes:
+        if worst is not None and found[0][0].peak != worst.bytes:
             found = [self._memory(lowering, rank) for rank in ranks_that_differ(lowering)]
-        most = max(found, key=lambda memory: memory.peak)
+        most, group_bytes = max(found, key=lambda one: one[0].peak)
         libraries = self._device.workspace_bytes
         most = replace(
             most,
@@ -67,14 +67,18 @@ class MemoryRefinement:
             libraries=libraries,
             reserved=Bytes(most.reserved + libraries) if most.reserved else most.reserved,
         )
-        return replace(plan, memory=most, peak_bytes=most.peak)
+        groups = Bytes(group_bytes) if group_bytes else plan.update_group_bytes
+        return replace(plan, memory=most, peak_bytes=most.peak, update_group_bytes=groups)
 
-    def _memory(self, lowering: PlanLowering, rank: int) -> Memory:
+    def _memory(self, lowering: PlanLowering, rank: int) -> tuple[Memory, int]:
+        """The memory of a rank, and the bytes of parameters that it updates at once; 0: all."""
         if not lowering.left_out:
-            return step_memory(lowering, rank, self.trainer, self.tracer)
+            step = StepSimulation(lowering, rank, self.trainer, self.tracer)
+            return step.memory(), step.group_bytes
         graph = FoldedGraph(lowering.graph, {}, (), {})  # with all its layers
-        step = FoldedStep(lowering.graph, graph, lowering, rank, self.trainer, self.tracer)
-        return step.memory(sections_of(lowering.program(rank), graph))
+        folded = FoldedStep(lowering.graph, graph, lowering, rank, self.trainer, self.tracer)
+        found = folded.memory(sections_of(lowering.program(rank), graph))
+        return found, folded.step.group_bytes
 
 
 class RankPeak(NamedTuple):

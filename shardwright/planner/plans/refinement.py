@@ -229,7 +229,12 @@ class Refinement:
     def _simulated(self, plan: Plan) -> Plan:
         """`plan` with its simulated time and memory."""
         found = self._with_memory(plan)
-        return replace(self.timed(plan), memory=found.memory, peak_bytes=found.peak_bytes)
+        # The update in groups that the memory assumes is another program.
+        groups = found.update_group_bytes
+        timed = self.timed(replace(plan, update_group_bytes=groups) if groups else plan)
+        return replace(
+            timed, memory=found.memory, peak_bytes=found.peak_bytes, update_group_bytes=groups
+        )
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """A compared plan that gathers more buckets of parameters ahead, where that is faster.
@@ -293,6 +298,7 @@ def _choices(plan: Plan) -> Hashable:
     return (
         *(plan.mesh.shape, plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
         *(plan.schedule, plan.cuts, plan.offload, plan.on_device, plan.async_tp),
+        plan.update_group_bytes,
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),
     )

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref
+from shardwright.rules.operators.mlp_chunks import number_drawn_by
 
 _GRAM = 6  # operators that must repeat for a distance to be tried as a period
 _PERIODS_TRIED = 6
@@ -296,7 +297,8 @@ def _kinds(graph: Graph) -> NDArray[np.int64]:
     found = []
     for op in graph.ops:
         names = (*op.outputs, *op.operands)
-        args = op.args[:-1] if op.target in _NUMBERED else op.args
+        numbered = op.target in _NUMBERED or number_drawn_by(op) is not None
+        args = op.args[:-1] if numbered else op.args
         key = (
             op.target,
             tuple([_plain(a) for a in args]),

@@ -11,6 +11,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.program.instructions import (
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Joint,
     Load,
@@ -88,7 +89,7 @@ def _types(
             dtype = one.cast[0] if one.cast else source[1] if source else ""
             yield one.result, (one.after, dtype or graph.tensor[one.value].dtype)
             return
-        case Compute() | Joint():
+        case Compute() | DroppedMlp() | Joint():
             shapes = one.shapes
         case Dropout() | Uniform():
             shapes = (tuple(prod(length for _, length, _ in dim) for dim in one.positions),)

@@ -14,6 +14,7 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Joint,
     Program,
@@ -33,7 +34,7 @@ _OWN_RESULT = ("conv1d", "conv2d", "conv3d", "convolution", "mm", "bmm", "addmm"
 
 # Instructions that may keep what they read, or read it again, or return a view of it.
 _OPAQUE = (RunModule, RecomputedSegment)
-_CALLS = (Compute, Dropout, Uniform, Attention, Joint, SharedAttention)
+_CALLS = (Compute, Dropout, Uniform, Attention, DroppedMlp, Joint, SharedAttention)
 
 
 def in_place(program: Program, graph: Graph) -> Program:
@@ -111,7 +112,7 @@ def _memory(program: Program, graph: Graph) -> dict[str, str]:
     """For each value, the first of those that may share its memory."""
     memory = {name: name for name in program.leaves}
     for instruction in program.instructions:
-        if isinstance(instruction, (Attention, Joint, SharedAttention, *_OPAQUE)):
+        if isinstance(instruction, (Attention, DroppedMlp, Joint, SharedAttention, *_OPAQUE)):
             memory.update((name, name) for name in writes(instruction))
         elif isinstance(instruction, Compute | Uniform):
             given = _given(instruction.op, graph)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, VerifyError, argument
+from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, Ref, VerifyError, argument
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Load,
     Program,
@@ -33,8 +34,11 @@ from shardwright.program.lower.tile_cache import TileCache
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro_batches import gradient_layout
+from shardwright.rules.operators.mlp_chunks import DOWN, TURNED, number_drawn_by
 from shardwright.rules.placements import OpLayouts, layouts_under
 from shardwright.rules.rule import Tiling, joint_split
+
+Positions = tuple[tuple[tuple[int, int, int], ...], ...]
 
 _AFTER_DRAWS = 2**20  # draws of the graph are numbered from zero, attention from here
 # Operators whose numbers depend on where in the whole tensor a tile lies.
@@ -252,6 +256,10 @@ class _Writer:
         if op.target in _DRAWS:
             drawn = self.positions(op.outputs[0], op_layouts.results[0])
             self.write(_DRAWS[op.target](local, drawn))
+        elif (number := number_drawn_by(op)) is not None:
+            drawn = self.inner_positions(op, op_layouts)
+            local = replace(local, args=local.args[:-1])
+            self.write(DroppedMlp(local, number, drawn, tuple(shapes)))
         elif op.kind == "scaled_dot_product_attention" and argument(op, 4, "dropout_p", 0.0):
             self.write(self.attention(op, local, op_layouts))
         elif shared := joint_split(op_layouts.tiling):
@@ -282,6 +290,15 @@ class _Writer:
         ]
         number = _AFTER_DRAWS + self.number[op.name]
         return Attention(local, number, (*batch, query[-2], key[-2]))
+
+    def inner_positions(self, op: Op, op_layouts: OpLayouts) -> Positions:
+        """Rows of the input by the inner features of an MLP, as the last weight has them."""
+        down, turned = op.args[DOWN], op.args[TURNED]
+        assert isinstance(down, Ref) and isinstance(turned, tuple)
+        at = op.operands.index(down.name)
+        rows = self.positions(op.operands[0], op_layouts.operands[0])[:-1]
+        weight = self.positions(down.name, op_layouts.operands[at])
+        return (*rows, weight[1 if turned[-1] else 0])
 
     def runs(self, value: str, layout: Layout, axis: int) -> tuple[Run, ...]:
         """Start and length of the last dimension but one, of each device along `axis`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from typing import Any
 
@@ -303,15 +303,27 @@ class Update:
     """The optimizer's step, the last instruction: (parameter, its gradient).
 
     It writes the parameters in place. Their gradients are those of weights `late` updates ago.
+    Groups of so many parameters, in their order, are updated one after the other; without `groups`
+    all are updated at once.
     """
 
     parameters: tuple[tuple[str, str], ...]
     late: int = 0
+    groups: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         leaves = names_text(leaf for leaf, _ in self.parameters)
         late = f", {self.late} update{'s' * (self.late > 1)} late" if self.late else ""
-        return f"update {leaves} by {names_text(gradient for _, gradient in self.parameters)}{late}"
+        groups = f", in groups of {', '.join(map(str, self.groups))}" if self.groups else ""
+        gradients = names_text(gradient for _, gradient in self.parameters)
+        return f"update {leaves} by {gradients}{late}{groups}"
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters of each group."""
+        leaves = iter([leaf for leaf, _ in self.parameters])
+        counts = self.groups or (len(self.parameters),)
+        return tuple(tuple(islice(leaves, count)) for count in counts)
 
 
 StepInstruction = (

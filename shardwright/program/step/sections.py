@@ -20,6 +20,7 @@ from shardwright.ir.graph import Graph
 from shardwright.program.instructions import (
     Attention,
     Dropout,
+    DroppedMlp,
     Instruction,
     RunModule,
     Uniform,
@@ -396,6 +397,6 @@ def _without_numbers(region: Region, variant: int) -> Region:
 def _numberless(one: Instruction) -> Instruction:
     if isinstance(one, Dropout | Uniform):
         return replace(one, op=replace(one.op, args=one.op.args[:-1]))
-    if isinstance(one, Attention | RunModule):
+    if isinstance(one, Attention | DroppedMlp | RunModule):
         return replace(one, number=0)
     return one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from shardwright.ir.layout import Mesh
 from shardwright.program.instructions import Load
@@ -18,6 +19,7 @@ from shardwright.program.step.instructions import (
     Send,
     StepInstruction,
     Transfer,
+    Update,
     names_text,
 )
 from shardwright.program.step.region import Region
@@ -68,6 +70,11 @@ class StepProgram:
         gradients, updates = (v for _, v in self.gradients), (v for _, v in self.updates)
         carried = self.carried.kept if self.carried is not None else ()
         return (*self.outputs, *gradients, *updates, *carried)
+
+    @property
+    def update_parts(self) -> tuple[tuple[str, ...], ...]:
+        """The parameters that are updated together, by name; none in a program without update."""
+        return tuple(chain(*(one.parts for one in self.instructions if isinstance(one, Update))))
 
     def transfers(self) -> Iterator[Transfer]:
         """All collectives, in the order in which they are started."""

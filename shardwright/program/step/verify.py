@@ -131,6 +131,8 @@ def _check_update(one: Update, program: StepProgram) -> None:
         raise VerifyError(f"{one}: %{min(missing)} is no leaf")
     if not set(one.parameters) <= set(program.gradients):
         raise VerifyError(f"{one}: takes other gradients than the step returns")
+    if one.groups and (min(one.groups) < 1 or sum(one.groups) != len(one.parameters)):
+        raise VerifyError(f"{one}: has {len(one.parameters)} parameters")
 
 
 def _check_definitions(

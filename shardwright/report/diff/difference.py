@@ -202,6 +202,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("micro-batches", str(first.micro_batches), str(second.micro_batches)),
         ("offload", ", ".join(first.offload), ", ".join(second.offload)),
         ("segments with inputs on the device", _on_device(first), _on_device(second)),
+        ("bytes updated at once", _at_once(first), _at_once(second)),
         ("buckets gathered ahead", str(first.ahead), str(second.ahead)),
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.numerics.rng, second.numerics.rng),
@@ -223,6 +224,10 @@ def _on_off(switch: bool) -> str:
 
 def _on_device(plan: Plan) -> str:
     return ", ".join(map(str, plan.on_device))
+
+
+def _at_once(plan: Plan) -> str:
+    return str(plan.update_group_bytes) if plan.update_group_bytes else "all"
 
 
 def _inputs(plan: Plan) -> str:

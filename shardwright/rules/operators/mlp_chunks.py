@@ -20,13 +20,26 @@ from shardwright.ir.graph import Arg, Graph, Op, Ref, Source, json_argument
 from shardwright.rules.operators.table import ELEMENTWISE, LINEAR
 
 CHUNKED_MLP = "shardwright.chunked_mlp.default"
-# args: x, weights of its products, their biases, last weight, its bias, turned, chunks, steps
-CHUNKS, STEPS = 6, 7  # positions among its arguments
+# args: x, weights of its products, their biases, last weight, its bias, turned, chunks, steps, and
+# with dropout the number that this has among operators that draw
+DOWN, TURNED, CHUNKS, STEPS, _NUMBER = 3, 5, 6, 7, 8  # positions among its arguments
 
 _MOST_PRODUCTS = 2
 _VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
 _SPLITS = ("split", "split_with_sizes", "chunk")
 _POINTWISE = (ELEMENTWISE | LINEAR | {"add", "sub", "mul", "div"}) - {"detach"}
+
+
+def number_drawn_by(op: Op) -> int | None:
+    """The number of the dropout inside of an MLP in chunks among operators that draw; None if none.
+
+    It is the last argument.
+    """
+    if op.target != CHUNKED_MLP or len(op.args) <= _NUMBER:
+        return None
+    number = op.args[_NUMBER]
+    assert isinstance(number, int)
+    return number
 
 
 class MlpChunksError(ValueError):
@@ -52,6 +65,11 @@ class _Mlp:
     between: tuple[Op, ...]
     last: _Product
     steps: str
+
+    @property
+    def dropout(self) -> Op | None:
+        """The dropout inside, of which there is one at most."""
+        return next((op for op in self.between if op.kind == "dropout"), None)
 
     @property
     def inside(self) -> tuple[Op, ...]:
@@ -149,6 +167,8 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
         return None
     if len(products) > _MOST_PRODUCTS or len({one.x for one in products}) > 1:
         raise MlpChunksError(f"the MLP of {source} has not one input of one or two products")
+    if refused := _refused_dropout(graph, between):
+        raise MlpChunksError(f"the MLP of {source} has {refused}")
     inside = {op.name for op in (*between, *(one.op for one in products))}
     returned = {*graph.outputs, *(value for _, value in graph.updates)}
     for op in (*between, *(one.op for one in products)):
@@ -163,21 +183,30 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
     return _Mlp(products, between, last, _steps(graph, products, between, source))
 
 
+def _refused_dropout(graph: Graph, between: Sequence[Op]) -> str:
+    """The reason that dropout inside is not drawn in parts; empty if it is, or there is none."""
+    drops = [op for op in between if op.kind == "dropout"]
+    if drops and graph.numerics.rng == "fast":
+        return "dropout inside, which rng='fast' draws as a whole"
+    if any(op.args[1] == 1.0 for op in drops):
+        return "dropout inside that keeps nothing"
+    return "dropout inside more than once" if len(drops) > 1 else ""
+
+
 def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[Op, ...], str]:
     """Products before one, the operators between in order, and what permits no chunks.
 
-    The last is the kind of an operator, or "other tensors"; it ends the search, but for dropout.
+    The last is the kind of an operator, or "other tensors".
     """
     inner = graph.tensor[last.x]
     wanted: dict[str, Op] = {}
     products: dict[str, _Product] = {}
-    odd = ""
     left = [last.x]
     while left and len(products) <= _MOST_PRODUCTS:
         name = left.pop()
         op = graph.producer.get(name)
         if op is None:
-            return tuple(products.values()), (), odd or "other tensors"
+            return tuple(products.values()), (), "other tensors"
         if op.name in wanted or op.name in products:
             continue
         if (several := _split_product(graph, op)) is not None:
@@ -187,16 +216,13 @@ def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[O
         as_wide = made.shape[-1:] == inner.shape[-1:] and made.num_elements == inner.num_elements
         if as_wide and (one := _product(graph, op)) is not None:
             products[op.name] = one
-        elif as_wide and op.operands and op.kind in (*_POINTWISE, *_VIEWS):
+        elif as_wide and op.operands and op.kind in (*_POINTWISE, *_VIEWS, "dropout"):
             wanted[op.name] = op
             left += op.operands
-        elif op.kind == "dropout":
-            odd = op.kind
-            left.append(op.operands[0])
         else:
-            return tuple(products.values()), (), odd or op.kind
+            return tuple(products.values()), (), op.kind
     between = tuple(op for op in graph.ops if op.name in wanted) if products else ()
-    return tuple(products[op.name] for op in graph.ops if op.name in products), between, odd
+    return tuple(products[op.name] for op in graph.ops if op.name in products), between, ""
 
 
 def _split_product(graph: Graph, op: Op) -> _Product | None:
@@ -228,7 +254,9 @@ def _steps(
                 steps.append(["part", [given, i, len(op.outputs)], {}])
             continue
         try:
-            args = [json_argument(arg, number) for arg in op.args]
+            # The number of what draws is none of the steps, which are those of equal layers.
+            given_args = op.args[:-1] if op.kind == "dropout" else op.args
+            args = [json_argument(arg, number) for arg in given_args]
             kwargs = {key: json_argument(arg, number) for key, arg in op.kwargs}
         except ValueError as e:
             raise MlpChunksError(f"in the MLP of {source}, {e}") from e
@@ -249,6 +277,7 @@ def _operator(one: _Mlp, count: int, graph: Graph) -> Op:
         tuple(product.turned for product in (*one.products, last)),
         count,
         one.steps,
+        *([] if one.dropout is None else [one.dropout.args[-1]]),
     )
     source = replace(last.op.source, module=_common([*one.inside, last.op]))
     found = replace(last.op, target=CHUNKED_MLP, args=args, kwargs=(), source=source, extra_saved=0)

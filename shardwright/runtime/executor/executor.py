@@ -397,7 +397,7 @@ class ProgramRun:
         """The gradients of the results are among the values: the caller put them there."""
 
     def update(self, _one: Update) -> None:
-        """Update the parameters; their gradients were handed over to them."""
+        """Update the parameters, whose gradients they have, in groups (`update_groups.py`)."""
         assert self.optimizer is not None, "a step without an optimizer ends before its update"
         with torch.enable_grad():  # as its caller has it
             self.optimizer.step()

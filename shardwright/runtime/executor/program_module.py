@@ -34,7 +34,7 @@ class ProgramModule(nn.Module):
         messages: tuple[EndOf, EndOf] | tuple[None, None] = (None, None),
     ) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.update_parts = program, program.update_parts
         self.loads = {load.leaf: load.shape for load in program.loads}
         self.regions = Regions(program.regions, make, device)
         self.training_step = StepExecutor(program, self.regions, groups, messages[0])

@@ -63,7 +63,7 @@ class WholeBatch(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.plain = plain
+        self.plain, self.update_parts = plain, naive.update_parts
         self.naive, self.program = naive, optimized(without_update(naive), PASSES)
         self.regions = Regions(self.program.regions, make, device)
         self.groups = dict(groups)

@@ -15,6 +15,7 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Joint,
     Load,
@@ -38,7 +39,7 @@ from shardwright.runtime.graph_modules.fused_norms import (
 )
 from shardwright.tracing.export.operators import operator_of, to_torch
 
-Draws = Dropout | Uniform | Attention | RunModule  # those that take the random state
+Draws = Dropout | Uniform | Attention | DroppedMlp | RunModule  # they take the random state
 # Those that need a module each; of `Compute` those that route, and some operators.
 Special = Draws | Redistribute | Compute | Joint | SharedAttention
 

@@ -16,6 +16,7 @@ from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
     Attention,
     Dropout,
+    DroppedMlp,
     Instruction,
     Move,
     Redistribute,
@@ -25,8 +26,10 @@ from shardwright.program.instructions import (
 from shardwright.runtime.comm.redistribute import Redistribution, Step
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
+from shardwright.runtime.sharded_ops.chunked import ChunkedDroppedMlp
 
-Varied = Redistribute | Dropout | Uniform | Attention  # may depend on the offset of a tile
+# They may depend on the offset of a tile.
+Varied = Redistribute | Dropout | Uniform | Attention | DroppedMlp
 
 
 def module_of(
@@ -42,7 +45,7 @@ def module_of(
         made.backward_moves = _merged([one.backward for one in ways], made.backward_moves, number)
         return made
     tiles = [one.positions for one in instructions if not isinstance(one, Redistribute)]
-    drawn = made.dropout if isinstance(made, GlobalAttention) else made
+    drawn = made.dropout if isinstance(made, GlobalAttention | ChunkedDroppedMlp) else made
     assert isinstance(drawn, GlobalDropout | GlobalUniform), "others are seeded by where tiles lie"
     drawn.choose_by(number, tiles, device)
     return made

@@ -14,6 +14,7 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Joint,
     Redistribute,
     RunModule,
@@ -35,7 +36,7 @@ from shardwright.runtime.random.dropout import (
     StepKeys,
 )
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
-from shardwright.runtime.sharded_ops.chunked import ChunkedLoss, ChunkedMlp
+from shardwright.runtime.sharded_ops.chunked import ChunkedDroppedMlp, ChunkedLoss, ChunkedMlp
 from shardwright.runtime.sharded_ops.experts import local_experts
 from shardwright.tracing.graph_builder import Captured
 
@@ -71,6 +72,8 @@ def module_maker(
                     if fast
                     else GlobalAttention(instruction, device, keys)
                 )
+            case DroppedMlp():
+                return ChunkedDroppedMlp(instruction, device, keys)
             case Joint():
                 return joint(instruction, reduced_over([axes[name] for name in instruction.axes]))
             case SharedAttention():

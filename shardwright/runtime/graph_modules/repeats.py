@@ -19,6 +19,7 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     RunModule,
     Uniform,
@@ -29,7 +30,7 @@ from shardwright.program.step.lower.regions import renamed, written_arguments
 from shardwright.program.step.region import Region
 from shardwright.tracing.export.operators import OVERLOAD, operator_of
 
-_DRAW = (Dropout, Uniform, Attention, RunModule)
+_DRAW = (Dropout, Uniform, Attention, DroppedMlp, RunModule)
 # A call of compiled code takes as long as a few operators, so shorter periods are repeated.
 _LEAST_OPERATORS = 8
 
@@ -141,7 +142,7 @@ def _unnumbered(one: Instruction) -> tuple[Instruction, int | None]:
         *args, number = one.op.args
         assert isinstance(number, int), "the last argument is the number"
         return replace(one, op=replace(one.op, args=(*args, 0))), number
-    if isinstance(one, Attention | RunModule):
+    if isinstance(one, Attention | DroppedMlp | RunModule):
         return replace(one, number=0), one.number
     return one, None
 

@@ -10,6 +10,8 @@
   loads: such a tile is refused, and a whole tensor is cut.
 * An optimizer of the parameters of the model, and not of the parallel module, would train nothing:
   its step is an error, and so is a step of a module with an optimizer of other parameters.
+
+Steps go through the groups of parameters of a plan, too (`update_groups.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardwright.ir.plan import PlanError
 from shardwright.runtime.parameters.state_dicts import as_placed
+from shardwright.runtime.parameters.update_groups import join_groups, split_groups
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
 _registered: list[Any] = []
@@ -127,6 +130,7 @@ def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _given and all(p.grad is None for p in _parameters(optimizer)):
         _require_no_given(optimizer)
+    split_groups(optimizer)
     mode = _mode(optimizer)
     if mode is not None and _sharded(optimizer):
         if _entered and not isinstance(_entered[0], mode):  # an error left another one behind
@@ -137,6 +141,7 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    join_groups(optimizer)
     if _entered and _mode(optimizer) is not None:
         _entered.pop().__exit__(None, None, None)
 

@@ -17,9 +17,15 @@ from torch import nn
 from shardwright.ir.graph import Ref, argument
 from shardwright.program.instructions import Attention, Dropout, Uniform
 from shardwright.runtime.random.fused_dropout import fused_dropout, is_fused
-from shardwright.runtime.random.index_hash import bits_of, key_of, mix, to_int32
 from shardwright.tracing.export.attention import attention
 from shardwright.tracing.export.operators import to_torch
+from shardwright.tracing.own_operators.index_hash import (
+    bits_of,
+    key_of,
+    mix,
+    threshold_of,
+    to_int32,
+)
 
 
 def random_state(seed: int, step: int, device: torch.device) -> torch.Tensor:
@@ -203,11 +209,6 @@ def _keys(
         rows = rows.unsqueeze(-1) * size + index
     columns = indices[-1] if indices else torch.zeros(1, dtype=torch.int64, device=device)
     return to_int32(rows), mix(to_int32(columns))
-
-
-def threshold_of(probability: float) -> int:
-    """The smallest int32 that is kept: a share `probability` of all int32 lie below."""
-    return min(2**31 - 1, -(2**31) + round(probability * 2**32))
 
 
 def _indices(atoms: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shardwright.runtime.random.index_hash import bits_of
+from shardwright.tracing.own_operators.index_hash import bits_of
 
 Drop = Callable[..., torch.Tensor]
 

@@ -23,6 +23,7 @@ from torch.func import functional_call
 from shardwright.runtime.graph_modules.opaque_module import OpaqueModule
 from shardwright.runtime.random.dropout import GlobalAttention, GlobalDropout, GlobalUniform
 from shardwright.runtime.random.fused_rng import seed_of, seeded
+from shardwright.runtime.sharded_ops.chunked import ChunkedDroppedMlp
 from shardwright.tracing.call import select_outputs
 from shardwright.tracing.decompose.tables import random_ops
 from shardwright.tracing.patched_forward import replaced_forward
@@ -143,9 +144,9 @@ class _Reference(TorchDispatchMode):
             if node.op == "call_module"
         ]
         self.expected = [
-            m.dropout if isinstance(m, GlobalAttention) else m
+            m.dropout if isinstance(m, GlobalAttention | ChunkedDroppedMlp) else m
             for m in modules
-            if isinstance(m, GlobalDropout | GlobalUniform | GlobalAttention)
+            if isinstance(m, GlobalDropout | GlobalUniform | GlobalAttention | ChunkedDroppedMlp)
         ]
         self.opaque: dict[str, list[OpaqueModule]] = {}
         for m in modules:

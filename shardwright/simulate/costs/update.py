@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from shardwright.ir.graph import ITEM_BYTES, Tensor
 from shardwright.ir.options.optimizer_spec import Implementation, MatrixUpdate, OptimizerSpec
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
+from shardwright.program.step.lower.update import group_counts
 from shardwright.simulate.costs.kernels import KernelWork, kernel_seconds, reached_at
 from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
+
+_LEAST_GROUP = 2**26  # bytes; updates of smaller groups take as long to launch as to run
 
 
 class UpdatedTile(NamedTuple):
@@ -102,8 +106,12 @@ def update_bytes(
     spec: OptimizerSpec,
     tiles: Sequence[UpdatedTile],
     implementation: Implementation = Implementation.LOOP,
+    group_bytes: int = 0,
 ) -> int:
     """The most bytes of temporaries during the update of `tiles`.
+
+    A foreach update has them for all tiles of a group of at most `group_bytes` bytes, with 0 for
+    all tiles.
 
     >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
     >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)
@@ -120,5 +128,32 @@ def update_bytes(
     if implementation is Implementation.FUSED:
         return most
     if implementation is Implementation.FOREACH:
-        return max(most, spec.foreach_temporaries * sum(alone))
+        groups = iter(group_counts(alone, group_bytes or sum(alone)))
+        sizes = iter(alone)
+        largest = max((sum(islice(sizes, count)) for count in groups), default=0)
+        return max(most, spec.foreach_temporaries * largest)
     return max(most, spec.temporaries * max(alone, default=0))
+
+
+def group_bytes_within(
+    spec: OptimizerSpec,
+    tiles: Sequence[UpdatedTile],
+    implementation: Implementation,
+    room: int,
+) -> int:
+    """The bytes of the largest groups whose update needs at most `room` bytes of temporaries.
+
+    A group has at least one tile, and 64 MiB. 0: all tiles at once, which fit, or whose temporaries
+    are no more for that: those of a loop are of one parameter, and a fused update has none.
+    Optimizers of whole matrices are left as they are.
+
+    >>> adamw, tiles = optimizer_spec("adamw"), [UpdatedTile((2**26,), 2**28, 4)] * 4
+    >>> group_bytes_within(adamw, tiles, Implementation.FOREACH, 3 * 2**28) // 2**28
+    3
+    """
+    foreach = implementation is Implementation.FOREACH and spec.matrix is None
+    if not foreach or update_bytes(spec, tiles, implementation) <= room:
+        return 0
+    sizes = [tile.bytes for tile in tiles]
+    found = max(*sizes, room // spec.foreach_temporaries, _LEAST_GROUP)
+    return found if found < sum(sizes) else 0

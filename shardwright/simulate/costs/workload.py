@@ -323,7 +323,8 @@ def _steps(op: Op) -> tuple[ElementStep, ...]:
     """The steps of experts or an MLP (`tracing/rewrites/mixtures.py`) that run a kernel."""
     found: list[ElementStep] = []
     seen: set[int] = set()
-    for target, args, _ in json.loads(str(op.args[-1])):
+    steps = op.args[mlp_chunks.STEPS] if op.target == CHUNKED_MLP else op.args[-1]
+    for target, args, _ in json.loads(str(steps)):
         if target == "part":
             continue
         given = [arg["value"] for arg in args if isinstance(arg, dict) and "value" in arg]

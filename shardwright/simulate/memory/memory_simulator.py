@@ -10,25 +10,35 @@ redistributions from `redistribution.py`, and the workspace of kernels from `wor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import final
 
-from shardwright.ir.graph import Op
-from shardwright.ir.op_memory import BackwardMemory, CallMemory, ForwardMemory, Seen
+from shardwright.ir.graph import Op, Ref
+from shardwright.ir.op_memory import (
+    BackwardMemory,
+    CallMemory,
+    ForwardMemory,
+    Seen,
+    contiguous_strides,
+)
 from shardwright.ir.options.fp8 import FLOAT8
 from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Joint,
     Redistribute,
     RunModule,
+    Shape,
     SharedAttention,
     Uniform,
 )
 from shardwright.program.step.instructions import Gradients
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
-from shardwright.simulate.memory.allocator import Block
+from shardwright.simulate.memory.allocator import Block, Use
 from shardwright.simulate.memory.instructions import (
     attention,
     draw,
@@ -65,6 +75,9 @@ class MemorySimulator(Tape):
             case Dropout() | Uniform():
                 allocator.where = f"{self.label(instruction.op)}, forward"
                 draw(self, instruction)
+            case DroppedMlp():
+                allocator.where = f"{self.label(instruction.op)}, forward"
+                self.compute(Compute(self.with_keys(instruction), instruction.shapes))
             case Joint() if instruction.op.target == LINEAR_CROSS_ENTROPY:
                 # On its tile it allocates what the plain call does.
                 allocator.where = f"{self.label(instruction.op)}, forward"
@@ -72,6 +85,17 @@ class MemorySimulator(Tape):
             case Joint() | RunModule() | Attention() | SharedAttention():
                 allocator.where = f"{self.label(instruction.op)}, forward"
                 stated(self, instruction.op, local_shapes(self, instruction), instruction)
+
+    def with_keys(self, one: DroppedMlp) -> Op:
+        """The operator of an MLP with the keys that its dropout draws by, which the module has."""
+        *rows, columns = (prod(length for _, length, _ in dim) for dim in one.positions)
+        refs = []
+        shapes: Mapping[str, Shape] = {"rows": (prod(rows),), "columns": (columns,), "key": ()}
+        for name, shape in shapes.items():
+            refs.append(Ref(f"{one.op.name}/{name}"))
+            block = self.allocator.new(0, Use.LASTING)
+            self.views[refs[-1].name] = View(block, shape, contiguous_strides(shape), "int32")
+        return replace(one.op, args=(*one.op.args, one.number, tuple(refs)))
 
     def compute(self, one: Compute) -> None:
         """Simulate an operator by the memory of its traced torch call."""

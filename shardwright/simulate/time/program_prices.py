@@ -16,6 +16,7 @@ from math import inf, prod
 
 from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.layout import Bytes, Mesh
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.ir.redistribution import LOCAL, Exchange
@@ -49,9 +50,17 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
         update={parameter.name: parameter.seconds for parameter in plan.parameters},
+        update_group=_update_group_seconds(plan, machine),
         host_copy=partial(host_copy_seconds, machine=machine),
         host_streams=machine.backend_spec.device != "cpu",
     )
+
+
+def _update_group_seconds(plan: Plan, machine: Machine) -> float:
+    """Seconds to launch the update of one more group of parameters."""
+    if not plan.update_group_bytes:
+        return 0.0
+    return optimizer_spec(plan.optimizer).calls * machine.device.launch_seconds
 
 
 def host_copy_seconds(one: HostCopy, machine: Machine) -> float:
@@ -85,6 +94,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
         update={parameter.name: parameter.seconds for parameter in plan.parameters},
+        update_group=_update_group_seconds(plan, machine),
         host_copy=partial(host_copy_seconds, machine=machine),
         host_streams=machine.backend_spec.device != "cpu",
     )

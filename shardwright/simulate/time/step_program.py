@@ -89,7 +89,8 @@ class StepPrices:
     * `contention`: the fraction of a transfer's time by which it delays transfers of another link;
     * `message`: seconds of a message between pipeline groups, after both have started it;
     * `late`: the straggler time at a wait (`stragglers.at_a_wait`); None: 0;
-    * `update`: seconds of the optimizer, by parameter;
+    * `update`: seconds of the optimizer, by parameter; `update_group`: those that each further
+      group of parameters takes to launch;
     * `host_copy`: seconds of a copy to the host or from it, which runs beside operators with
       `host_streams` and is otherwise one of them, as on CPUs.
     """
@@ -102,6 +103,7 @@ class StepPrices:
     message: Callable[[Recv], float] = lambda _one: 0.0
     late: Late | None = None
     update: Mapping[str, float] = field(default_factory=dict)
+    update_group: float = 0.0
     host_copy: Callable[[HostCopy], float] = lambda _one: 0.0
     host_streams: bool = True
 
@@ -286,6 +288,7 @@ class Player:
         self._order()
         self._phase = "update"
         seconds = sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
+        seconds += max(0, len(one.groups) - 1) * self.prices.update_group
         self._updated += seconds
         self._compute("update of parameters", seconds)
         self._phase = "forward"  # of the next call

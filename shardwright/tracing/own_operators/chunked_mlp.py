@@ -6,7 +6,8 @@ keeps x and the weights alone. The backward pass computes the products of a chun
 once the chunk's gradients. So tensors of the inner width exist for one chunk at a time.
 
 Chunks are of rows, so results and the gradient of x are those of the whole MLP, row by row.
-Gradients of weights are sums over chunks, at least in float32.
+Gradients of weights are sums over chunks, at least in float32. Dropout inside is drawn by the index
+of each element, so a chunk draws its part, and again in the backward pass.
 
 Papers: Rajbhandari et al., "ZeRO-Infinity" (2021), tiles of large operators; Bekman et al., "Arctic
 Long Sequence Training" (2025), MLPs in tiles of the sequence.
@@ -19,7 +20,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ from torch import Tensor
 from shardwright.tracing.export.kernels import statistics_dtype
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 from shardwright.tracing.own_operators.experts import run_steps
+from shardwright.tracing.own_operators.index_hash import bits_of, threshold_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +42,36 @@ class _Form:
         turned: of each of their weights and that of the last product, whether it is (out, in).
         chunks: the number of parts of the local rows.
         steps: what is between the products, numbered as in `mixtures.py`.
+        draws: keys of the rows, of the inner features and of the operator that its dropout draws by
+            (`index_hash.py`); empty: nothing is dropped.
     """
 
     products: int
     turned: Sequence[bool]
     chunks: int
     steps: Sequence[Any]
+    draws: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(
+        cls,
+        products: int,
+        turned: Sequence[bool],
+        chunks: int,
+        between: str,
+        _number: int = 0,
+        draws: Sequence[Tensor] | None = None,
+    ) -> Self:
+        """The form that is given by the last arguments of the operator."""
+        return cls(products, turned, chunks, json.loads(between), draws or ())
+
+    def inner(self, products: Sequence[Tensor], part: slice) -> Tensor:
+        """The factor of the last product, from the first products of a chunk of rows."""
+        if not self.draws:
+            return run_steps(self.steps, *products)
+        rows, columns, key = self.draws
+        drop = partial(_dropped, rows[part], columns, key)
+        return run_steps(self.steps, *products, drop=drop)
 
     def parts(self, rows: int) -> Iterator[slice]:
         """The chunks of the local rows."""
@@ -62,17 +89,18 @@ def chunked_mlp(
     biases: Sequence[Tensor | None],
     down: Tensor,
     down_bias: Tensor | None,
-    turned: Sequence[bool],
-    chunks: int,
-    between: str,
+    *how: Any,
 ) -> Tensor:
     """The MLP of each row: (..., width) -> (..., width of the result).
 
     x is (..., width). Each of `ups` is (inner, width), with one of `biases` (inner) or None, and
     `down` is (out, inner), each transposed where its `turned` is False; `down_bias` (out).
-    `between` is JSON with the steps from the products, numbered from 0, to what `down` multiplies.
+    `how` is `turned`, of the products and then of the last one, the number of chunks, and JSON with
+    the steps from the products, numbered from 0, to what `down` multiplies. With dropout among them
+    the number of that among operators that draw may follow, and the int32 keys of rows, inner
+    features and operator that it draws by, without which nothing is dropped.
     """
-    form = _Form(len(ups), turned, chunks, json.loads(between))
+    form = _Form.of(len(ups), *how)
     found: Tensor = _Mlp.apply(x, down, down_bias, form, *ups, *biases)  # type: ignore[no-untyped-call]
     return found
 
@@ -94,7 +122,7 @@ class _Mlp(torch.autograd.Function):
         found = x.new_empty((len(rows), len(last)))
         for part in form.parts(len(rows)):
             products = _products(rows[part], ups, ups_and_biases[form.products :])
-            inner = run_steps(form.steps, *products)
+            inner = form.inner(products, part)
             del products
             if down_bias is None:
                 torch.mm(inner, last.t(), out=found[part])
@@ -118,7 +146,7 @@ class _Mlp(torch.autograd.Function):
         for part in form.parts(len(rows)):
             products = [p.requires_grad_() for p in _products(rows[part], ups, biases)]
             with torch.enable_grad():
-                inner = run_steps(form.steps, *products)
+                inner = form.inner(products, part)
             of_inner = grad[part] @ last
             if of_down:
                 sum_of_down.add_product(grad[part], inner.detach(), turned=form.turned[-1])
@@ -176,6 +204,12 @@ class _Sum:
         return None if total is None else total.to(dtype)
 
 
+def _dropped(rows: Tensor, columns: Tensor, key: Tensor, x: Tensor, probability: float) -> Tensor:
+    """Dropout of a chunk by int32 keys of its rows, of its columns and of the operator."""
+    keep = bits_of(rows, columns, key) >= threshold_of(probability)
+    return torch.where(keep.view(x.shape), x * (1.0 / (1.0 - probability)), 0.0)
+
+
 def _products(rows: Tensor, ups: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
     return [F.linear(rows, up, bias) for up, bias in zip(ups, biases, strict=True)]
 
@@ -187,6 +221,6 @@ def _given(tensors: Sequence[Tensor | None]) -> list[Tensor]:
 torch.library.define(
     "shardwright::chunked_mlp",
     "(Tensor x, Tensor[] ups, Tensor?[] biases, Tensor down, Tensor? down_bias, bool[] turned,"
-    " int chunks, str between) -> Tensor",
+    " int chunks, str between, int number=0, Tensor[]? draws=None) -> Tensor",
 )
 torch.library.impl("shardwright::chunked_mlp", "CompositeImplicitAutograd", chunked_mlp)

@@ -10,13 +10,14 @@ Importing this file registers `torch.ops.shardwright.experts`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 EXPERTS = "shardwright.experts.default"
+Drop = Callable[[Tensor, float], Tensor]
 
 
 def experts(
@@ -96,13 +97,20 @@ def added(rows: Tensor, order: Tensor, scores: Tensor, scale: Tensor | None) -> 
     return total
 
 
-def run_steps(steps: Sequence[Any], *given: Tensor) -> Tensor:
-    """The result of the last of some steps (see `mixtures.py`), which number `given` from 0."""
+def run_steps(steps: Sequence[Any], *given: Tensor, drop: Drop | None = None) -> Tensor:
+    """The result of the last of some steps (see `mixtures.py`), which number `given` from 0.
+
+    A step with dropout is `drop` of a value and a probability; without it nothing is dropped.
+    """
     values: list[Tensor] = [*given]
     for target, args, kwargs in steps:
         if target == "part":  # one of equal chunks of the last dimension
             source, number, parts = _value(args[0], values), args[1], args[2]
             values.append(source.chunk(parts, -1)[number])
+            continue
+        if target.split(".")[1] == "dropout":
+            x = _value(args[0], values)
+            values.append(x if drop is None else drop(x, args[1]))
             continue
         found = _operator(target)(
             *(_value(a, values) for a in args),

@@ -17,8 +17,8 @@ from shardwright.program.step.instructions import Payload, Recv, Seed, Send, Ste
 from shardwright.program.step.lower.pipeline import pipeline_mesh
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stage_builder import StageBuilder
-from shardwright.program.step.lower.step_builder import update_of
 from shardwright.program.step.lower.stretches import Rewrite, loads
+from shardwright.program.step.lower.update import update_of
 from shardwright.program.step.optimize import Pass
 from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.delay_waits import delay_waits
@@ -88,8 +88,10 @@ class _StageProgram:
         }
         if self.stage:
             self.instructions.append(Wait(GRADIENTS_OUT, ()))
-        self.instructions += update_of(gradients.items(), self.built.builder.kind)
         (program,) = self.built.programs
+        kind, graph, tiles = self.built.builder.kind, self.staged.graph, loads(program).values()
+        # All at once: planning does not simulate the memory of these calls.
+        self.instructions += update_of(gradients.items(), kind, graph, tiles, None)
         found = StepProgram(
             mesh=pipeline_mesh(self.staged),
             rank=self.rank,

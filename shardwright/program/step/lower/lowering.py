@@ -14,8 +14,9 @@ from shardwright.ir.graph import LeafKind
 from shardwright.program.step.dead_code import without_dead
 from shardwright.program.step.instructions import Seed
 from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
-from shardwright.program.step.lower.step_builder import LoweringInput, StepBuilder, update_of
+from shardwright.program.step.lower.step_builder import LoweringInput, StepBuilder
 from shardwright.program.step.lower.stretches import loads
+from shardwright.program.step.lower.update import update_of
 from shardwright.program.step.step_program import StepProgram
 
 
@@ -80,13 +81,15 @@ def _program(
     # A region gives zeros for a parameter whose results are detached; autograd gives None.
     idle = {leaf.name for leaf in step.graph.leaves_of(LeafKind.PARAMETER)} - step.graph.trained
     gradients = tuple(one for one in builder.gradients.items() if one[0] not in idle)
-    instructions += update_of(gradients, builder.kind)
+    tiles = tuple(loads(first).values())
+    most = step.update_group_bytes
+    instructions += update_of(gradients, builder.kind, step.graph, tiles, most)
     lowered = StepProgram(
         mesh=step.mesh,
         rank=step.rank,
         regions=tuple(builder.table.regions),
         leaves=tuple(name for name in first.leaves if builder.kind[name] is not LeafKind.INPUT),
-        loads=tuple(loads(first).values()),
+        loads=tiles,
         inputs=tuple(builder.inputs),
         seeds=tuple(seeds),
         instructions=instructions,

@@ -39,8 +39,8 @@ from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
 from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stage_builder import StageBuilder
-from shardwright.program.step.lower.step_builder import update_of
 from shardwright.program.step.lower.stretches import Rewrite, loads
+from shardwright.program.step.lower.update import update_of
 from shardwright.program.step.step_program import StepProgram
 
 _PARTS = {
@@ -129,14 +129,17 @@ class _GroupBuilder:
         self.instructions += [Wait(handle, ()) for handle in waiting.values()]
         gradients = self.gradients()
         outputs = self.loss()
-        self.instructions += update_of(gradients.items(), self.kinds)
         stages = self.stages.values()
+        tiles = _loads([stage.programs[0] for stage in stages])
+        most = self.staged.decisions.update_group_bytes
+        graph = self.staged.graph
+        self.instructions += update_of(gradients.items(), self.kinds, graph, tiles, most)
         program = StepProgram(
             mesh=pipeline_mesh(self.staged),
             rank=self.rank,
             regions=tuple(self.table.regions),
             leaves=tuple(dict.fromkeys(name for stage in stages for name in stage.leaves())),
-            loads=_loads([stage.programs[0] for stage in stages]),
+            loads=tiles,
             inputs=tuple(one for stage in stages for one in stage.inputs()),
             seeds=tuple(self.seeds),
             instructions=tuple(self.instructions),

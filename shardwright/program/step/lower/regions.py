@@ -16,6 +16,7 @@ from shardwright.program.instructions import (
     Attention,
     Compute,
     Dropout,
+    DroppedMlp,
     Instruction,
     Move,
     Redistribute,
@@ -149,7 +150,7 @@ def without_offsets(one: Instruction) -> Instruction:
     """An instruction with the offsets of its tiles set to zero."""
     if isinstance(one, Redistribute):
         return replace(one, forward=_moves(one.forward), backward=_moves(one.backward))
-    if isinstance(one, Dropout | Uniform | Attention):
+    if isinstance(one, Dropout | Uniform | Attention | DroppedMlp):
         lengths = tuple(
             tuple((0, length, size) for _, length, size in dim) for dim in one.positions
         )

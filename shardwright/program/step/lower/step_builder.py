@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.mixed_precision import reduced_dtype, stored_dtypes
 from shardwright.program.instructions import (
@@ -26,7 +26,6 @@ from shardwright.program.step.instructions import (
     Relayout,
     StepInstruction,
     Transfer,
-    Update,
     Wait,
     after_moves,
     after_transfer,
@@ -62,6 +61,7 @@ class LoweringInput:
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
         ahead: how many buckets ahead copies of parameters are gathered.
         offload: the recomputed segments whose boundaries are kept in the memory of the host.
+        update_group_bytes: as in `Decisions`.
         followed: whether `graph` is that of a pipeline stage that others follow.
         prefix: the first part of names of values, that of a stage where a rank has several.
     """
@@ -77,6 +77,7 @@ class LoweringInput:
     sum_bytes: int | None = None
     ahead: int = 1
     offload: frozenset[int] = frozenset()
+    update_group_bytes: int | None = None
     followed: bool = False
     prefix: str = ""
 
@@ -256,11 +257,3 @@ def _shared(programs: Sequence[Program]) -> frozenset[str]:
         same = set(mine.items())
         found = same if found is None else found & same
     return frozenset(name for name, _ in found or ())
-
-
-def update_of(
-    gradients: Iterable[tuple[str, str]], kind: Mapping[str, LeafKind]
-) -> tuple[Update, ...]:
-    """The update of the parameters that have a gradient; empty if there are none."""
-    found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
-    return (Update(found),) if found else ()

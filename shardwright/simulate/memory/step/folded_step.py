@@ -16,7 +16,7 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
-from shardwright.program.instructions import Dropout, Uniform
+from shardwright.program.instructions import DRAWS_BY_INDEX
 from shardwright.program.step.instructions import Forward
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import (
@@ -49,6 +49,7 @@ class FoldedStep:
     ) -> None:
         self.whole, self.folded, self.trainer = whole, folded, trainer
         self.step = StepSimulation(lowering, rank, trainer, book)
+        self.step.temporaries = not folded.stands_for  # else only the whole step's are known
         self.tiles: dict[str, UpdatedTile] = {}  # that the step updates
 
     def memory(self, sections: Sections) -> Memory:
@@ -96,8 +97,10 @@ class FoldedStep:
             for at in whole.places(section.start, section.stop):
                 level = heights.highest[at].plus(skipped)
                 peak = max(peak, level, key=lambda level: level.total)
-        update, granularity = self.trainer.update(tiles.values()), allocator.granularity
-        last = allocator.level.plus(skipped)
+        last, granularity = allocator.level.plus(skipped), allocator.granularity
+        if self.folded.stands_for:
+            step.decide_groups(tiles.values(), peak.total - last.total)
+        update = self.trainer.update(tiles.values(), step.group_bytes)
         last = last.plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
         return Bytes(peak.total + peak.rounded + self._lasting(tiles, sections))
@@ -141,7 +144,7 @@ class FoldedStep:
                 sizes[layer] += sum(
                     random_key_bytes(one)
                     for one in program.regions[region].variants[variant]
-                    if isinstance(one, Dropout | Uniform)
+                    if isinstance(one, DRAWS_BY_INDEX)
                 )
         if any(sizes[gap, -1] != sizes[gap, 0] for gap in range(len(sections.skipped))):
             raise NotPeriodicError("layers on both sides of a gap draw different random numbers")

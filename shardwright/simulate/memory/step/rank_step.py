@@ -19,7 +19,13 @@ from shardwright.ir.options.mixed_precision import (
 )
 from shardwright.ir.options.optimizer_spec import Implementation, OptimizerSpec
 from shardwright.ir.redistribution import Collective
-from shardwright.program.instructions import Dropout, Instruction, Uniform
+from shardwright.program.instructions import (
+    DRAWS_BY_INDEX,
+    Dropout,
+    DroppedMlp,
+    Instruction,
+    Uniform,
+)
 from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
@@ -29,7 +35,7 @@ from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.simulate.costs.fusion import fusions
-from shardwright.simulate.costs.update import UpdatedTile, update_bytes
+from shardwright.simulate.costs.update import UpdatedTile, group_bytes_within, update_bytes
 from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.caching_allocator import reserved_bytes
 from shardwright.simulate.memory.step.curve import MemoryCurve
@@ -66,9 +72,16 @@ class Trainer:
     rank: RankModel
     implementation: Implementation = Implementation.LOOP
 
-    def update(self, tiles: Iterable[UpdatedTile]) -> int:
-        """The bytes that an update of the tiles needs besides parameters, gradients and state."""
-        return update_bytes(self.optimizer, list(tiles), self.implementation)
+    def update(self, tiles: Iterable[UpdatedTile], group_bytes: int) -> int:
+        """The bytes that an update of the tiles needs besides parameters, gradients and state.
+
+        The tiles are updated in groups of at most `group_bytes` bytes, with 0 all at once.
+        """
+        return update_bytes(self.optimizer, list(tiles), self.implementation, group_bytes)
+
+    def group_bytes(self, tiles: Iterable[UpdatedTile], room: int) -> int:
+        """Bytes of the groups of an update that needs at most `room` bytes, if it can."""
+        return group_bytes_within(self.optimizer, list(tiles), self.implementation, room)
 
     def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
         """The bytes by which gradients and state are rounded up by an allocator."""
@@ -78,16 +91,13 @@ class Trainer:
         )
 
 
-def step_memory(lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> Memory:
-    """The peak memory of `rank` in a step after the first of the lowered plan.
+class StepSimulation:
+    """A step of a rank, after the first, while its memory is simulated.
 
     All micro-batches are lowered (`folded_step.py` for pipelines that leave some out).
+    `group_bytes` are those of parameters that are updated at once, 0 for all: what the plan says,
+    or where it does not, what keeps temporaries of the update below the peak before it.
     """
-    return StepSimulation(lowering, rank, trainer, book).memory()
-
-
-class StepSimulation:
-    """A step of a rank while its memory is simulated."""
 
     def __init__(self, lowering: PlanLowering, rank: int, trainer: Trainer, book: OpTracer) -> None:
         self.lowering, self.rank, self.trainer, self.book = lowering, rank, trainer, book
@@ -99,10 +109,12 @@ class StepSimulation:
         self.updated = {buffer for buffer, _ in self.graph.updates}
         self.stored_dtypes = stored_dtypes(self.graph)
         self.keys = 0  # bytes of the positions of random numbers
+        self.temporaries = True  # whether those of the update are allocated
+        self.group_bytes = 0
         self.host_bytes = 0  # that offloaded values take of the memory of the host
 
     def memory(self) -> Memory:
-        """The memory of the rank at its peak, by module and purpose."""
+        """The peak memory of the rank, by module and purpose."""
         program = self.lowering.program(self.rank)
         self.record()
         curve = MemoryCurve(program, self.allocator)
@@ -276,7 +288,10 @@ class StepSimulation:
             self.forget(given, parts)
             tiles.update((name, self.updated_tile(name, given[name].bytes)) for name in parameters)
             self.allocator.where, self.allocator.module = "the optimizer's update", None
-            self.allocator.briefly(self.trainer.update(tiles.values()))
+            if self.temporaries:
+                room = self.allocator.peak - self.allocator.total
+                self.decide_groups(tiles.values(), room)
+                self.allocator.briefly(self.trainer.update(tiles.values(), self.group_bytes))
 
         compiled = fusions(self.graph, self.analysis.rules) if self.decisions.compiled else {}
         given_host = self.graph, self.allocator, self.book, self.trainer.rank, update, compiled
@@ -289,6 +304,11 @@ class StepSimulation:
         if not tiles:
             self.forget(given, parts)
         return tiles
+
+    def decide_groups(self, tiles: Iterable[UpdatedTile], room: int) -> None:
+        """Set `group_bytes` so that the update needs at most `room`, unless the plan decides it."""
+        given = self.decisions.update_group_bytes
+        self.group_bytes = self.trainer.group_bytes(tiles, room) if given is None else given
 
     def in_8_bit(self) -> Fp8Memory:
         """The layers in 8 bits."""
@@ -353,11 +373,11 @@ class StepSimulation:
     def draws(self, programs: Sequence[Sequence[Instruction]]) -> None:
         """Allocate the positions that random numbers depend on, which the module keeps."""
         for one in (one for instructions in programs for one in flattened(instructions)):
-            if isinstance(one, Dropout | Uniform):
+            if isinstance(one, DRAWS_BY_INDEX):
                 self.keys += random_key_bytes(one)
 
 
-def random_key_bytes(one: Dropout | Uniform) -> int:
+def random_key_bytes(one: Dropout | Uniform | DroppedMlp) -> int:
     """Bytes of the positions that an operator's random numbers depend on."""
     lengths = [prod(length for _, length, _ in dim) for dim in one.positions]
     return _KEY * (prod(lengths[:-1]) + lengths[-1]) if lengths else 0

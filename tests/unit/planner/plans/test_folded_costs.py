@@ -18,7 +18,7 @@ from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import analyze
-from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, step_memory
+from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.time import stages
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
@@ -55,7 +55,7 @@ def test_time_and_memory_equal_those_of_the_whole_program():
 class LargeUpdate(Trainer):
     """An optimizer whose update needs more memory than everything else."""
 
-    def update(self, tiles):
+    def update(self, tiles, group_bytes):
         return 2**36
 
 
@@ -84,7 +84,10 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     assert max(sum(".scale" in part.value for part in one.parts) for one in sums) == 8
     # With the peak at the end, where copies of what layers were left out share a sum.
     late = LargeUpdate(memories.trainer.optimizer, memories.trainer.rank)
-    peaks = [step_memory(lowering, rank, late, tracer).peak for rank in ranks_that_differ(lowering)]
+    peaks = [
+        StepSimulation(lowering, rank, late, tracer).memory().peak
+        for rank in ranks_that_differ(lowering)
+    ]
     assert costs.peak(plan, decisions, late, tracer).bytes == max(peaks)
 
 
@@ -136,7 +139,9 @@ def test_plans_that_gather_further_ahead_have_costs_of_their_own():
     for ahead in (1, 3):
         deep = replace(plan, ahead=ahead)
         decisions = read_plan(deep, GRAPH, ANALYSIS)
-        whole = step_memory(PlanLowering(GRAPH, ANALYSIS, decisions, None), 0, trainer, tracer)
+        whole = StepSimulation(
+            PlanLowering(GRAPH, ANALYSIS, decisions, None), 0, trainer, tracer
+        ).memory()
         found = costs.peak(deep, decisions, trainer, tracer)
         assert found is None or found.bytes == whole.peak
         peaks.append(whole.peak)
@@ -174,7 +179,7 @@ def test_buffers_of_gradients_are_whole_where_parameters_are_gathered():
     assert step.summed_bytes(program, step.leaves(program.leaves)) == {
         name: GRAPH.tensor[name].bytes for name in weights
     }
-    plain, buffered = (step_memory(lowering, 0, one, tracer) for one in (trainer, kept))
+    plain, buffered = (StepSimulation(lowering, 0, one, tracer).memory() for one in (trainer, kept))
     assert buffered.peak > plain.peak + sum(GRAPH.tensor[name].bytes for name in weights) / 4
 
 
@@ -211,7 +216,7 @@ def test_pipelines_fold(strategy, contention):
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
     trainer = MemoryRefinement(machine, "adamw", tracer).trainer
     ranks = ranks_that_differ(lowering)
-    memories = [step_memory(lowering, rank, trainer, tracer) for rank in ranks]
+    memories = [StepSimulation(lowering, rank, trainer, tracer).memory() for rank in ranks]
     worst = max(memories, key=lambda memory: memory.peak)
     assert costs.peak(plan, decisions, trainer, tracer) == (worst.rank, worst.peak)
     shown = Refinement(STAGED, machine, "adamw", tracer, analysis).settled(plan)

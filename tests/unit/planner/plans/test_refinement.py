@@ -8,12 +8,14 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.plans.refinement import DEPTHS, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Wait
 from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.report.diff.difference import difference
+from shardwright.report.text.explain import explain
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.op_memory.footprints import Footprints
 
@@ -134,3 +136,37 @@ def test_a_plan_that_fits_says_if_the_allocator_would_hold_more_than_there_is(su
         found = refinement_of(subject, device=device).settled(plan_of(subject, "dp_shard=4"))
         notes[has] = [note for note in found.notes if "allocator would reserve" in note]
     assert [len(found) for found in notes.values()] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "machine, strategy, optimizer, counts",
+    [
+        ("1xH100", "dp_shard=1", "adamw", (1,) * 12),  # 64 MiB each
+        ("1xH100", "dp_shard=1 mb=2", "adamw", (1,) * 12),
+        ("4xH100", "tp=4", "adamw_foreach", (4, 4, 4)),
+        ("4xH100", "pp=2 tp=2 mb=2", "adamw_foreach", (2, 2, 2, 1)),
+        ("4xH100", "dp_shard=4", "adamw_foreach", ()),  # gathered copies are the peak
+        ("4xH100", "tp=4", "adamw", ()),  # a loop over DTensors
+        ("1xH100", "dp_shard=1", "adamw_fused", ()),
+        ("1xH100", "dp_shard=1", "muon", ()),
+    ],
+)
+def test_an_update_that_is_the_peak_is_in_groups(machine, strategy, optimizer, counts):
+    with torch.device("meta"):
+        graph = sw.capture(Deep(12), (torch.empty(16, 4096),))
+    expansion = Expansion(graph, sw.Machine.preset(machine), optimizer)
+    analysis, machine = expansion.sources.analysis, expansion.machine
+    plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    tracer = Footprints(on_cpu=False)
+    refinement = Refinement(graph, machine, optimizer, tracer, analysis)
+    compared = refinement.compared(plan)
+    found = refinement.settled(plan)
+    assert compared.peak_bytes == found.peak_bytes
+    (*_, update) = step_program(graph, analysis, read_plan(found, graph, analysis), 0).instructions
+    assert update.groups == counts
+    at_once = refinement.settled(replace(plan, update_group_bytes=0))
+    assert (at_once.peak_bytes > found.peak_bytes) == bool(counts)
+    launches = max(0, len(counts) - 1) * 8 * machine.device.launch_seconds
+    assert found.step_seconds - at_once.step_seconds == pytest.approx(launches)
+    assert plan_from_json(plan_to_json(found)).update_group_bytes == found.update_group_bytes
+    assert ("of parameters at a time" in explain(found)) == bool(counts)

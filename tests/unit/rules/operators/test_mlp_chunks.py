@@ -14,6 +14,7 @@ from shardwright.rules.operators.mlp_chunks import (
     CHUNKED_MLP,
     MlpChunksError,
     largest_mlp,
+    number_drawn_by,
     with_mlp_chunks,
 )
 from shardwright.tracing.export.operators import call_op
@@ -63,6 +64,14 @@ def with_dropout(m, x):
     return x + m.down(F.dropout(m.up(x).relu(), 0.5))
 
 
+def dropped_twice(m, x):
+    return x + m.down(F.dropout(F.dropout(m.up(x), 0.5).relu(), 0.5))
+
+
+def dropped_all(m, x):
+    return x + m.down(F.dropout(m.up(x).relu(), 1.0))
+
+
 def two_inputs(m, x):
     return x + m.down(m.gate(x).sigmoid() * m.up(x.tanh()))
 
@@ -108,7 +117,8 @@ def _value(graph, model):
     "mlp, reason",
     (
         (read_twice, "tensors inside of the MLP of down .* are also read by"),
-        (with_dropout, "the MLP of down .* has dropout inside"),
+        (dropped_twice, "the MLP of down .* has dropout inside more than once"),
+        (dropped_all, "the MLP of down .* has dropout inside that keeps nothing"),
         (two_inputs, "the MLP of down .* has not one input"),
         (scaled, "the MLP of down .* has other tensors inside|no two products"),
         (normed, "the model has no two products"),
@@ -122,6 +132,16 @@ def test_other_mlps_are_whole_and_refused_where_chunks_are_asked_for(mlp, reason
     with pytest.raises(MlpChunksError, match=f"mlp_chunks=4 is not possible: .*{reason}"):
         with_mlp_chunks(graph, 4)
     assert with_mlp_chunks(graph, 1).ops == graph.ops and largest_mlp(graph) == (0, 0)
+
+
+def test_dropout_inside_has_its_own_number_and_is_whole_where_torch_draws():
+    model = Model(with_dropout).double()
+    graph = sw.capture(model, (X,))
+    (whole,) = (op for op in graph.ops if op.kind == "dropout")
+    (op,) = (op for op in with_mlp_chunks(graph, 4).ops if op.target == CHUNKED_MLP)
+    assert number_drawn_by(op) == whole.args[2] == 0
+    with pytest.raises(MlpChunksError, match="rng='fast' draws as a whole"):
+        with_mlp_chunks(sw.capture(model, (X,), rng="fast"), 4)
 
 
 def test_inner_tensors_that_are_returned_are_refused():

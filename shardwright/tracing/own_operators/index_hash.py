@@ -45,3 +45,8 @@ def to_int32(x: torch.Tensor) -> torch.Tensor:
 def _signed(value: int) -> int:
     """The int32 with the bits of an unsigned 32-bit value."""
     return value - 2**32 if value >= 2**31 else value
+
+
+def threshold_of(probability: float) -> int:
+    """The smallest int32 that is kept: a share `probability` of all int32 lie below."""
+    return min(2**31 - 1, -(2**31) + round(probability * 2**32))

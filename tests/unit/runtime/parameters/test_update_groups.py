@@ -1,0 +1,129 @@
+"""Updates in groups: the same numbers, and the predicted temporaries."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.lower.rank_steps import step_program
+from shardwright.rules.analysis import analyze
+from tests.harness.peak_memory import counted, predicted
+
+MIB = 2**20
+
+
+def model():
+    """Five parameters of 1 MiB, and a batch of few rows."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(5)]
+    return nn.Sequential(*layers, nn.Flatten(0), nn.Softmax(0))
+
+
+def batch():
+    return {"input": torch.linspace(-1, 1, 1024).view(2, 512)}
+
+
+class Loss(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input):
+        return self.inner(input).square().sum()
+
+
+def parallelized(plan):
+    return sw.parallelize(Loss(model()), plan)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    graph = sw.capture(Loss(model()), kwargs=batch())
+    return graph, sw.search(graph, "1xcpu", optimizer="adamw_foreach").fastest()
+
+
+def foreach(parameters, foreach=True):
+    return torch.optim.AdamW(parameters, foreach=True)
+
+
+@pytest.mark.parametrize("group, counts", [(0, ()), (2 * MIB, (2, 2, 1)), (1, (1, 1, 1, 1, 1))])
+def test_predicted_temporaries_are_those_of_a_group(plan, group, counts):
+    graph, found = plan
+    found = replace(found, update_group_bytes=group)
+    analysis = analyze(graph)
+    decisions = read_plan(found, graph, analysis)
+    (*_, update) = step_program(graph, analysis, decisions, 0).instructions
+    assert update.groups == counts
+    expected = predicted(graph, analysis, decisions, optimizer="adamw_foreach").peak
+    module = parallelized(found)
+    temporaries = expected - 4 * 5 * MIB  # weights, gradients and two tensors of state
+    assert temporaries == pytest.approx(MIB * max(counts or (5,)), rel=0.05)
+    assert counted(module, batch(), foreach) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name, options", [
+    ("AdamW", {"foreach": True}), ("RAdam", {"foreach": True}), ("Adagrad", {}),
+    ("SGD", {"momentum": 0.9, "foreach": True}),
+])  # fmt: skip
+def test_numbers_and_state_are_those_of_one_group(plan, name, options):
+    _, found = plan
+    results = []
+    for group in (0, 2 * MIB):
+        module = parallelized(replace(found, update_group_bytes=group))
+        some, *others = module.parameters()
+        optimizer = getattr(torch.optim, name)(
+            [{"params": others}, {"params": [some], "lr": 0.5}], lr=0.1, **options
+        )
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(2):
+            module.train_step(optimizer, batch())
+            schedule.step()
+        results.append((module.state_dict(), optimizer.state_dict()))
+    (weights, state), (other_weights, other_state) = results
+    torch.testing.assert_close(other_weights, weights, rtol=0, atol=0)
+    torch.testing.assert_close(other_state["state"], state["state"], rtol=0, atol=0)
+    assert other_state["param_groups"] == state["param_groups"]
+
+
+def test_own_loops_step_in_groups_too_and_end_what_an_error_left(plan):
+    _, found = plan
+    module = parallelized(replace(found, update_group_bytes=1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    seen = []
+
+    def closure():
+        seen.append(len(optimizer.param_groups))
+        if len(seen) == 1:
+            raise RuntimeError("in mid-step")
+        return module(**batch())
+
+    with pytest.raises(RuntimeError, match="in mid-step"):
+        optimizer.step(closure)
+    optimizer.step(closure)
+    assert seen == [5, 5]
+    assert len(optimizer.param_groups) == 1
+
+
+def test_an_optimizer_that_may_mix_parameters_steps_at_once_and_says_so(plan):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            assert len(self.param_groups) == 1
+            return super().step(closure)
+
+    _, found = plan
+    module = parallelized(replace(found, update_group_bytes=1))
+    with pytest.warns(UserWarning, match="Own updates all parameters at once"):
+        module.train_step(Own(module.parameters(), lr=0.1), batch())
+
+
+def test_a_fused_update_is_one_group(plan):
+    _, found = plan
+    module = parallelized(replace(found, update_group_bytes=1))
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    counts = []
+    optimizer.register_step_pre_hook(lambda one, *_: counts.append(len(one.param_groups)))
+    module.train_step(optimizer, batch())
+    assert counts == [1]
