@@ -140,7 +140,8 @@ class LatentUp(nn.Module):
         sizes = self.sizes
 
         def by_head(wide: Tensor, heads: int) -> Tensor:
-            return wide.unflatten(-1, (heads, -1)).transpose(1, 2)
+            split: Tensor = wide.unflatten(-1, (heads, -1))
+            return split.transpose(1, 2)
 
         q_plain, q_turned = by_head(self.q(q), self.heads).split(
             [sizes.plain, sizes.turned], dim=-1
@@ -196,7 +197,7 @@ class MixtureBlock(nn.Module):
         """(batch, tokens, hidden) -> the same."""
         x = x + self.attention(self.norm1(x), cos, sin)
         inner = self.norm2(x)
-        out = x + self.mlp(inner)
+        out: Tensor = x + self.mlp(inner)
         return out if self.shared is None else out + self.shared(inner)
 
 
@@ -210,11 +211,13 @@ class NextToken(nn.Module):
         self.block = MixtureBlock(sizes, dense=False)
         self.norm = nn.RMSNorm(sizes.hidden, NORM_EPS)
 
-    def forward(self, x: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(batch, tokens, hidden) of the layer before, and embeddings -> the same."""
+    def forward(
+        self, x: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of (batch, tokens, hidden) of the layer before, and embeddings: the same, and normed."""
         both = torch.cat((self.norm1(x), self.norm2(embedded)), dim=-1)
         out: Tensor = self.block(self.join(both), cos, sin)
-        return out
+        return out, self.norm(out)
 
 
 class Mixture(nn.Module):
@@ -241,8 +244,8 @@ class Mixture(nn.Module):
             x = block(x, cos, sin)
         loss = self._loss(self.norm(x), labels)
         for layer in self.further:
-            x = layer(x, embedded, cos, sin)
-            loss = loss + self._loss(layer.norm(x), labels)
+            x, normed = layer(x, embedded, cos, sin)
+            loss = loss + self._loss(normed, labels)
         return loss
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:

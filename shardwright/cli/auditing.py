@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _MASTER = "float32"
 _HALF = ("bfloat16", "float16")
+# Frameworks that run models of transformers as they are, with norms of single operators.
+_RUN_TRANSFORMERS = ("accelerate", "axolotl", "deepspeed", "llama-factory", "trainer")
 SEARCHES = ("near", "all", "none")  # on the mesh of the best uniform strategy, on all, on none
 _GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
 _ENUMERATED = (  # fields in which the uniform strategies that are enumerated differ
@@ -106,7 +108,9 @@ def captured_model(
     strategy = found.strategy
     is_half = strategy.param_dtype in _HALF
     all_half = is_half and strategy.state_dtype != _MASTER
-    mixed = mixed_precision(strategy) if is_half and not all_half else {}
+    mixed = dict(mixed_precision(strategy)) if is_half and not all_half else {}
+    if found.framework in _RUN_TRANSFORMERS:
+        mixed["norms"] = "model"
 
     def load() -> Job:
         from shardwright.train.targets.hf_config import config_job

@@ -163,8 +163,8 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        found = gradient_products(work, sizes, _EXPERTS_BACKWARD * flop, moved)
-        return (*found, *row_kernels(work, sizes, backward=True))
+        both = gradient_products(work, sizes, _EXPERTS_BACKWARD * flop, moved)
+        return (*both, *row_kernels(work, sizes, backward=True))
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
         moved = moved + 2 * _scores(work, sizes)
