@@ -298,7 +298,7 @@ def _provenance(world: int, gpu: bool, assumed: Sequence[str], preset: str) -> s
     besides = f"; {', '.join(assumed)} assumed as of {preset}" if assumed else ""
     return (
         f"measured on {socket.gethostname()} with torch {torch.__version__}, {world}"
-        f" processes{threads} at once{besides}"
+        f" process{'es' * (world > 1)}{threads} at once{besides}"
     )
 
 

@@ -89,3 +89,15 @@ def test_the_citation_names_this_version():
 def test_the_workflow_runs_the_script_of_ci():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert any(".ci/run" in step.get("run", "") for step in workflow["jobs"]["all"]["steps"])
+
+
+def test_the_lowest_promised_versions_and_the_newest_are_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (one for one in project["dependencies"] if one.startswith("torch"))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    job = workflow["jobs"]["versions"]
+    assert any(".ci/versions" in step.get("run", "") for step in job["steps"])
+    lowest, newest = job["strategy"]["matrix"]["include"]
+    assert lowest["torch"] == torch.replace(">=", "==") + ".*"
+    assert lowest["python"] == project["requires-python"].removeprefix(">=")
+    assert newest["torch"] == "torch"

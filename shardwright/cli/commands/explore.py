@@ -69,11 +69,12 @@ def command(
     limit = limit_on(known, wanted.memory_limit)
     title = f"{target.text} on {known}"
     server = server_of(explorer.find, sliders(target, known, limit), title, port)
-    click.echo(f"exploring {title}: {server.address}")
-    click.echo("only this machine can open it; Ctrl-C ends it")
-    if opened:
-        click.launch(server.address)
     with server:
+        explorer.capture()  # a target without a model ends here, and not on the page
+        click.echo(f"exploring {title}: {server.address}")
+        click.echo("only this machine can open it; Ctrl-C ends it")
+        if opened:
+            click.launch(server.address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -109,12 +109,12 @@ def in_words(machine: Machine) -> list[str]:
     peaks = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in device.flop_per_s)
     lines = [
         f"{machine}: {peaks}; {device.bytes_per_s / 1e9:,.1f} GB/s of {size(device.memory_bytes)}"
-        f" memory; {milliseconds(device.launch_seconds)} a launch"
+        f" memory; {_short(device.launch_seconds)} a launch"
     ]
     lines += [
         f"{level.name} of {level.size}: {level.bytes_per_s / 1e9:.3g} GB/s a device,"
-        f" {milliseconds(level.latency_seconds)} a hop,"
-        f" {milliseconds(machine.collective_launch_seconds)} a call"
+        f" {_short(level.latency_seconds)} a hop,"
+        f" {_short(machine.collective_launch_seconds)} a call"
         for level in machine.levels
         if level.size > 1
     ]
@@ -131,6 +131,11 @@ def in_words(machine: Machine) -> list[str]:
             f" time to the power {machine.arrival_skew_power:g}"
         )
     return [*lines, *_origin(machine)]
+
+
+def _short(seconds: float) -> str:
+    """Microseconds with three digits."""
+    return f"{seconds * 1e6:.3g} us"
 
 
 def _origin(machine: Machine) -> list[str]:

@@ -52,6 +52,10 @@ class Explorer:
         self._optimizer, self._numerics = optimizer, numerics
         self._graphs: OrderedDict[Target, capturing.CapturedTarget] = OrderedDict()
 
+    def capture(self) -> None:
+        """Capture the target as it was given; raises the errors of a target without a model."""
+        self._captured(self._target)
+
     def find(self, values: Values) -> Explored:
         """The plan for these devices, bytes of memory a device, and sizes of the batch."""
         machine = self._machine.with_devices(values["devices"])

@@ -18,16 +18,18 @@ from shardwright.report.text.wrapping import WIDTH
 from shardwright.report.tree import axes_coloured
 from shardwright.report.units import milliseconds, size
 
-_NAME = 34
+_NAME = 20, 34  # columns of the name of a module, at least and at most
 _NUMBER = 12
 _HEADINGS = ("state", "saved", "other", "compute", "comm")
 
 
-def diff_tables(found: Difference, names: tuple[str, str], axes: Sequence[str]) -> RenderableType:
-    """The difference for a terminal; `axes` of the meshes are coloured."""
+def diff_tables(
+    found: Difference, names: tuple[str, str], axes: Sequence[str], width: int
+) -> RenderableType:
+    """The difference for a terminal of `width` columns; `axes` of the meshes are coloured."""
     parts: list[RenderableType] = [_totals(found, names, plain=False)]
     if found.modules is not None:
-        lines = _modules(found.modules)
+        lines = _modules(found.modules, width)
         parts += [axes_coloured(line, axes) for line in lines]
     parts.append(Text(_closing(found), "dim"))
     return Group(*parts)
@@ -37,7 +39,7 @@ def diff_text(found: Difference, names: tuple[str, str]) -> str:
     """The difference as aligned plain text."""
     lines = [plain_text(_totals(found, names, plain=True))]
     if found.modules is not None:
-        lines += ["", *_modules(found.modules)]
+        lines += ["", *_modules(found.modules, WIDTH)]
     return "\n".join([*lines, "", textwrap.fill(_closing(found), WIDTH)])
 
 
@@ -104,9 +106,16 @@ def _change(total: Total, show: Callable[[float], str], plain: bool) -> Text:
     return Text(text, "" if plain else "red" if change > 0 else "green")
 
 
-def _modules(root: ModuleRow[Change]) -> Iterator[str]:
-    """One row per module, with its changes below."""
-    yield f"{'module':<{_NAME}}" + "".join(f"{heading:>{_NUMBER}}" for heading in _HEADINGS)
+def _modules(root: ModuleRow[Change], width: int) -> Iterator[str]:
+    """One row per module, with its changes below, in lines of `width` columns.
+
+    Where these are too narrow for a table, numbers have names and are below the module.
+    """
+    least, most = _NAME
+    left = min(most, width - _NUMBER * len(_HEADINGS))
+    has_columns = left >= least
+    if has_columns:
+        yield f"{'module':<{left}}" + "".join(f"{heading:>{_NUMBER}}" for heading in _HEADINGS)
     for depth, node in root.visit():
         costs = node.content.costs
         numbers = (
@@ -116,15 +125,21 @@ def _modules(root: ModuleRow[Change]) -> Iterator[str]:
             _signed(costs.compute_seconds, milliseconds),
             _signed(costs.comm_seconds, milliseconds),
         )
-        name = "  " * depth + node.name
-        if len(name) >= _NAME:
+        name, texts = "  " * depth + node.name, list(node.content.texts)
+        if not has_columns:
+            pairs = zip(_HEADINGS, numbers, strict=True)
+            texts.insert(
+                0, ", ".join(f"{word} {number}" for word, number in pairs if number != "-")
+            )
+        if not has_columns or len(name) >= left:
             yield name
             name = ""
-        yield f"{name:<{_NAME}}" + "".join(f"{number:>{_NUMBER}}" for number in numbers)
-        for text in node.content.texts:
-            start = "  " * depth + "    "
+        if has_columns:
+            yield f"{name:<{left}}" + "".join(f"{number:>{_NUMBER}}" for number in numbers)
+        start = "  " * depth + "    "
+        for text in texts:
             yield from textwrap.wrap(
-                text, WIDTH, initial_indent=start, subsequent_indent=start + "  "
+                text, width, initial_indent=start, subsequent_indent=start + "  "
             )
 
 

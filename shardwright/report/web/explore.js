@@ -61,6 +61,7 @@
   /* ---- what was tried ---- */
   function list() {
     const columns = ["", ...sliders.map((slider) => LABELS[slider.name]), "speed", "step", "memory", "strategy"];
+    at("history").hidden = tried.length === 0;
     at("tried").tHead.rows[0].replaceChildren(...columns.map((name) => element("th", name, { scope: "col" })));
     at("tried").tBodies[0].replaceChildren(...tried.toReversed().map(({ places: these, plan }) => {
       const row = element("tr"), button = element("button", "set", { type: "button" });

@@ -28,6 +28,7 @@ def command(first: str, second: str, as_json: bool) -> None:
         print_json({"first": first, "second": second, **diff_json(found)})
     elif sys.stdout.isatty():
         axes = list(dict.fromkeys([*one.mesh.names, *other.mesh.names]))
-        Console().print(diff_tables(found, (first, second), axes))
+        console = Console()
+        console.print(diff_tables(found, (first, second), axes, console.width))
     else:
         click.echo(diff_text(found, (first, second)))

@@ -18,6 +18,12 @@ from shardwright.train.targets.target_text import Target
 from tests.harness import models
 
 
+def test_a_target_without_a_job_is_refused_before_there_is_a_page(mistake, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("def job():\n    return None\n")
+    assert "returned a NoneType" in mistake("explore", f"{file}:job", "--machine", "2xcpu")
+
+
 @pytest.mark.hf
 def test_plans_follow_the_sliders_and_have_reports(tmp_path):
     file = tmp_path / "config.json"

@@ -99,13 +99,20 @@ def test_a_module_of_one_plan_only_is_shown():
     assert line == "weight: dp:S(0) -> none"
 
 
-def test_the_terminal_shows_the_same_lines():
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_terminal_shows_the_same_lines(width):
     page = io.StringIO()
     found = difference(plans.transformer(), other_plan())
-    drawn = diff_tables(found, ("[red]a", "b"), ("dp", "tp"))
-    Console(file=page, width=120, force_terminal=True, color_system=None).print(drawn)
-    assert "weight: dp:S(0) -> R" in page.getvalue()
+    drawn = diff_tables(found, ("[red]a", "b"), ("dp", "tp"), width)
+    Console(file=page, width=width, force_terminal=True, color_system=None).print(drawn)
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("weight: dp:S(0) -> R" in line for line in lines)
     assert "[red]a" in page.getvalue()
+    (embed,) = (at for at, line in enumerate(lines) if line.split()[:1] == ["embed"])
+    given, below = lines[embed].split()[1:], lines[embed + 1]
+    assert ("+16.0 MiB" in " ".join(given)) == (width > 60)
+    assert ("state +16.0 MiB" in below) == (width == 60)
 
 
 def test_json_is_in_seconds_and_bytes():
