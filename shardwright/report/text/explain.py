@@ -185,15 +185,19 @@ def _item(label: str, text: str) -> str:
 
 
 def gap(plan: Plan) -> str:
-    """The most that the plan can be from the optimum."""
+    """The most that the plan can be from the optimum.
+
+    No search tries every mesh, schedule and number of micro-batches of pipelines.
+    """
     bound = plan.lower_bound_seconds
     if bound <= 0:
         return "no lower bound is known"
     percent = 100 * max(0.0, plan.step_seconds / bound - 1)
+    tried = " and the pipelines that were tried" if plan.stages > 1 else ""
     if percent < 0.005:
-        return "this is the optimum of this cost model for this memory"
+        return f"this is the optimum of this cost model for this memory{tried}"
     return (
-        f"within {percent:.2f} % of the optimum of this cost model for this memory"
+        f"within {percent:.2f} % of the optimum of this cost model for this memory{tried}"
         f" ({_ms(bound)} ms)"
     )
 

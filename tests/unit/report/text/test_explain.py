@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.memory import Memory
-from shardwright.report.text.explain import explain
+from shardwright.report.text.explain import explain, gap
 from shardwright.report.text.wrapping import WIDTH
 from tests.harness import plans
 
@@ -82,11 +82,23 @@ def test_the_parts_of_the_step_add_up(step_ms, text):
     assert text in explain(replace(plans.simple(ms=100), step_seconds=step_ms * plans.MS))
 
 
-def test_stages_and_notes_are_named():
+def two_stages():
     plan = plans.transformer()
     mesh, cut = Mesh((("pp", 2), *plan.mesh.axes)), plan.ops[3].name
-    staged = replace(plan, mesh=mesh, stages=2, schedule="1F1B", micro_batches=2, cuts=(cut,))
-    page = explain(replace(staged, notes=("pinned: layers.0",)))
+    return replace(plan, mesh=mesh, stages=2, schedule="1F1B", micro_batches=2, cuts=(cut,))
+
+
+def test_the_bound_of_a_pipeline_is_that_of_pipelines_that_were_tried():
+    staged, said = two_stages(), "of this cost model for this memory and the pipelines that were"
+    half = replace(staged, lower_bound_seconds=staged.step_seconds / 2)
+    assert gap(half).startswith(f"within 100.00 % of the optimum {said} tried (")
+    exact = replace(staged, lower_bound_seconds=staged.step_seconds)
+    assert gap(exact) == f"this is the optimum {said} tried"
+    assert "tried" not in gap(replace(plans.simple(ms=100), lower_bound_seconds=80 * plans.MS))
+
+
+def test_stages_and_notes_are_named():
+    page = explain(replace(two_stages(), notes=("pinned: layers.0",)))
     assert "2 stages on 2 groups of" in page and "schedule 1F1B" in page
     assert "pinned: layers.0" in page
 
