@@ -47,7 +47,6 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
-_PLAIN = ONE_F_ONE_B.name, GPIPE.name
 _MOST_PIPELINES = 2  # of each kind, that may be simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
 _FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
@@ -267,15 +266,18 @@ def _add_pipelines(
 
 
 def _few_pipelines(found: Sequence[Candidate]) -> list[Candidate]:
-    """The best pipelines under 1F1B, and as many under other schedules, fastest first."""
-    left = {True: _MOST_PIPELINES, False: _MOST_PIPELINES}
-    few: list[Candidate] = []
+    """The best pipelines under 1F1B, and the best under each of a few others, fastest first.
+
+    The memory of split backward passes is more than tables say, so one schedule has one place.
+    """
+    of_each: dict[str, list[Candidate]] = {}
     for one in sorted(found, key=lambda one: one.cost):
-        plain = one.staged is not None and one.staged.schedule in _PLAIN
-        if left[plain]:
-            left[plain] -= 1
-            few.append(one)
-    return few
+        assert one.staged is not None
+        name = one.staged.schedule
+        of_each.setdefault(ONE_F_ONE_B.name if name == GPIPE.name else name, []).append(one)
+    plain = of_each.pop(ONE_F_ONE_B.name, [])[:_MOST_PIPELINES]
+    others = [first for first, *_ in of_each.values()][:_MOST_PIPELINES]
+    return sorted((*plain, *others), key=lambda one: one.cost)
 
 
 def _search_meshes(

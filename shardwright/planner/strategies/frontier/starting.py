@@ -97,7 +97,8 @@ class StartingStrategies:
 
         The other arguments are those of `candidates`.
         """
-        return self._pipelines(self._staged(counts, groups), best, end, _PATIENCE)
+        found = self._pipelines(self._staged(counts, groups), best, end, _PATIENCE)
+        return found[:_MOST_PIPELINES]
 
     def rescheduled(
         self,
@@ -107,7 +108,7 @@ class StartingStrategies:
         best: float,
         end: float,
     ) -> list[Candidate]:
-        """The best strategies in stages under other schedules, faster than `plain` and `best`.
+        """The best strategy in stages under each other schedule, faster than `plain` and `best`.
 
         All strategies are tried under ZB-V, whose bubble is the smallest. Interleaved schedules,
         which may need fewer messages or less memory, are tried with the best two of these and of
@@ -132,7 +133,11 @@ class StartingStrategies:
         )
         left = [one for one in others if str(one) not in {known.name for known in found}]
         found += self._pipelines(left, best, end, len(left))
-        return sorted(found, key=lambda one: one.cost)[:_MOST_PIPELINES]
+        fastest: dict[str, Candidate] = {}
+        for one in sorted(found, key=lambda one: one.cost):
+            assert one.staged is not None
+            fastest.setdefault(one.staged.schedule, one)
+        return list(fastest.values())[:_MOST_PIPELINES]
 
     def _staged(self, counts: Sequence[int], groups: Sequence[int]) -> list[Strategy]:
         """The strategies in stages that the options permit."""
@@ -143,7 +148,7 @@ class StartingStrategies:
     def _pipelines(
         self, every: Sequence[Strategy], best: float, end: float, patience: int
     ) -> list[Candidate]:
-        """The best of these strategies that fit, all clearly faster than `best` seconds."""
+        """Those of these strategies that fit and are clearly faster than `best`, fastest first."""
         if not every or time.perf_counter() >= end:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
@@ -157,7 +162,7 @@ class StartingStrategies:
             shared=self._shared,
         )
         faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
-        return sorted(faster, key=lambda one: one.cost)[:_MOST_PIPELINES]
+        return sorted(faster, key=lambda one: one.cost)
 
     def around(self, best: Sequence[Candidate]) -> list[AroundStrategies]:
         """The spaces to search around `best`, which are from `candidates`.
