@@ -157,7 +157,14 @@ class Job:
         _ = self.numerics  # raises for an unknown word
 
     def require_training(self, steps: int | None = None) -> None:
-        """Raise `JobError` unless the job has all that training needs; `steps` replace its own."""
+        """Check that the job has all that training needs.
+
+        Args:
+            steps: the number of optimizer steps in place of `Job.steps`; None: those.
+
+        Raises:
+            JobError: optimizer, data or steps are missing.
+        """
         self._require(*(name for name in _OF_TRAINING if name != "steps" or not steps))
 
     def _require(self, *names: str) -> None:
@@ -169,7 +176,14 @@ class Job:
             )
 
     def built_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters; raises `JobError` without `optimizer`."""
+        """The optimizer that `optimizer` builds.
+
+        Args:
+            parameters: the parameters to train.
+
+        Raises:
+            JobError: the job has no `optimizer`.
+        """
         self._require("optimizer")
         assert self.optimizer is not None, "it is required"
         return self.optimizer(parameters)
