@@ -71,6 +71,6 @@ def _trained(plans):
         errors = [error(loss.detach(), module.forward_backward(batch))]
         for name, parameter in module.named_parameters():
             errors.append(error(expected[name], whole(parameter.grad)))
-        assert len(errors) > len(graph.leaves_of(LeafKind.PARAMETER)) // 3, text
+        assert len(errors) > len(graph.leaves_of(LeafKind.PARAMETER)) // 4, text
         found[text] = max(errors)
     return found

@@ -127,7 +127,7 @@ def test_numbers_of_devices(devices):
 @pytest.mark.parametrize(
     "name, value",
     [
-        *(("steps", value) for value in (math.nan, 1.5, "3", None, True, 0)),
+        *(("steps", value) for value in (math.nan, 1.5, "3", True, 0)),
         *(("accumulate", 1.5), ("evaluate_every", "x"), ("workers", -1), ("workers", None)),
         *(("seed", "x"), ("seed", 2**64), ("clip_norm", "x"), ("clip_norm", math.nan)),
         *(("tokens", 3), ("collate", "x"), ("shapes", 3), ("padding", 0), ("weights", 3)),

@@ -1,4 +1,4 @@
-"""What `torch.nn.functional.rms_norm` allocates and saves on accelerators.
+"""Memory of `torch.nn.functional.rms_norm` on accelerators, what it allocates and saves.
 
 There it is one kernel (`aten::_fused_rms_norm`) if the weight has the input's dtype; its backward
 pass reads input, weight, and the reciprocal norm of each row. On CPUs and meta tensors torch runs
