@@ -70,10 +70,21 @@ def _normed(graph: Graph, root: Op) -> _Norm | None:
         and count == shape[-1]
     )
     last = _only_reader(graph, root.outputs[0], "mul")
-    if not exact or last is None or {*last.operands} != {x, root.outputs[0]}:
+    if not exact or last is None:
+        return None
+    if {*last.operands} not in [{given, root.outputs[0]} for given in (x, _wide_copy_of(graph, x))]:
         return None
     assert eps is not None
     return _Norm(x, eps, last)
+
+
+def _wide_copy_of(graph: Graph, name: str) -> str:
+    """The value in half precision that this one is a float32 copy of (T5 scales that); else it."""
+    cast = graph.producer.get(name)
+    if cast is None or cast.kind != "_to_copy" or graph.tensor[name].dtype != "float32":
+        return name
+    source = cast.operands[0]
+    return source if graph.tensor[source].dtype in _NARROW else name
 
 
 def _rounded(graph: Graph, norm: _Norm) -> _Norm:

@@ -28,7 +28,7 @@ class Norm(torch.nn.Module):
         dims = (-2, -1) if self.form == "two dimensions" else -1
         size = square.mean(dims, keepdim=True) + (wide if self.form == "no eps" else 1e-3)
         scale = torch.rsqrt(size)
-        out = wide * scale
+        out = (x if self.form == "t5" else wide) * scale
         if self.form == "gemma":
             return (out * (1 + self.weight.to(wide.dtype))).to(x.dtype)
         out = out.to(x.dtype)
@@ -44,12 +44,12 @@ def ops_of(form, dtype=torch.float64):
     return module, x, capture_call(module, (x,), {}).graph
 
 
-@pytest.mark.parametrize("form", ["llama", "product", "no weight", "gemma", "one weight"])
+@pytest.mark.parametrize("form", ["llama", "product", "t5", "no weight", "gemma", "one weight"])
 def test_a_norm_is_one_operator_with_the_same_gradients(form):
     module, x, graph = ops_of(form)
     (norm,) = (op for op in graph.ops if op.kind == "rms_norm")
     assert not {"pow", "rsqrt", "sum"} & {op.kind for op in graph.ops}
-    assert (len(norm.operands) == 2) == (form in ("llama", "product", "gemma"))
+    assert (len(norm.operands) == 2) == (form in ("llama", "product", "t5", "gemma"))
     values = {"args.0": x, **dict(module.named_parameters())}
     for op in graph.ops:
         made = call_op(op, {name: values[name] for name in op.operands}, torch.device("cpu"))
@@ -72,8 +72,9 @@ def test_what_is_no_such_norm_stays(form):
     assert "rsqrt" in [op.kind for op in graph.ops]
 
 
-def test_in_half_precision_nothing_wide_is_kept():
-    _, _, graph = ops_of("llama", torch.bfloat16)
+@pytest.mark.parametrize("form", ["llama", "t5"])
+def test_in_half_precision_nothing_wide_is_kept(form):
+    _, _, graph = ops_of(form, torch.bfloat16)
     (norm,) = (op for op in graph.ops if op.kind == "rms_norm")
     assert {graph.tensor[name].dtype for name in norm.operands} == {"bfloat16"}
     assert (norm.saves, norm.extra_saved) == (norm.operands, 3 * 4 * 4)
