@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.machine.model import Device
 from shardwright.simulate.costs.chunked.loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.chunked.mlp import mlp_backward_kernels, mlp_forward_kernels
-from shardwright.simulate.costs.experts import gradient_products, products, row_kernels
+from shardwright.simulate.costs.experts import products, row_kernels
 from shardwright.simulate.costs.fp8_products import backward_casts, forward_casts, fp8_product
 from shardwright.simulate.costs.kernels import (
     KernelWork,
@@ -163,7 +163,7 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
     flop = contraction_flop(work, sizes)
     if work.kind is OperatorClass.EXPERTS:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)
-        both = gradient_products(work, sizes, _EXPERTS_BACKWARD * flop, moved)
+        both = products(work, sizes, _EXPERTS_BACKWARD * flop, moved, backward=True)
         return (*both, *row_kernels(work, sizes, backward=True))
     if work.kind is OperatorClass.ATTENTION:
         moved = given + made + _bytes((*work.operands, *work.results), sizes)

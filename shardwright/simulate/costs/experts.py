@@ -57,26 +57,23 @@ def _rows(work: Workload, sizes: Ints) -> _Rows:
     return _Rows(count, width, made, inner)
 
 
-def products(work: Workload, sizes: Ints, flop: Ints, moved: Ints) -> Iterator[KernelWork]:
-    """Both grouped products as one kernel that moves `moved` bytes, (K,), and casts before it."""
+def products(
+    work: Workload, sizes: Ints, flop: Ints, moved: Ints, *, backward: bool = False
+) -> Iterator[KernelWork]:
+    """The grouped products as one kernel that moves `moved` bytes, (K,), and casts before it.
+
+    Those of the backward pass are for the gradients of rows and weights.
+    """
     if work.fp8 is None:
         yield KernelWork(work.kind, work.dtype, flop, moved)
         return
     recipe, rows = work.fp8.recipe, _rows(work, sizes)
-    yield from _row_casts(recipe.activation, rows, (rows.width, rows.inner), work)
-    yield from _weight_casts(recipe.weight, work, sizes)
-    yield _in_8_bit(work, sizes, flop, moved)
-
-
-def gradient_products(work: Workload, sizes: Ints, flop: Ints, moved: Ints) -> Iterator[KernelWork]:
-    """The products for the gradients of rows and weights, as `products`."""
-    if work.fp8 is None:
-        yield KernelWork(work.kind, work.dtype, flop, moved)
-        return
-    recipe, rows = work.fp8.recipe, _rows(work, sizes)
-    yield from _row_casts(recipe.gradient, rows, (rows.width, rows.made), work)
-    yield from _row_casts(recipe.activation_again, rows, (rows.width, rows.inner), work)
-    yield from _weight_casts(recipe.weight_again, work, sizes)
+    given = rows.width, rows.inner
+    if backward:
+        yield from _row_casts(recipe.gradient, rows, (rows.width, rows.made), work)
+    activation = recipe.activation_again if backward else recipe.activation
+    yield from _row_casts(activation, rows, given, work)
+    yield from _weight_casts(recipe.weight_again if backward else recipe.weight, work, sizes)
     yield _in_8_bit(work, sizes, flop, moved)
 
 
