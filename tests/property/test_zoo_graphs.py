@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.zoo.huggingface import HUGGING_FACE
+from tests.zoo import HUGGING_FACE
 from tests.zoo.subject import capture_error
 
 # One of each kind of trouble; `make models` runs all of them on ranks. Mixtral is not among them:

@@ -8,7 +8,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
 from shardwright.machine.presets import preset
 from shardwright.planner.kcut.cutter import Cutter
-from tests.zoo.convolutional import Classifier
+from tests.zoo.images.pytorchcv_models import Classifier
 
 MACHINE = preset("8xH100")
 HALVES = {n: Mesh(tuple((f"k{i}", 2) for i in range(1, n + 1))) for n in (1, 2, 3)}

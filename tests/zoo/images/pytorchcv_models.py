@@ -156,7 +156,7 @@ def _mobilenet(**kwargs):
     return _pooled(network, 2)
 
 
-CONVOLUTIONAL = {
+PYTORCHCV = {
     "alexnet": _build("alexnet", _alexnet, 96),
     "vgg16": _build("vgg16", _vgg, 64),
     "resnet50": _build("resnet50", _resnet, 16),

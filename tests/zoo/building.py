@@ -1,0 +1,75 @@
+"""Factories of transformers' classes, built from configurations alone."""
+
+import torch
+
+from tests.zoo.batches import classes, images, tokens
+
+VOCABULARY = 37  # of reduced models
+TOWER = {
+    "hidden_size": 24,
+    "intermediate_size": 21,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "projection_dim": 10,
+}
+
+ENCODER_DECODER = {
+    "vocab_size": VOCABULARY,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 21,
+    "decoder_ffn_dim": 21,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+
+
+def built(kind, head, small, published, batch):
+    """A factory of `<kind><head>`; `batch(published)` gives its arguments."""
+
+    def build(full=False):
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(**(published if full else small))
+        return getattr(transformers, f"{kind}{head}")(config), batch(full)
+
+    return build
+
+
+def decoder(kind, small=None, published=None, length=4096):
+    """A decoder-only language model."""
+    reduced = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 32,
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "intermediate_size": 21,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        **(small or {}),
+    }
+    config = {"vocab_size": 32000, **(published or {})}
+    return built(
+        kind,
+        "ForCausalLM",
+        reduced,
+        config,
+        lambda full: tokens(8, length, config["vocab_size"]) if full else tokens(5, 7, VOCABULARY),
+    )
+
+
+def pictures(published_size=224, reduced_size=32, num_classes=2, batch=32):
+    def given(full):
+        size = batch if full else 5
+        return {
+            "pixel_values": images(size, published_size if full else reduced_size),
+            "labels": classes(size, num_classes),
+        }
+
+    return given
