@@ -1,8 +1,9 @@
-"""All models on one group of four ranks, against one device: a chosen plan and random tilings.
+"""All models on one group of four ranks, against one device.
 
-Each rank captures, plans and runs on one device every fourth model and leaves the others a file;
-then all ranks check one model after the other. On the mesh of one axis two pairs of ranks share
-the assignments; on the mesh of two axes all four run every one.
+They run under a chosen plan, random tilings and uniform strategies. Each rank captures, plans and
+runs on one device every fourth model and leaves the others a file; then all ranks check one model
+after the other. On the mesh of one axis two pairs of ranks share the assignments; on meshes of
+two axes, and under strategies, all four run every one.
 """
 
 import pickle
@@ -24,6 +25,7 @@ from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.order import check_order
 from shardwright.rules.placements import tiling_text, tilings
 from tests.zoo import ZOO
+from tests.zoo import strategies as uniform
 from tests.zoo.subject import Subject, descend, descend_locally, worst
 
 MESHES = ("a=2", "a=2 b=2")
@@ -33,10 +35,14 @@ _REDUCED = 100  # times, about, that models are narrower than published ones
 
 @dataclass(frozen=True)
 class Error:
-    """The worst error of some assignments, relative, and where it is."""
+    """The worst error of some assignments, relative, and where it is.
+
+    `split`: under a strategy, the share of the multiply-adds that all of its axes split.
+    """
 
     size: float
     where: str
+    split: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Assignment:
 
 
 def verify(names, count, folder, progress=False):
-    """On each of four ranks: errors by model, mesh and kind ("plan" or "random").
+    """On each of four ranks: errors by model, mesh or strategy, and kind.
+
+    Kinds are "plan", "random" and "strategy".
 
     A model that cannot be captured, planned or run on one device has the error's text instead.
     """
@@ -70,7 +78,11 @@ def verify(names, count, folder, progress=False):
         prepared = pickle.loads(Path(folder, name).read_bytes())
         if not isinstance(prepared, str):
             try:
-                prepared = _checked(*prepared, device_meshes, rank // 2)
+                searched, shared = prepared
+                prepared = {
+                    **_checked(*searched, device_meshes, rank // 2),
+                    **_under_strategies(*shared, device_meshes),
+                }
             except Exception as e:  # the other ranks wait for this one: nothing can go on
                 raise RuntimeError(f"{name}: {type(e).__name__}: {e}") from e
         found[name] = prepared
@@ -94,8 +106,14 @@ def merged(by_rank):
 
 
 def _prepared(name, count):
-    """A subject, what it gives on one device, and assignments; or what went wrong."""
+    """Twice a subject, what it gives on one device, and what to run; or what went wrong.
+
+    First with assignments, then with strategies, for which the batch is one that ranks can share.
+    """
     try:
+        model, batch = ZOO[name]()
+        even = Subject(model, uniform.shared(batch))
+        strategies = even, even.run(even.one_device()), uniform.chosen(even)
         one = Subject(*ZOO[name]())
         assignments = [
             assignment
@@ -105,7 +123,7 @@ def _prepared(name, count):
                 *random_assignments(one, Mesh.parse(text), count, f"{name} {text}"),
             )
         ]
-        return one, one.run(one.one_device()), assignments
+        return (one, one.run(one.one_device()), assignments), strategies
     except Exception as e:
         return f"{type(e).__name__}: {e}"
 
@@ -120,7 +138,7 @@ def _checked(one, serial, assignments, device_meshes, pair):
         module = one.module(
             assignment.mesh, assignment.chosen, assignment.storage, device_meshes[text]
         )
-        _check_programs(module, assignment, device_meshes[text])
+        _check_programs(module, assignment.mesh, device_meshes[text])
         kind = "plan" if assignment.name == "plan" else "random"
         step = descend if kind == "plan" else descend_locally
         size, key = worst(serial, one.run(module, step))
@@ -129,9 +147,27 @@ def _checked(one, serial, assignments, device_meshes, pair):
     return found
 
 
-def _check_programs(module, assignment, device_mesh):
+def _under_strategies(one, serial, strategies, device_meshes):
+    """Errors by strategy; all four ranks run each."""
+    found = {}
+    for chosen in strategies:
+        mesh = chosen.decisions.mesh
+        text = str(mesh)
+        if text not in device_meshes:
+            names, shape = zip(*mesh.axes, strict=True)
+            ranks = torch.arange(WORLD).view(shape)
+            device_meshes[text] = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+        module = one.decided(chosen.decisions, device_meshes[text])
+        _check_programs(module, mesh, device_meshes[text])
+        size, key = worst(serial, one.run(module, descend_locally))
+        where = f"{key}, {chosen.strategy}"
+        found[chosen.strategy, "strategy"] = Error(size, where, chosen.split)
+    return found
+
+
+def _check_programs(module, mesh, device_mesh):
     """Raise `VerifyError` where the step programs of all ranks do not fit together."""
-    programs = [None] * assignment.mesh.size
+    programs = [None] * mesh.size
     group = device_mesh.get_group() if device_mesh.ndim == 1 else None  # else all ranks
     dist.all_gather_object(programs, module._sw_program.program, group=group)
     if programs[0].rank == module._sw_program.program.rank:  # one rank checks for all

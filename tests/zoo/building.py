@@ -7,9 +7,9 @@ from tests.zoo.batches import classes, images, tokens
 VOCABULARY = 37  # of reduced models
 TOWER = {
     "hidden_size": 24,
-    "intermediate_size": 21,
+    "intermediate_size": 22,
     "num_hidden_layers": 1,
-    "num_attention_heads": 3,
+    "num_attention_heads": 6,
     "projection_dim": 10,
 }
 
@@ -18,10 +18,10 @@ ENCODER_DECODER = {
     "d_model": 24,
     "encoder_layers": 1,
     "decoder_layers": 1,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 21,
-    "decoder_ffn_dim": 21,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 22,
+    "decoder_ffn_dim": 22,
     "pad_token_id": 1,
     "bos_token_id": 0,
     "eos_token_id": 2,
@@ -49,9 +49,9 @@ def decoder(kind, small=None, published=None, length=4096):
         "max_position_embeddings": 32,
         "num_hidden_layers": 2,
         "hidden_size": 24,
-        "intermediate_size": 21,
+        "intermediate_size": 22,
         "num_attention_heads": 6,
-        "num_key_value_heads": 3,
+        "num_key_value_heads": 2,
         **(small or {}),
     }
     config = {"vocab_size": 32000, **(published or {})}

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-from tests.zoo import ZOO
+from tests.zoo import FAMILIES, ZOO
 from tests.zoo.published import KINDS, MACHINE
+from tests.zoo.strategies import STRATEGIES
 
 TOLERANCE = 1e-8  # of errors in float64
 MOST_WHOLE = 0.01  # of the multiply-adds, in one operator that nothing can split
-
-
-VERIFIED = ("plan on 2 / 2x2", "tilings on 2 / 2x2")  # columns that take ranks
+LEAST_SPLIT = 0.5  # of the multiply-adds, by data parallelism
+RUNS = ("plan", "random")  # kinds of errors by mesh
+BY_STRATEGY = ("strategies on 4", "split by them")
+VERIFIED = ("plan on 2 / 2x2", "tilings on 2 / 2x2", *BY_STRATEGY)  # columns that take ranks
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ HEADINGS = (
     *(Heading(kind) for kind in KINDS),
     Heading("largest whole"),
     Heading(f"planned on {MACHINE}", checked=False),  # changes with search and costs
-    *(Heading(name, checked=False) for name in VERIFIED),
+    *(Heading(name, checked=name == BY_STRATEGY[1]) for name in VERIFIED),
     Heading("capture + search", checked=False),
 )
 HEAD = f"""# Models
@@ -53,7 +55,14 @@ At a reduced size, in float64, on 2 and on 2x2 ranks against one device:
 * *plan*: the worst error of loss, gradients, buffers, and parameters after a step of an optimizer,
   under the plan that the search chooses, relative to each tensor's largest element;
 * *tilings*: the same under 10 random tilings and storage layouts; at most {TOLERANCE:.0e}.
-  CI tries the first three of them, to stay short.
+  CI tries the first two of them, to stay short;
+* *strategies*: the same on 4 ranks, with a batch of four samples, under
+  {", ".join(f"`{text}`" for text in STRATEGIES)}; - for a strategy
+  that has nothing to split: no weight that two ranks share evenly, or no experts;
+* *split by them*: the share of the multiply-adds in operators that every axis of the strategy
+  splits, so that no model passes because every rank computes everything: {LEAST_SPLIT:.0%} at
+  least under the first. Tensor parallelism of these strategies splits pairs of linear layers,
+  heads and classes, and leaves convolutions whole, which searched plans need not.
 
 """
 
@@ -81,6 +90,7 @@ class Row:
             f"{plan.whole[0]:.2%}",
             plan.plan,
             *(" / ".join(f"{e.size:.0e}" for e in worst[kind]) for kind in RUNS),
+            *(_by_strategy(errors, text) for text in ("{0.size:.0e}", "{0.split:.0%}")),
             f"{plan.capture_seconds:.1f} + {plan.search_seconds:.1f} s",
         )
         return cls(cells, _trouble(plan, errors))
@@ -96,7 +106,9 @@ class Row:
         return cls(cells, row.trouble)
 
 
-RUNS = ("plan", "random")
+def _by_strategy(errors, text):
+    found = (errors.get((name, "strategy")) for name in STRATEGIES)
+    return " / ".join("-" if e is None else text.format(e) for e in found)
 
 
 def _trouble(plan, errors):
@@ -106,6 +118,8 @@ def _trouble(plan, errors):
     for (mesh, _), error in errors.items():
         if not error.size <= TOLERANCE:
             return f"error {error.size:.1e} on {mesh} at {error.where}"
+        if error.split < (LEAST_SPLIT if mesh == STRATEGIES[0] else 1e-9):
+            return f"{mesh} splits {error.split:.0%} of the multiply-adds"
     return ""
 
 
@@ -119,11 +133,14 @@ def read(page):
 
 
 def write(page, cells):
-    """The page with these rows."""
+    """The page with these rows, by family."""
     names = tuple(h.name for h in HEADINGS)
-    table = [names, ["---"] * len(names), *cells.values()]
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    page.write_text(HEAD + "\n".join(lines) + "\n")
+    text = HEAD
+    for family, models in FAMILIES.items():
+        if rows := [cells[name] for name in models if name in cells]:
+            lines = ["| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), *rows)]
+            text += f"## {family}\n\n" + "\n".join(lines) + "\n\n"
+    page.write_text(text.rstrip() + "\n")
 
 
 def stale(cells, rows):

@@ -70,7 +70,7 @@ def described(graph, **rest):
     largest, known = (0, ""), {}
     for op in graph.ops:
         rule = analysis.rules[op.name]
-        mine = max(_multiply_adds(graph, op, known), _in_notation(rule))
+        mine = multiply_adds(graph, op, analysis, known)
         kind = kinds.get(op.name, "written")
         counts[kind] += 1
         work[kind] += mine
@@ -87,8 +87,13 @@ def described(graph, **rest):
     )
 
 
-def _multiply_adds(graph, op, known):
-    """By torch's own count, which knows nothing of rules; at least one per element touched."""
+def multiply_adds(graph, op, analysis, known):
+    """By torch's own count, which knows nothing of rules, or as the rule counts them."""
+    return max(_by_torch(graph, op, known), _in_notation(analysis.rules[op.name]))
+
+
+def _by_torch(graph, op, known):
+    """At least one per element touched."""
     tensors = [graph.tensor[name] for name in (*op.operands, *op.outputs)]
     place = {name: str(i) for i, name in enumerate(dict.fromkeys(op.operands))}
     key = (op.target, tuple((t.shape, t.dtype) for t in tensors), _anonymous(op.args, place))

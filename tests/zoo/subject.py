@@ -49,10 +49,13 @@ class Subject:
         return self.module(mesh, chosen, storage, None)
 
     def module(self, mesh, chosen, storage, device_mesh):
+        return self.decided(Decisions(mesh, chosen, storage), device_mesh)
+
+    def decided(self, decisions, device_mesh):
         return ParallelModule(
             self.captured,
             self.analysis,
-            Decisions(mesh, chosen, storage),
+            decisions,
             ModuleOptions(self.weights, self.buffers, seed=3, training=self.training),
             device_mesh,
         )

@@ -12,7 +12,7 @@ DECODERS = {
             "n_positions": 16,
             "n_embd": 30,
             "n_layer": 1,
-            "n_head": 3,
+            "n_head": 6,
             "bos_token_id": 0,
             "eos_token_id": 0,
         },

@@ -18,10 +18,10 @@ ENCODER_DECODERS = {
             "vocab_size": VOCABULARY,
             "d_model": 24,
             "d_kv": 8,
-            "d_ff": 21,
+            "d_ff": 22,
             "num_layers": 2,
             "num_decoder_layers": 1,
-            "num_heads": 3,
+            "num_heads": 6,
             "decoder_start_token_id": 0,
         },
         {

@@ -13,8 +13,8 @@ def _encoder(kind, head, labels):
         "max_position_embeddings": 32,
         "num_hidden_layers": 1,
         "hidden_size": 24,
-        "intermediate_size": 21,
-        "num_attention_heads": 3,
+        "intermediate_size": 22,
+        "num_attention_heads": 6,
     }
 
     def batch(full):
