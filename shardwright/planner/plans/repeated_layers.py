@@ -57,6 +57,7 @@ class RepeatedLayers:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._known: dict[tuple[_Gap, ...], FoldedGraph] = {}
+        self._last: tuple[Plan, tuple[_Marks, ...]] | None = None
 
     @cached_property
     def repeats(self) -> tuple[Repeat, ...]:
@@ -73,7 +74,9 @@ class RepeatedLayers:
         """The graph without most of its equal layers; None if no layer can be removed."""
         if not self.repeats:
             return None
-        gaps = tuple(gap for marks in self._marks(plan, decisions) for gap in _gaps(marks, way))
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, tuple(self._marks(plan, decisions))
+        gaps = tuple(gap for marks in self._last[1] for gap in _gaps(marks, way))
         if not gaps:
             return None
         if gaps not in self._known:
@@ -82,34 +85,33 @@ class RepeatedLayers:
 
     def _marks(self, plan: Plan, decisions: Decisions) -> Iterator[_Marks]:
         numbers: dict[object, int] = {}
-        inner, local = seconds_of_transfers(plan, self.graph)
+        beside = _seconds_beside(plan, self.graph)
         by_op = {}
         for op in plan.ops:
             name, seconds = op.name, (op.seconds, op.backward_seconds)
-            beside = (
-                inner.get((name, False)), inner.get((name, True)),
-                local.get((name, False)), local.get((name, True)),
-            )  # fmt: skip
-            key = op.tiling, op.kept, seconds, str(beside) if any(beside) else ""
+            key = op.tiling, op.kept, seconds, beside.get(name, "")
             by_op[name] = numbers.setdefault(key, len(numbers))
+        of_ops = [by_op[op.name] for op in self.graph.ops]
         stored = {
             p.name: numbers.setdefault((p.layout, p.regathered), len(numbers))
             for p in plan.parameters
         }
         segments, offloaded = decisions.segments, decisions.offloaded
+        of_segments = [segments.get(op.name, 0) for op in self.graph.ops]
         stages = self._stages(decisions)
         spread = self._spread_segments(segments) if any(segments.values()) else set()
-        for repeat, names, own in zip(self.repeats, self._names, self._own_leaves, strict=True):
+        for repeat, own in zip(self.repeats, self._own_leaves, strict=True):
             found: list[int] = []
             for c in range(repeat.count):
-                again = [segments.get(name, 0) for name in names[c]]
+                copy = repeat.copy(c)
+                again = of_segments[copy.start : copy.stop]
                 marks = (
-                    tuple([by_op[name] for name in names[c]]),
+                    tuple(of_ops[copy.start : copy.stop]),
                     _pattern(again) if any(again) else (),
                     tuple([number in offloaded for number in again]) if offloaded else (),
                     tuple([stored.get(name, -1) for name in own[c]]),
                     -1 if spread.isdisjoint(again) else c,
-                    _stage_of(repeat.copy(c), stages),
+                    _stage_of(copy, stages),
                 )
                 found.append(numbers.setdefault(marks, len(numbers)))
             yield _Marks(repeat, found)
@@ -181,6 +183,15 @@ class RepeatedLayers:
         short = without_copies(self.graph, [(gap.repeat, gap.first, gap.last) for gap in gaps])
         skipped = tuple((gap.last - gap.first) // gap.width for gap in gaps)
         return FoldedGraph(short, layer_of, skipped, stands_for)
+
+
+def _seconds_beside(plan: Plan, graph: Graph) -> dict[str, str]:
+    """What collectives and moves within operators take, as text, by operator that has any."""
+    found: dict[str, str] = {}
+    for seconds in seconds_of_transfers(plan, graph):
+        for (name, backward), one in seconds.items():
+            found[name] = f"{found.get(name, '')} {backward} {one}"
+    return found
 
 
 def _stage_of(copy: range, cuts: Sequence[int]) -> tuple[int, int]:
