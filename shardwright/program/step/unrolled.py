@@ -107,6 +107,9 @@ class _Writer:
         self.sections = sections
         self.found: list[Item] = []
         self._started: set[_Name] = set()
+        self._written: dict[
+            Section, tuple[list[Played], list[tuple[int, int, StepInstruction]]]
+        ] = {}
         self._places = {
             one.handle: at
             for at, one in enumerate(sections.program.instructions)
@@ -155,20 +158,36 @@ class _Writer:
 
     def written(self, section: Section, layer: int) -> list[Played]:
         """The instructions of a section, for a layer of the whole graph."""
-        found = []
+        if section not in self._written:
+            self._written[section] = self._of_every_layer(section)
+        of_every_layer, others = self._written[section]
+        found = of_every_layer.copy()
+        for index, at, one in others:
+            if isinstance(one, Wait):
+                name = self._known(section, one, layer)
+            else:
+                name = self._name(section, at, layer)
+                self._started.add(name)
+            found[index] = Played(one, name)
+        return found
+
+    def _of_every_layer(
+        self, section: Section
+    ) -> tuple[list[Played], list[tuple[int, int, StepInstruction]]]:
+        """The instructions of a section, and which of them name transfers of the layer.
+
+        Those are given with their places in the section and in the program.
+        """
+        found: list[Played] = []
+        others: list[tuple[int, int, StepInstruction]] = []
         for at, one in self._in(section):
             if at in self.sections.spans:
                 one = extended(one, self.sections.spans[at], self.sections.skipped)
-            if isinstance(one, Transfer | HostCopy):
-                name = self._name(section, at, layer)
-                self._started.add(name)
-                found.append(Played(one, name))
-            elif isinstance(one, Wait) and not self._is_of_message(one):
-                found.append(Played(one, self._known(section, one, layer)))
-            else:
-                message = one.handle if isinstance(one, Send | Recv | Wait) else None
-                found.append(Played(one, message))
-        return found
+            waits = isinstance(one, Wait) and not self._is_of_message(one)
+            if waits or isinstance(one, Transfer | HostCopy):
+                others.append((len(found), at, one))
+            found.append(Played(one, one.handle if isinstance(one, Send | Recv | Wait) else None))
+        return found, others
 
     def whole(self, section: Section) -> int:
         """The layer of a section in the whole graph."""
