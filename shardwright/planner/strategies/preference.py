@@ -1,17 +1,28 @@
-"""Chooses between the fastest plan of a search and a uniform strategy that is nearly as fast."""
+"""Chooses between the fastest plan of a search and others that are nearly as fast.
+
+Preferred are uniform strategies, and plans that torch's allocator holds with its fragments.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.ir.frontier import MOST_PREFETCHED, Frontier, costs_of, names_of
+from shardwright.ir.frontier import (
+    MOST_PREFETCHED,
+    Frontier,
+    InfeasibleError,
+    costs_of,
+    names_of,
+)
+from shardwright.ir.layout import Bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
-NEAR = 1e-2  # a uniform strategy slower by at most this fraction is preferred
+NEAR = 1e-2  # a plan slower by at most this fraction is preferred for what it is
 _EQUAL = 5e-4  # relative gains below this count as zero
 _TRIES = 8  # the most strategies whose memory is simulated
+_LOWER = 2  # the most lower limits within which a plan is looked for that the allocator holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +77,54 @@ def _is_text(name: str) -> bool:
 def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Preferred:
     """The plan to return: a uniform strategy if it is at most one per cent slower than the fastest.
 
+    A plan that fits, but not with the fragments of torch's allocator, gives way to one that does
+    and is at most as much slower.
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
-    found = _preferred(frontier, memory_limit)
-    plan = frontier.with_excess_note(frontier.settled(found.plan))
-    if found.plan is not found.fastest:
+    first = _settled(frontier, memory_limit)
+    found = first if not _excess(frontier, first.plan) else _held(frontier, first) or first
+    plan = frontier.with_excess_note(found.plan)
+    if found.plan.name != found.fastest.name:
         plan = replace(plan, notes=(*plan.notes, str(found)))
+    if found is not first:
+        gain = 1 - first.plan.step_seconds / plan.step_seconds
+        note = (
+            "torch's allocator holds this plan with fragments, and may not hold one that is"
+            f" {gain:.1%} faster"
+        )
+        plan = replace(plan, notes=(*plan.notes, note))
     return replace(found, plan=plan)
+
+
+def _settled(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
+    """The same, without regard to fragments."""
+    found = _preferred(frontier, memory_limit)
+    return replace(found, plan=frontier.settled(found.plan))
+
+
+def _excess(frontier: Frontier, plan: Plan) -> Bytes:
+    """What torch's allocator would reserve of a device above its memory, though the plan fits."""
+    has = frontier.device_bytes
+    if plan.memory is None or has is None or plan.peak_bytes > has:
+        return Bytes(0)
+    return Bytes(max(0, plan.memory.reserved - plan.memory.libraries - has))
+
+
+def _held(frontier: Frontier, found: Preferred) -> Preferred | None:
+    """A choice of less memory that torch's allocator holds, and that is about as fast; or None."""
+    limit, tried = frontier.device_bytes or 0, found.plan
+    for _ in range(_LOWER):
+        limit = min(limit - _excess(frontier, tried), tried.peak_bytes - 1)
+        try:
+            other = _settled(frontier, limit)
+        except InfeasibleError:
+            return None
+        if other.plan.step_seconds > (1 + NEAR) * found.plan.step_seconds:
+            return None
+        tried = other.plan
+        if not _excess(frontier, tried):
+            return other
+    return None
 
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:

@@ -9,7 +9,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.api import search_with
-from shardwright.ir.frontier import InfeasibleError
+from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.machine.presets import preset
@@ -95,6 +95,34 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
     assert text.startswith(f"uniform strategy {found.uniform.name}; ")
     text = str(Preferred(near, near, found.uniform))
     assert "faster than the best uniform strategy, " in text or is_strategy(near)
+
+
+@pytest.mark.parametrize(
+    "others, chosen",
+    [
+        ([(1.005, 85, 95)], 1),
+        ([(1.02, 85, 95)], 0),  # too slow
+        ([(1.005, 85, 104), (1.006, 70, 90)], 2),
+        ([(1.005, 85, 104), (1.006, 84, 103), (1.007, 70, 90)], 0),  # not found in few tries
+        ([], 0),
+    ],
+)
+def test_of_plans_about_as_fast_one_is_chosen_that_the_allocator_holds(others, chosen):
+    first = searched(mlp, "2x2xH100").fastest()
+    plans = tuple(
+        replace(
+            first,
+            step_seconds=seconds,
+            peak_bytes=peak,
+            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
+        )
+        for seconds, peak, reserved in [(1.0, 90, 110), *others]
+    )
+    found = preferred(Frontier(plans, device_bytes=100)).plan
+    assert found.step_seconds == plans[chosen].step_seconds
+    assert any("holds this plan with fragments" in note for note in found.notes) == (chosen > 0)
+    unlimited = preferred(Frontier(plans, device_bytes=None)).plan
+    assert unlimited.step_seconds == 1.0 and unlimited.notes == first.notes
 
 
 def test_limits_that_nothing_meets_are_refused_as_before():
