@@ -35,7 +35,8 @@ class Shape:
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
     `model` is the name of a module of `OWN`, else empty; `adapters`: roles and rank of `Linears`,
-    and `joint` what it says. `experts`: of a layer, and of a token.
+    and `joint` what it says. `experts`: of a layer, and of a token. `at_once` says that
+    TransformerEngine's kernels compute rotary positions, gated MLPs and grouped attention.
     """
 
     family: str
@@ -60,6 +61,7 @@ class Shape:
     joint: bool = False
     shared_norms: bool = False
     experts: tuple[int, int] = (0, 0)
+    at_once: bool = False
 
     @classmethod
     def of(cls, row: Row) -> Shape:
@@ -94,6 +96,7 @@ class Shape:
             row.source == "litgpt",
             row.norms == "shared",
             (row.experts, row.chosen),
+            row.source == "megatron-bridge",
         )
 
 
@@ -183,6 +186,7 @@ def _llama(shape: Shape) -> nn.Module:
         linear=Linears(*shape.adapters, joint=shape.joint),
         neox=shape.family == "neox",
         shared=shape.shared_norms,
+        fused=shape.at_once,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.published.modules import NORM_EPS, loss_of, rotary, rotated
+from benchmarks.published.modules import NORM_EPS, gated_at_once, loss_of, rotary, turned_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) -> the same."""
         gate, up = self.up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
+        out: Tensor = self.down(gated_at_once(gate, up))
         return out
 
 
@@ -118,7 +118,7 @@ class NormedAttention(nn.Module):
         q = self.q_norm(by_head(self.q(x), self.heads)).transpose(1, 2)
         k = self.k_norm(by_head(self.k(x), self.kv_heads)).transpose(1, 2)
         v = by_head(self.v(x), self.kv_heads).transpose(1, 2)
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        q, k = turned_at_once(q, cos, sin), turned_at_once(k, cos, sin)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         projected: Tensor = self.proj(out.transpose(1, 2).flatten(2))
         return projected
@@ -147,8 +147,8 @@ class LatentUp(nn.Module):
             [sizes.plain, sizes.turned], dim=-1
         )
         k_plain, v = by_head(self.kv(kv), self.heads).split([sizes.plain, sizes.value], dim=-1)
-        k_turned = rotated(by_head(turned, 1), cos, sin).expand(-1, self.heads, -1, -1)
-        queries = torch.cat((q_plain, rotated(q_turned, cos, sin)), dim=-1)
+        k_turned = turned_at_once(by_head(turned, 1), cos, sin).expand(-1, self.heads, -1, -1)
+        queries = torch.cat((q_plain, turned_at_once(q_turned, cos, sin)), dim=-1)
         return queries, torch.cat((k_plain, k_turned), dim=-1), v
 
 

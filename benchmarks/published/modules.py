@@ -188,12 +188,23 @@ class Gpt(nn.Module):
 
 
 class GroupedAttention(nn.Module):
-    """Causal attention with rotary positions; several queries share a key and a value."""
+    """Causal attention with rotary positions; several queries share a key and a value.
+
+    With `fused` kernels for both, keys and values are not repeated (see `turned_at_once`).
+    """
 
     def __init__(
-        self, hidden: int, heads: int, kv_heads: int, linear: Linears, *, bias: bool = False
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        linear: Linears,
+        *,
+        bias: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__()
+        self.fused = fused
         self.heads, self.kv_heads, self.width = heads, kv_heads, hidden // heads
         self.parts = (hidden, kv_heads * self.width, kv_heads * self.width)
         self.qkv = linear.of_attention(hidden, self.parts, bias=bias)
@@ -208,11 +219,13 @@ class GroupedAttention(nn.Module):
 
         made = self.qkv(x)
         query, key, value = made.split(self.parts, dim=-1) if isinstance(made, Tensor) else made
-        q = rotated(by_head(query, self.heads), cos, sin)
-        k = rotated(by_head(key, self.kv_heads), cos, sin)
+        turn = turned_at_once if self.fused else rotated
+        q = turn(by_head(query, self.heads), cos, sin)
+        k = turn(by_head(key, self.kv_heads), cos, sin)
         v = by_head(value, self.kv_heads)
-        k, v = self._repeated(k), self._repeated(v)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if not self.fused:
+            k, v = self._repeated(k), self._repeated(v)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.fused)
         projected: Tensor = self.proj(out.transpose(1, 2).reshape(batch, tokens, hidden))
         return projected
 
@@ -251,10 +264,13 @@ class LlamaBlock(nn.Module):
         ffn: int,
         norm: type[nn.Module],
         linear: Linears,
+        *,
+        fused: bool,
     ) -> None:
         super().__init__()
         self.norm1 = norm(hidden, NORM_EPS)
-        self.attention = GroupedAttention(hidden, heads, kv_heads, linear)
+        self.attention = GroupedAttention(hidden, heads, kv_heads, linear, fused=fused)
+        self.gated = gated_at_once if fused else swiglu
         self.norm2 = norm(hidden, NORM_EPS)
         self.gate = linear("mlp", hidden, ffn)
         self.up = linear("mlp", hidden, ffn)
@@ -264,7 +280,7 @@ class LlamaBlock(nn.Module):
         """(batch, tokens, hidden) -> the same."""
         x = x + self.attention(self.norm1(x), cos, sin)
         inner = self.norm2(x)
-        out: Tensor = x + self.down(F.silu(self.gate(inner)) * self.up(inner))
+        out: Tensor = x + self.down(self.gated(self.gate(inner), self.up(inner)))
         return out
 
 
@@ -292,7 +308,10 @@ class NeoxBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Llama with its loss, or with `neox` a GPT-NeoX, whose blocks may have one `shared` norm."""
+    """Llama with its loss, or with `neox` a GPT-NeoX, whose blocks may have one `shared` norm.
+
+    With `fused` kernels rotary positions, SwiGLU and grouped attention are one kernel each.
+    """
 
     def __init__(
         self,
@@ -309,6 +328,7 @@ class Llama(nn.Module):
         linear: Linears,
         neox: bool = False,
         shared: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         self.wide_loss = wide_loss
@@ -317,7 +337,9 @@ class Llama(nn.Module):
         self.tokens = nn.Embedding(vocab, hidden)
         sizes = hidden, heads, kv_heads, ffn
         self.blocks = nn.ModuleList(
-            NeoxBlock(*sizes, linear, shared=shared) if neox else LlamaBlock(*sizes, rms, linear)
+            NeoxBlock(*sizes, linear, shared=shared)
+            if neox
+            else LlamaBlock(*sizes, rms, linear, fused=fused)
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(hidden, NORM_EPS) if neox else rms(hidden, NORM_EPS)
@@ -349,6 +371,27 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = x.float()
     low, high = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def turned_at_once(x: Tensor, cos: Tensor, _sin: Tensor) -> Tensor:
+    """As much work as rotary positions by one kernel, which torch does not have.
+
+    In each pass `x` is read and the result written once, and only the angles are kept.
+    """
+    return x * cos.to(x.dtype)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The activation of Llama's MLP, by two kernels."""
+    return F.silu(gate) * up
+
+
+def gated_at_once(gate: Tensor, up: Tensor) -> Tensor:
+    """As much work as `swiglu` by one kernel, which torch does not have.
+
+    Both operands are read and kept; the backward pass writes the gradient of each.
+    """
+    return gate * up
 
 
 def loss_of(logits: Tensor, labels: Tensor, *, wide: bool) -> Tensor:
