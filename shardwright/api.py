@@ -87,9 +87,10 @@ def capture(
         batch_norm: `"exact"`: statistics of the whole batch. `"local"`: those of each device's part
             of it, as under DistributedDataParallel.
         precision: `"model"`: the model's own dtypes. `"bf16"`: computes in bfloat16 on casts of
-            parameters that stay float32, as do sums of gradients and the optimizer.
+            parameters that stay float32, as do sums of gradients and the optimizer. `"fp16"`: in
+            float16; training scales the loss (`train_step(optimizer, batch, scaler)`).
         reduce: `"stored"`: devices sum gradients in the dtype in which parameters are stored.
-            `"bf16"`, with that precision: in bfloat16, which halves what they send.
+            `"bf16"`, `"fp16"`, with that precision: in 16 bits, which halves what they send.
         norms: `"fused"`: RMS norms of single operators are torch's kernel, which rounds once in
             half precision where they round twice. `"model"`: as the model computes them.
         loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it

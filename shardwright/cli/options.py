@@ -310,14 +310,15 @@ numerics = (
     click.option(
         "--precision",
         type=click.Choice(CHOICES["precision"]),
-        help="bf16: compute in bfloat16, keep parameters in float32; model: in the dtypes of the"
-        " model as it is built. By default the job's; that of a config.json in bfloat16 is bf16"
-        " where devices are faster in it.",
+        help="bf16, fp16: compute in bfloat16, or in float16 with a scaled loss, and keep"
+        " parameters in float32; model: in the dtypes of the model as it is built. By default the"
+        " job's; that of a config.json in bfloat16 is bf16 where devices are faster in it.",
     ),
     click.option(
         "--reduce",
         type=click.Choice(CHOICES["reduce"]),
-        help="bf16: devices sum gradients in bfloat16, with that precision; by default as stored.",
+        help="bf16, fp16: devices sum gradients in 16 bits, with that precision; by default as"
+        " stored.",
     ),
     click.option(
         "--norms",

@@ -198,8 +198,8 @@ def _precision(plan: Plan) -> Iterator[tuple[str, str]]:
     """The line on the precision, and on who chose it if the plan says that."""
     if plan.chosen_precision:
         yield "precision", plan.chosen_precision
-    elif plan.numerics.precision == "bf16":
-        yield "precision", "bf16 mixed precision"
+    elif plan.numerics.precision != "model":
+        yield "precision", f"{plan.numerics.precision} mixed precision"
 
 
 def _curve(memory: Memory | None) -> dict[str, Any] | None:

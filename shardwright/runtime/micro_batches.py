@@ -22,6 +22,8 @@ from shardwright.runtime.executor.executor import Values
 from shardwright.runtime.executor.program_module import ProgramModule
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
+from shardwright.runtime.parameters.loss_scaling import computes_in_float16
+from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 
@@ -43,7 +45,7 @@ class MicroBatched(ProgramModule):
         device: torch.device,
     ) -> None:
         super().__init__(program, forward_only(program), graph, groups, make, device)
-        self.inputs = inputs
+        self.inputs, self.in_float16 = inputs, computes_in_float16(graph)
         self.names = tuple(leaf.name for leaf in graph.leaves)
         batch = {leaf.name for leaf in graph.leaves_of(LeafKind.INPUT)}
         self.trained = tuple(
@@ -76,7 +78,7 @@ class MicroBatched(ProgramModule):
         with torch.enable_grad():  # so that gradients of an input's parts are those of the input
             values, slices = self._given(leaves)
         program = self.program
-        values.update((seed, self.one) for _, seed in program.seeds)
+        values.update((seed, self.seed()) for _, seed in program.seeds)
         found, self.ended = self.training_step.run(values, state)
         gradients: list[torch.Tensor | None] = [None] * len(leaves)
         by_name = {name: found[value] for name, value in program.gradients}
@@ -132,6 +134,7 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, how: MicroBatched, state: torch.Tensor, *leaves: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
+        ctx.may_be_scaled = not (how.in_float16 and how.scale is None)
         results, ctx.gradients = how.step(leaves, state)
         ctx.mark_non_differentiable(*results[1:])
         return results
@@ -144,6 +147,12 @@ class _Step(torch.autograd.Function):
             raise RuntimeError(
                 "backward ran twice through one step in micro-batches, which keeps nothing of it;"
                 " call the module again"
+            )
+        if not ctx.may_be_scaled and grads[0].item() >= 2:
+            raise BatchError(
+                "the loss was scaled after its gradients had been computed in float16, as steps in"
+                " micro-batches do in the forward call; use forward_backward(batch, scaler=scaler)"
+                " or train_step(optimizer, batch, scaler)"
             )
         # In place: there is no room for another copy of all gradients.
         scaled = (None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients)

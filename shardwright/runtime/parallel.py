@@ -251,6 +251,12 @@ def _asynchronous(
     seed: int,
 ) -> AsyncPipeline:
     assert plan.pipeline is not None and plan.pipeline.weights is not None
+    if plan.numerics.precision == "fp16":
+        raise PlanError(
+            "precision='fp16' scales the loss and skips updates on all ranks together, which"
+            " asynchronous stages do not make together; plan with precision='bf16', or without"
+            " allow_async"
+        )
     _check_world(plan.mesh)
     try:
         stages = Stages.planned(captured, analysis, decisions)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.ir.graph import Graph, LeafKind
@@ -31,6 +32,7 @@ from shardwright.runtime.micro_batches import MicroBatched
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import plain_gradient
+from shardwright.runtime.parameters.loss_scaling import scale_of, scaled
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import OnLoss, TrainModule, arguments
@@ -175,13 +177,16 @@ class ParallelModule(TrainModule):
             if tuple(tensor.shape) == shapes.get(key)
         }
 
-    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
+    def forward_backward(
+        self, batch: Any, on_loss: OnLoss | None = None, scaler: GradScaler | None = None
+    ) -> torch.Tensor:
         """Run forward and backward pass.
 
         Args:
             batch: the global batch, or this rank's part of it, as a mapping or a sequence.
             on_loss: called with the loss once it is issued to the device, which is before the
                 backward pass unless the loss is reduced during it, or in micro-batches.
+            scaler: scales the loss that gradients are computed of.
 
         Returns:
             The loss of the global batch, a scalar; its gradients are added to `grad`.
@@ -189,7 +194,8 @@ class ParallelModule(TrainModule):
         args, kwargs = arguments(batch)
         program = self._sw_running()._sw_program
         if not isinstance(program, WholeBatch):
-            return self._sw_there_and_back(args, kwargs, on_loss)
+            with scaled(program, scaler, self._sw_device):
+                return self._sw_there_and_back(args, kwargs, on_loss)
         reported = False
 
         def early(loss: torch.Tensor) -> None:
@@ -199,13 +205,17 @@ class ParallelModule(TrainModule):
                 reported = True
 
         with program.whole_steps():
-            found = self._sw_there_and_back(args, kwargs, early)
+            found = self._sw_there_and_back(args, kwargs, early, scaler)
         if on_loss is not None and not reported:
             on_loss(found)
         return found
 
     def _sw_there_and_back(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], on_loss: OnLoss | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        on_loss: OnLoss | None,
+        scaler: GradScaler | None = None,
     ) -> torch.Tensor:
         returned = self(*args, **kwargs)
         (loss, *others) = select_outputs(returned)[1]
@@ -216,7 +226,7 @@ class ParallelModule(TrainModule):
             )
         if on_loss is not None:
             on_loss(loss.detach())
-        loss.backward()
+        loss.backward(None if scaler is None else scale_of(scaler, loss.device).to(loss))
         return loss.detach()
 
     @property

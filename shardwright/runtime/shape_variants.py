@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from shardwright.ir.plan import InputSpec, Plan, PlanError
 from shardwright.runtime.batch import BatchError
@@ -100,19 +101,22 @@ class ShapeVariants:
             module.train(self.main.training)
         return module
 
-    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
+    def forward_backward(
+        self, batch: Any, on_loss: OnLoss | None = None, scaler: GradScaler | None = None
+    ) -> torch.Tensor:
         """Run forward and backward pass.
 
         Args:
             batch: a global batch of any of the shapes.
             on_loss: as of `TrainModule.forward_backward`.
+            scaler: likewise.
 
         Returns:
             The loss of the global batch, a scalar; its gradients are added to `grad`.
         """
         module = self.module_for(batch)
         module.share_random_state(self.main)
-        loss = module.forward_backward(batch, on_loss)
+        loss = module.forward_backward(batch, on_loss, scaler)
         self.main.share_random_state(module)
         return loss
 

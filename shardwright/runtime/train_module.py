@@ -12,14 +12,17 @@ from typing import Any, Protocol, Self
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch.amp import GradScaler
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import PlanError
 from shardwright.rules.operators.mlp_chunks import number_drawn_by
 from shardwright.runtime.device import autocast_dtype
+from shardwright.runtime.executor.executor import Updater
 from shardwright.runtime.executor.failures import agree
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.modes import Modes
+from shardwright.runtime.parameters.loss_scaling import ScaledOptimizer
 from shardwright.runtime.parameters.optimizer_hooks import require_own
 from shardwright.runtime.parameters.submodules import (
     SubModule,
@@ -136,7 +139,7 @@ class StepModule(Protocol):
 
     update_parts: tuple[tuple[str, ...], ...]
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
+    def update(self, optimizer: Updater) -> None:
         """The update of the parameters at the end of the step that ran last."""
 
 
@@ -241,19 +244,26 @@ class TrainModule(LastingModule, ABC):
         self.train(was)
 
     @abstractmethod
-    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
+    def forward_backward(
+        self, batch: Any, on_loss: OnLoss | None = None, scaler: GradScaler | None = None
+    ) -> torch.Tensor:
         """The loss of a global batch; its gradients are added to `grad`.
 
         `on_loss` is called with the loss as soon as it is issued to the device: before the backward
-        pass where the program has it by then.
+        pass where the program has it by then. With a `scaler`, gradients are those of the loss that
+        it has scaled.
         """
 
-    def train_step(self, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+    def train_step(
+        self, optimizer: torch.optim.Optimizer, batch: Any, scaler: GradScaler | None = None
+    ) -> torch.Tensor:
         """Make one optimizer step: set gradients to None, run forward and backward pass, update.
 
         Args:
             optimizer: of the parameters of this module.
             batch: the global batch, or this rank's part of it, as a mapping or a sequence.
+            scaler: scales the loss of a model that computes in float16, and skips the update on all
+                ranks where a gradient is not finite on any.
 
         Returns:
             The loss of the global batch before the update, a scalar.
@@ -265,8 +275,9 @@ class TrainModule(LastingModule, ABC):
             require_own(optimizer, self)
             self._sw_optimizer = id(optimizer)
         optimizer.zero_grad(set_to_none=True)
-        loss = self.forward_backward(batch)
-        self._sw_running()._sw_program.update(optimizer)
+        loss = self.forward_backward(batch, scaler=scaler)
+        scaled = optimizer if scaler is None else ScaledOptimizer(optimizer, scaler)
+        self._sw_running()._sw_program.update(scaled)
         return loss
 
     def recover(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from shardwright.runtime.device import to_device
 from shardwright.runtime.parameters.peak_memory import metered, tensors_of
@@ -47,6 +48,7 @@ class StepRecord:
         bytes: the peak memory of the rank so far (`peak_bytes`).
         gradient_norm: norm of the gradients before clipping; None if they are not clipped.
         tensor_bytes: peak bytes of tensors in this step; 0 if not measured.
+        skipped: whether a gradient of the scaled loss was not finite, so that nothing was updated.
     """
 
     step: int
@@ -57,12 +59,14 @@ class StepRecord:
     bytes: int
     gradient_norm: float | None = None
     tensor_bytes: int = 0
+    skipped: bool = False
 
     def __str__(self) -> str:
+        skipped = "  update skipped, a gradient is not finite" if self.skipped else ""
         norm = "" if self.gradient_norm is None else f"  grad_norm {self.gradient_norm:.4f}"
         return (
             f"step {self.step:>5}  loss {self.loss:.4f}{norm}  {self.units / self.seconds:,.0f}"
-            f" {self.unit}/s  memory {self.bytes / 2**30:.2f} GiB"
+            f" {self.unit}/s  memory {self.bytes / 2**30:.2f} GiB{skipped}"
         )
 
 
@@ -82,19 +86,20 @@ class EvaluationRecord:
         return f"step {self.step:>5}  evaluation loss {self.evaluation:.4f}"
 
 
-def start(module: Trainable, job: Job) -> TrainingState:
+def start(module: Trainable, job: Job, scaler: GradScaler | None = None) -> TrainingState:
     """The state of a run before its first step.
 
     Args:
         module: a module of `parallelize`, a `ShapeVariants`, or an `AsyncTrainable`.
         job: gives the optimizer, data and schedule of the run.
+        scaler: scales the loss of a model that computes in float16; None: it is not scaled.
     """
     # Optimizers refuse an empty list of parameters, and a pipeline stage may have none. It gets two
     # empty ones, because `job.optimizer` may group parameters by their number of dimensions.
     idle = [nn.Parameter(torch.zeros(0)), nn.Parameter(torch.zeros(0, 0))]
     optimizer = job.built_optimizer(list(module.parameters()) or idle)
     schedule = job.schedule(optimizer) if job.schedule is not None else None
-    return TrainingState(module, optimizer, job.batches(), schedule)
+    return TrainingState(module, optimizer, job.batches(), schedule, scaler=scaler)
 
 
 def read_own_samples(run: TrainingState, job: Job) -> None:
@@ -225,7 +230,8 @@ class _Reporter:
             total, unit = sum(number for number, _ in units), units[0][1]
             peak, norm = peak_bytes(self.device), one.gradient_norm
             tensors = self.tensor_bytes.pop(one.step, 0)
-            self.report(StepRecord(one.step, one.loss, each, total, unit, peak, norm, tensors))
+            found = one.step, one.loss, each, total, unit, peak, norm, tensors, one.skipped
+            self.report(StepRecord(*found))
 
 
 def _metered(

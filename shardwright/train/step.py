@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.amp import GradScaler
 
 from shardwright.runtime.device import HostScalar
 from shardwright.runtime.parameters.clipping import Clipping, scale
+from shardwright.runtime.parameters.loss_scaling import unscale
 from shardwright.train.checkpoint.state import Steppable, TrainingState
 from shardwright.train.data.batch import Batch, JobError
 
@@ -30,12 +32,14 @@ class NonFiniteLossError(ArithmeticError):
 class StepResult:
     """The result of step `step`: the loss before its update, and the gradients' norm.
 
-    The norm is that before clipping; None: it was not computed.
+    The norm is that before clipping; None: it was not computed. The update was `skipped` if a
+    gradient of the scaled loss was not finite.
     """
 
     loss: float
     gradient_norm: float | None
     step: int
+    skipped: bool = False
 
 
 class Steps(Protocol):
@@ -62,16 +66,17 @@ class _Issued:
     loss: float
     norm: HostScalar
     step: int
+    skipped: bool = False
 
     def result(self, weights: str) -> StepResult:
         """The result; raises `NonFiniteLossError`, which says what the `weights` are."""
         norm = self.norm.value()
-        if not math.isfinite(norm):
+        if not self.skipped and not math.isfinite(norm):
             raise NonFiniteLossError(
                 f"the gradients of step {self.step} have the norm {norm}, its loss is {self.loss};"
                 f" {weights}"
             )
-        return StepResult(self.loss, norm, self.step)
+        return StepResult(self.loss, norm, self.step, self.skipped)
 
 
 @dataclass
@@ -124,21 +129,26 @@ class Stepper:
         `lag` it raises the latter for the norm of the step before, whose update has been made.
         """
         run.optimizer.zero_grad(set_to_none=True)
-        losses = accumulate(self.module, batches, weights(batches, self.tokens))
+        losses = accumulate(self.module, batches, weights(batches, self.tokens), run.scaler)
+        if run.scaler is not None:
+            unscale(run.optimizer, run.scaler)
         norm = None if self.clipping is None else HostScalar(self.clipping.clip(self.clip_norm))
         done = self.drain(run)  # first: what is not finite in one step is not in the next one
         loss = losses.mean(self.module, run.step + 1)
-        issued = None if norm is None else _Issued(loss, norm, run.step + 1)
-        if issued is not None and not self.lag:
-            done.append(issued.result("the weights are those before it"))
-        run.optimizer.step()
-        if run.schedule is not None:
+        if run.scaler is None and norm is not None and not self.lag:
+            _Issued(loss, norm, run.step + 1).result("the weights are those before it")
+        skipped = updated(run.optimizer, run.scaler)
+        if run.schedule is not None and not skipped:
             run.schedule.step()
         run.step += 1
-        if issued is None:
-            done.append(StepResult(loss, None, run.step))
-        elif self.lag:
+        if norm is None:
+            done.append(StepResult(loss, None, run.step, skipped))
+            return done
+        issued = _Issued(loss, norm, run.step, skipped)
+        if self.lag:
             self.unread = issued
+        else:
+            done.append(issued.result("the weights are those after it"))
         return done
 
     def drain(self, run: TrainingState) -> list[StepResult]:
@@ -158,11 +168,11 @@ class _Loss:
     state: torch.Tensor
 
     @staticmethod
-    def of(module: Steppable, batch: Batch) -> _Loss:
+    def of(module: Steppable, batch: Batch, scaler: GradScaler | None) -> _Loss:
         """Add the gradients of a batch; its loss is copied to the host as soon as it is known."""
         state = module.random_tensor()
         found: list[HostScalar] = []
-        module.forward_backward(batch, lambda loss: found.append(HostScalar(loss)))
+        module.forward_backward(batch, lambda loss: found.append(HostScalar(loss)), scaler)
         return _Loss(found[0], batch, state)
 
     def checked(self, module: Steppable, step: int) -> float:
@@ -195,7 +205,23 @@ class Losses:
         )
 
 
-def accumulate(module: Steppable, batches: Sequence[Batch], weight: Sequence[float]) -> Losses:
+def updated(optimizer: torch.optim.Optimizer, scaler: GradScaler | None) -> bool:
+    """Update the parameters, if gradients of a scaled loss are finite; whether that was skipped."""
+    if scaler is None:
+        optimizer.step()
+        return False
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() < scale
+
+
+def accumulate(
+    module: Steppable,
+    batches: Sequence[Batch],
+    weight: Sequence[float],
+    scaler: GradScaler | None = None,
+) -> Losses:
     """Accumulate the gradients of the weighted mean loss of `batches` in the parameters.
 
     The parameters must have no gradients before. Batches of weight 0 are skipped. Gradients are
@@ -205,6 +231,7 @@ def accumulate(module: Steppable, batches: Sequence[Batch], weight: Sequence[flo
         module: the parallel module.
         batches: the global batches.
         weight: the weight of each batch; their sum is positive.
+        scaler: scales the losses of which gradients are computed.
     """
     total, before = sum(weight), 0.0
     losses: list[tuple[float, _Loss]] = []
@@ -213,7 +240,7 @@ def accumulate(module: Steppable, batches: Sequence[Batch], weight: Sequence[flo
             continue
         if before and before != counts:
             scale(module.parameters(), before / counts)
-        losses.append((counts, _Loss.of(module, batch)))
+        losses.append((counts, _Loss.of(module, batch, scaler)))
         before = counts
     if before != total:
         scale(module.parameters(), before / total)

@@ -32,6 +32,7 @@ from shardwright.runtime.comm.channel import StageFailed
 from shardwright.runtime.comm.shutdown import end_within, leave
 from shardwright.runtime.device import rank_device
 from shardwright.runtime.parallel import parallelize
+from shardwright.runtime.parameters.loss_scaling import scaler_of
 from shardwright.runtime.shape_variants import ShapeVariants
 from shardwright.train.async_loop import AsyncLoop, AsyncTrainable
 from shardwright.train.checkpoint.checkpoint import Checkpoints
@@ -155,7 +156,7 @@ def _train(
     module, steps, ahead = _module(job, model, plan, device, timeout)
     watchdog.starting()
     seed_all(job.seed)
-    run = start(module, job)
+    run = start(module, job, scaler_of(plan.numerics, device))
     read_own_samples(run, job)
     saving = _resumed(run, plan, job.last_step, options) if options.checkpoint else None
     watchdog.beat(run.step)

@@ -24,6 +24,7 @@ from shardwright.report.text import notes
 from shardwright.train.targets.target_text import Target
 
 _MASTER = "float32"
+_HALF = ("bfloat16", "float16")
 
 
 @click.command("price")
@@ -93,5 +94,5 @@ def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]
     """The numerics of the capture: those of the strategy's dtypes, unless others are `given`."""
     if strategy.param_dtype is None:
         return given
-    mixed = strategy.param_dtype == "bfloat16" and strategy.state_dtype == _MASTER
+    mixed = strategy.param_dtype in _HALF and strategy.state_dtype == _MASTER
     return {**(mixed_precision(strategy) if mixed else {"precision": "model"}), **given}

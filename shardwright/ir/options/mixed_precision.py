@@ -1,24 +1,30 @@
-"""Parameters kept in float32 and used in bfloat16: `precision="bf16"`, or gathered in 8 bits.
+"""Parameters kept in float32 and used in 16 bits: `precision="bf16"` or `"fp16"`.
 
-The recipe is that of Micikevicius et al. (Mixed Precision Training, ICLR 2018), with
-bfloat16 in place of float16, and therefore without loss scaling. In the graph such a
-parameter has the dtype of computation; this module says in which dtype it is stored, and in which
-it is read, which for weights that are cast before they are gathered has 8 bits.
+The recipe is that of Micikevicius et al. (Mixed Precision Training, ICLR 2018); bfloat16 needs no
+loss scaling. In the graph such a parameter has the dtype of computation; this module says in which
+dtype it is stored, and in which it is read, which for weights that are cast before they are
+gathered has 8 bits.
 """
 
 from __future__ import annotations
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
+from shardwright.ir.options.numerics import Numerics
 
-MASTER, COMPUTE = "float32", "bfloat16"
+MASTER = "float32"
+_COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def compute_dtype(numerics: Numerics) -> str | None:
+    """The dtype of computation in mixed precision; None where it is the model's own."""
+    return _COMPUTE.get(numerics.precision)
 
 
 def master_weights(graph: Graph) -> frozenset[str]:
     """The parameters of `graph` that are stored in float32 and cast before operators take them."""
-    if graph.numerics.precision != "bf16":
-        return frozenset()
+    compute = compute_dtype(graph.numerics)
     leaves = graph.leaves_of(LeafKind.PARAMETER)
-    return frozenset(leaf.name for leaf in leaves if graph.tensor[leaf.name].dtype == COMPUTE)
+    return frozenset(leaf.name for leaf in leaves if graph.tensor[leaf.name].dtype == compute)
 
 
 def stored_dtypes(graph: Graph) -> dict[str, str]:
@@ -44,16 +50,15 @@ def read_bytes(graph: Graph, parameter: str) -> int:
 def stored_item_bytes(graph: Graph, parameter: str) -> int:
     """Bytes of one element of a stored parameter, and of its gradient."""
     dtype = graph.tensor[parameter].dtype
-    is_master = graph.numerics.precision == "bf16" and dtype == COMPUTE
-    return ITEM_BYTES[MASTER if is_master else dtype]
+    return ITEM_BYTES[MASTER if dtype == compute_dtype(graph.numerics) else dtype]
 
 
 def reduced_dtype(graph: Graph, parameter: str) -> str:
     """The dtype in which gradients of a parameter are sent to other devices and summed there."""
     dtype = graph.tensor[parameter].dtype
-    if graph.numerics.precision != "bf16" or dtype != COMPUTE:
+    if dtype != compute_dtype(graph.numerics) or graph.numerics.reduce != "stored":
         return dtype
-    return COMPUTE if graph.numerics.reduce == "bf16" else MASTER
+    return MASTER
 
 
 def reduced_bytes(graph: Graph, parameter: str) -> int:
@@ -78,4 +83,4 @@ def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
     compute = used.pop() if len(used) == 1 else ""
     if not master_weights(graph):
         return compute, compute, compute, compute
-    return compute, COMPUTE if graph.numerics.reduce == "bf16" else MASTER, MASTER, MASTER
+    return compute, MASTER if graph.numerics.reduce == "stored" else compute, MASTER, MASTER

@@ -24,8 +24,17 @@ _MEANING = {
         "bf16: operators compute in bfloat16, on casts of parameters that are kept, and whose"
         " gradients are summed, in float32"
     ),
+    ("precision", "fp16"): (
+        "fp16: operators compute in float16, on casts of parameters that are kept, and whose"
+        " gradients are summed, in float32; the loss is scaled, and updates whose gradients are not"
+        " finite are skipped"
+    ),
     ("reduce", "bf16"): (
         "bf16: gradients of parameters kept in float32 are rounded to bfloat16 before devices sum"
+        " them, which halves what is sent; sums over micro-batches stay in float32"
+    ),
+    ("reduce", "fp16"): (
+        "fp16: gradients of parameters kept in float32 are rounded to float16 before devices sum"
         " them, which halves what is sent; sums over micro-batches stay in float32"
     ),
 }
@@ -44,8 +53,8 @@ _MLP_CHUNKS = (
 CHOICES = {
     "rng": ("exact", "fast"),
     "batch_norm": ("exact", "local"),
-    "precision": ("model", "bf16"),
-    "reduce": ("stored", "bf16"),
+    "precision": ("model", "bf16", "fp16"),
+    "reduce": ("stored", "bf16", "fp16"),
     "norms": ("fused", "model"),
 }
 
@@ -62,10 +71,10 @@ class Numerics:
       torch's fused kernels, whose numbers depend on the plan;
     * `batch_norm`: "exact" takes the statistics of the whole batch; "local" of
       each device's own part of it, without reducing anything;
-    * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 on
-      casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
+    * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 and "fp16" in
+      float16 on casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
     * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
-      are stored; "bf16", with `precision="bf16"` alone, in bfloat16;
+      are stored; "bf16" and "fp16" in 16 bits, with that precision alone;
     * `norms`: "fused" computes RMS norms of single operators by torch's kernel, which rounds once
       in half precision where they round twice; "model" as the model does;
     * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
@@ -75,8 +84,8 @@ class Numerics:
     * `fp8`: the key of the recipe of matrix products in 8 bits (`ir/options/fp8.py`), which are
       priced and not executed; empty: there are none.
 
-    Raises `NumericsError` for a word that is not known, for `reduce="bf16"` without masters, and
-    for a number of chunks that is none.
+    Raises `NumericsError` for a word that is not known, for a `reduce` in other 16 bits than those
+    of `precision`, and for a number of chunks that is none.
     """
 
     rng: str = "exact"
@@ -93,10 +102,10 @@ class Numerics:
             if (given := getattr(self, name)) not in words:
                 known = " or ".join(f"{name}={word!r}" for word in words)
                 raise NumericsError(f"{name}={given!r} is not known; write {known}")
-        if self.reduce == "bf16" and self.precision != "bf16":
+        if self.reduce not in ("stored", self.precision):
             raise NumericsError(
-                "reduce='bf16' is for gradients of parameters that are kept in float32; add"
-                " precision='bf16'"
+                f"reduce={self.reduce!r} is for gradients of parameters that are kept in float32;"
+                f" add precision={self.reduce!r}"
             )
         for name in ("loss_chunks", "mlp_chunks"):
             count = getattr(self, name)

@@ -104,9 +104,10 @@ def _require_tiles(strategy: Strategy, graph: Graph) -> None:
 
 def mixed_precision(strategy: Strategy) -> dict[str, str]:
     """Options of `capture` for parameters kept in float32 and used in 16 bits, summed as stated."""
+    half = "fp16" if strategy.param_dtype == "float16" else "bf16"
     if strategy.reduce_dtype in ("bfloat16", "float16"):
-        return {"precision": "bf16", "reduce": "bf16"}
-    return {"precision": "bf16"}
+        return {"precision": half, "reduce": half}
+    return {"precision": half}
 
 
 def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
@@ -115,7 +116,8 @@ def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
         wanted = getattr(strategy, name)
         if wanted is not None and wanted != found:
             has = found or "several dtypes"
-            how = 'reduce="bf16"' if name == "reduce_dtype" else 'precision="bf16"'
+            half = "fp16" if wanted == "float16" else "bf16"
+            how = f'reduce="{half}"' if name == "reduce_dtype" else f'precision="{half}"'
             raise StrategyError(
                 f"{name}={wanted} is not how the model was captured, with {has}; capture it with"
                 f" {how} or in that dtype, or leave the word out"

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph
 from shardwright.program.step.step_program import StepProgram
-from shardwright.runtime.executor.executor import EndOf, ProgramRun, StepExecutor
+from shardwright.runtime.executor.executor import EndOf, ProgramRun, StepExecutor, Updater
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
 
@@ -42,8 +41,13 @@ class ProgramModule(nn.Module):
         self.ended: ProgramRun | None = None  # a step whose update has not run yet
         loss = graph.tensor[graph.outputs[0]]
         self.one = torch.ones((), dtype=getattr(torch, loss.dtype), device=device)
+        self.scale: torch.Tensor | None = None  # of the loss of the next step, float32 []
 
-    def update(self, optimizer: Optimizer) -> None:
+    def seed(self) -> torch.Tensor:
+        """The gradient of the loss, from which the next step begins."""
+        return self.one if self.scale is None else self.scale.to(self.one)
+
+    def update(self, optimizer: Updater) -> None:
         """Run the last step's update of the parameters."""
         run, self.ended = self.ended, None
         assert run is not None, "a step has run"

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
@@ -36,7 +35,7 @@ from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
-from shardwright.runtime.executor.executor import ProgramRun, StepExecutor
+from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Updater
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
@@ -130,7 +129,7 @@ class WholeBatch(nn.Module):
         """Whether a result of this step's calls so far is only available when it ends."""
         return any(call.is_late for call in self._step.calls or ())
 
-    def update(self, optimizer: Optimizer) -> None:
+    def update(self, optimizer: Updater) -> None:
         """The last whole step's update of the parameters."""
         run, self._step.ended = self._step.ended, None
         if run is None:  # autograd ran the step, or nothing is trained

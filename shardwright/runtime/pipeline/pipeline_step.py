@@ -87,6 +87,6 @@ class PipelineStep(ProgramModule):
         if not trains:
             with torch.no_grad():
                 return self.evaluation.run(given, state)[0]
-        given.update((seed, self.one) for _, seed in self.program.seeds)
+        given.update((seed, self.seed()) for _, seed in self.program.seeds)
         found, self.ended = self.training_step.run(given, state)
         return found

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -26,6 +27,7 @@ from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parameter_store import ParameterStore, place_in
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
+from shardwright.runtime.parameters.loss_scaling import scaled
 from shardwright.runtime.parameters.state_dicts import check_on_load
 from shardwright.runtime.pipeline.pipeline_step import PipelineStep, pipeline_program
 from shardwright.runtime.random.dropout import random_state
@@ -110,18 +112,22 @@ class PipelineModule(TrainModule):
         self._sw_random = running.get_buffer("_sw_random")
         return running._sw_captured.outputs((loss,), self._sw_device)
 
-    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor:
+    def forward_backward(
+        self, batch: Any, on_loss: OnLoss | None = None, scaler: GradScaler | None = None
+    ) -> torch.Tensor:
         """Run all passes of the schedule.
 
         Args:
             batch: the global batch on every rank, as a mapping or a sequence.
             on_loss: called with the loss, after all passes were issued to the device.
+            scaler: scales the loss that gradients are computed of.
 
         Returns:
             The loss of the global batch, on every rank; gradients are added to `grad`.
         """
         args, kwargs = arguments(batch)
-        loss = self.call_backward(*args, **kwargs)
+        with scaled(self._sw_running()._sw_program, scaler, self._sw_device):
+            loss = self.call_backward(*args, **kwargs)
         if on_loss is not None:
             on_loss(loss)
         return loss

@@ -65,10 +65,10 @@ def notes(graph: Graph) -> tuple[str, ...]:
             "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
             " dropped out the same elements here, those of rng='exact'"
         )
-    if graph.numerics.precision == "bf16":
+    if graph.numerics.precision != "model":
         found.append(
-            "precision='bf16' rounds sums, in another order under every plan, so both sides"
-            " computed in float64 here"
+            f"precision={graph.numerics.precision!r} rounds sums, in another order under every"
+            " plan, so both sides computed in float64 here"
         )
     if graph.numerics.batch_norm == "local":
         found.append(

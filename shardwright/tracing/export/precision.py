@@ -1,6 +1,6 @@
-"""Captures a model as it computes in bfloat16 although its parameters are float32.
+"""Captures a model as it computes in 16 bits although its parameters are float32.
 
-While the model is traced, bfloat16 copies replace its parameters. Batch norms keep
+While the model is traced, narrow copies replace its parameters. Batch norms keep
 their parameters in float32, as torch's kernels need them in the dtype of the running
 statistics. Buffers are unchanged.
 """
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from shardwright.ir.options.mixed_precision import compute_dtype
 from shardwright.ir.options.numerics import Numerics
 from shardwright.tracing.call import CaptureError
 
@@ -24,10 +25,11 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     """A context in which the parameters of `model` have the dtype in which operators compute.
 
-    For precision "bf16", uninitialised bfloat16 parameters replace those outside of batch norms.
+    In mixed precision, uninitialised parameters of 16 bits replace those outside of batch norms.
     Raises `CaptureError` for a floating-point parameter that is not float32, float16 or bfloat16.
     """
-    if numerics.precision != "bf16":
+    compute = compute_dtype(numerics)
+    if compute is None:
         yield
         return
     owned = [
@@ -41,11 +43,11 @@ def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     for module, name, parameter in owned:
         if parameter.dtype not in _TAKEN:
             raise CaptureError(
-                f"precision='bf16' keeps parameters in float32, and {name} of"
+                f"precision={numerics.precision!r} keeps parameters in float32, and {name} of"
                 f" {type(module).__name__} is {parameter.dtype}; give the model in float32"
             )
         if id(parameter) not in kept and id(parameter) not in made:
-            narrow = torch.empty_like(parameter, dtype=torch.bfloat16, requires_grad=False)
+            narrow = torch.empty_like(parameter, dtype=getattr(torch, compute), requires_grad=False)
             made[id(parameter)] = nn.Parameter(narrow, requires_grad=parameter.requires_grad)
     for module, name, parameter in owned:
         setattr(module, name, made.get(id(parameter), parameter))
@@ -57,7 +59,8 @@ def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
 
 
 def cast_input(tensor: torch.Tensor, numerics: Numerics) -> torch.Tensor:
-    """`tensor`, cast to bfloat16 if it is floating point and precision is "bf16"."""
-    if numerics.precision == "bf16" and tensor.is_floating_point():
-        return tensor.to(torch.bfloat16)
-    return tensor
+    """`tensor`, cast to the dtype of mixed precision if it is floating point."""
+    compute = compute_dtype(numerics)
+    if compute is None or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(getattr(torch, compute))

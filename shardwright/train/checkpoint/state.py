@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -48,7 +49,9 @@ class Trainable(Protocol):
 class Steppable(Trainable, Protocol):
     """A `Trainable` with synchronous steps: each is finished before the next one begins."""
 
-    def forward_backward(self, batch: Any, on_loss: OnLoss | None = None) -> torch.Tensor: ...
+    def forward_backward(
+        self, batch: Any, on_loss: OnLoss | None = None, scaler: GradScaler | None = None
+    ) -> torch.Tensor: ...
 
     def random_tensor(self) -> torch.Tensor: ...
 
@@ -66,6 +69,7 @@ class TrainingState:
         schedule: the learning-rate schedule; None: constant.
         step: the number of finished steps.
         reads_own: whether `batches` gives only the samples of this rank.
+        scaler: scales the loss of a model that computes in float16; None: it is not scaled.
     """
 
     module: Trainable
@@ -74,6 +78,7 @@ class TrainingState:
     schedule: LRScheduler | None = None
     step: int = 0
     reads_own: bool = False
+    scaler: GradScaler | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights, persistent buffers and optimizer state, by names independent of the plan."""
@@ -89,6 +94,7 @@ class TrainingState:
             "module": list(self.module.random_state()),
             "optimizer": _merged(optimizer_state.facts_of(self.optimizer, self._names)),
             "schedule": None if self.schedule is None else to_json(self.schedule.state_dict()),
+            "scaler": None if self.scaler is None else to_json(self.scaler.state_dict()),
             "data": to_json(self.batches.state_dict()),
             "random": to_json(random_states()),
         }
@@ -143,6 +149,8 @@ class TrainingState:
             raise CheckpointError(f"it has {has} learning-rate schedule, unlike the job")
         if self.schedule is not None:
             self.schedule.load_state_dict(from_json(record["schedule"]))
+        if self.scaler is not None and record.get("scaler") is not None:
+            self.scaler.load_state_dict(from_json(record["scaler"]))
         self.batches.load_state_dict(from_json(record["data"]))
         set_random_states(from_json(record["random"]))
         self.step = step

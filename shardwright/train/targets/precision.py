@@ -12,8 +12,12 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.train.job import Job
 from shardwright.train.targets.target_text import ConfigTarget, Target, parse_target
 
-_MIXED = "computes in bfloat16, keeps parameters in float32"
-_HINT = f"; --precision bf16 {_MIXED}"
+_MIXED = {
+    "bf16": "computes in bfloat16, keeps parameters in float32",
+    "fp16": "computes in float16 of a scaled loss, keeps parameters in float32",
+}
+_HINT = f"; --precision bf16 {_MIXED['bf16']}"
+_HINT_IN_FLOAT16 = f"; --precision fp16 {_MIXED['fp16']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class ChosenPrecision:
     """The option `precision` of a capture, and the reason for it.
 
     Attributes:
-        option: "model" or "bf16"; None keeps that of the job.
+        option: "model", "bf16" or "fp16"; None keeps that of the job.
         reason: words that follow the name of the dtype.
         hint: follows the reason where the model is captured in float32.
     """
@@ -32,8 +36,8 @@ class ChosenPrecision:
 
     def sentence(self, graph: Graph) -> str:
         """The precision of a captured graph and its reason, as "float32, from config.json"."""
-        if graph.numerics.precision == "bf16":
-            return f"bf16 mixed precision, {self.reason}: {_MIXED}"
+        if (mixed := graph.numerics.precision) in _MIXED:
+            return f"{mixed} mixed precision, {self.reason}: {_MIXED[mixed]}"
         leaves = graph.leaves_of(LeafKind.PARAMETER)
         dtypes = {graph.tensor[leaf.name].dtype for leaf in leaves}
         found = " and ".join(sorted(name for name in dtypes if "float" in name)) or "float32"
@@ -57,7 +61,7 @@ def chosen_precision(
     hint = _HINT if faster_in_bf16 else ""
     found = parse_target(target.text, target.batch, target.seq, target.settings)
     if not isinstance(found, ConfigTarget):
-        reason = "as the job says" if job.precision == "bf16" else "as the job builds the model"
+        reason = "as the job says" if job.precision in _MIXED else "as the job builds the model"
         return ChosenPrecision(None, reason, hint)
     name, dtype = found.file.name, _dtype(found)
     if dtype == "bfloat16" and faster_in_bf16:
@@ -68,7 +72,9 @@ def chosen_precision(
         "float64": f"though {name} names float64",
     }
     if dtype in why_not:
-        return ChosenPrecision(None, why_not[dtype], _HINT)
+        return ChosenPrecision(
+            None, why_not[dtype], _HINT_IN_FLOAT16 if dtype == "float16" else _HINT
+        )
     said = f"from {name}" if dtype == "float32" else f"as {name} names no dtype"
     return ChosenPrecision(None, said, hint)
 
