@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -61,17 +61,18 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Issued:
-    """A step whose norm is still to be read."""
+    """A step whose norm is still to be read; it may be infinite if the loss was `scaled`."""
 
     loss: float
     norm: HostScalar
     step: int
+    scaled: bool
     skipped: bool = False
 
     def result(self, weights: str) -> StepResult:
         """The result; raises `NonFiniteLossError`, which says what the `weights` are."""
         norm = self.norm.value()
-        if not self.skipped and not math.isfinite(norm):
+        if not self.scaled and not math.isfinite(norm):
             raise NonFiniteLossError(
                 f"the gradients of step {self.step} have the norm {norm}, its loss is {self.loss};"
                 f" {weights}"
@@ -135,20 +136,21 @@ class Stepper:
         norm = None if self.clipping is None else HostScalar(self.clipping.clip(self.clip_norm))
         done = self.drain(run)  # first: what is not finite in one step is not in the next one
         loss = losses.mean(self.module, run.step + 1)
-        if run.scaler is None and norm is not None and not self.lag:
-            _Issued(loss, norm, run.step + 1).result("the weights are those before it")
+        issued, result = None, None
+        if norm is None:
+            result = StepResult(loss, None, run.step + 1)
+        else:
+            issued = _Issued(loss, norm, run.step + 1, scaled=run.scaler is not None)
+            if not self.lag:
+                result = issued.result("the weights are those before it")
         skipped = updated(run.optimizer, run.scaler)
         if run.schedule is not None and not skipped:
             run.schedule.step()
         run.step += 1
-        if norm is None:
-            done.append(StepResult(loss, None, run.step, skipped))
-            return done
-        issued = _Issued(loss, norm, run.step, skipped)
-        if self.lag:
-            self.unread = issued
-        else:
-            done.append(issued.result("the weights are those after it"))
+        if result is not None:
+            done.append(replace(result, skipped=skipped))
+        elif issued is not None:
+            self.unread = replace(issued, skipped=skipped)
         return done
 
     def drain(self, run: TrainingState) -> list[StepResult]:

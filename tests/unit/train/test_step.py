@@ -82,7 +82,7 @@ class Poisoned(Serial):
 
     calls = 0
 
-    def forward_backward(self, batch, on_loss=None):
+    def forward_backward(self, batch, on_loss=None, scaler=None):
         loss = super().forward_backward(batch, on_loss)
         self.calls += 1
         if self.calls == 2:

@@ -64,7 +64,7 @@ class Serial(nn.Module):
     def random_tensor(self):
         return torch.zeros(2, dtype=torch.int64)
 
-    def forward_backward(self, batch, on_loss=None):
+    def forward_backward(self, batch, on_loss=None, scaler=None):
         loss = self.model(**batch)
         on_loss(loss)
         loss.backward()

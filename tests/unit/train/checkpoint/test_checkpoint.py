@@ -51,7 +51,7 @@ class Serial(nn.Module):
     def random_tensor(self):
         return torch.tensor(self.state)
 
-    def forward_backward(self, batch, on_loss=None):
+    def forward_backward(self, batch, on_loss=None, scaler=None):
         self.state = (self.state[0], self.state[1] + 1)
         y = self.norm(self.layer(batch["x"]))
         if self.state[1] > 6:
