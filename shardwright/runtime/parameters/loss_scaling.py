@@ -64,16 +64,15 @@ def scaled(program: Seeded, scaler: GradScaler | None, device: torch.device) -> 
 def unscale(optimizer: torch.optim.Optimizer, scaler: GradScaler) -> None:
     """Divide gradients by the scale; a collective.
 
-    Raises `PlanError` on a rank without gradients, which knows no update to skip.
+    Raises `PlanError` on a pipeline stage without gradients, which knows no update to skip.
     """
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    trained = [p for p in every if p.grad is not None and _tile(p.grad).numel()]
-    if not trained:
+    if all(p.grad is None for p in every):
         raise PlanError(
-            "this rank has no part of a gradient, so it cannot take part in scaling the loss; plan"
-            " with precision='bf16', or with other stages"
+            "this rank has no gradients, so it cannot take part in scaling the loss; plan with"
+            " precision='bf16', or with other stages"
         )
-    spread_overflow(trained)
+    spread_overflow(every)
     scaler.unscale_(optimizer)
 
 
@@ -87,12 +86,14 @@ def spread_overflow(parameters: Iterable[torch.Tensor]) -> None:
     if not tiles or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     bad = torch.zeros((), device=tiles[0].device)
+    tiles = [tile for tile in tiles if tile.numel()]
     for dtype in dict.fromkeys(tile.dtype for tile in tiles):
         # The largest element: sums of finite elements may overflow.
         norm = get_total_norm([t for t in tiles if t.dtype == dtype], norm_type=float("inf"))
         bad = torch.maximum(bad, (~norm.isfinite()).to(bad))
     dist.all_reduce(bad, dist.ReduceOp.MAX)
-    tiles[0].masked_fill_(bad.bool(), float("nan"))
+    if tiles:  # others of the mesh have elements, and tell this rank
+        tiles[0].masked_fill_(bad.bool(), float("nan"))
 
 
 @final
