@@ -82,7 +82,9 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
     first = _settled(frontier, memory_limit)
-    found = first if not _excess(frontier, first.plan) else _held(frontier, first) or first
+    found = (
+        first if not _excess(frontier, first.plan) else _kept_by_allocator(frontier, first) or first
+    )
     plan = frontier.with_excess_note(found.plan)
     if found.plan.name != found.fastest.name:
         plan = replace(plan, notes=(*plan.notes, str(found)))
@@ -110,7 +112,7 @@ def _excess(frontier: Frontier, plan: Plan) -> Bytes:
     return Bytes(max(0, plan.memory.reserved - plan.memory.libraries - has))
 
 
-def _held(frontier: Frontier, found: Preferred) -> Preferred | None:
+def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None:
     """A choice of less memory that torch's allocator holds, and that is about as fast; or None."""
     limit, tried = frontier.device_bytes or 0, found.plan
     for _ in range(_LOWER):
