@@ -186,7 +186,7 @@ class RepeatedLayers:
 
 
 def _seconds_beside(plan: Plan, graph: Graph) -> dict[str, str]:
-    """What collectives and moves within operators take, as text, by operator that has any."""
+    """Seconds of collectives and moves within operators, as text, by operator that has any."""
     found: dict[str, str] = {}
     for seconds in seconds_of_transfers(plan, graph):
         for (name, backward), one in seconds.items():
