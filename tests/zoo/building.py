@@ -42,8 +42,8 @@ def built(kind, head, small, published, batch):
     return build
 
 
-def decoder(kind, small=None, published=None, length=4096):
-    """A decoder-only language model."""
+def decoder(kind, small=None, published=None, length=4096, head="ForCausalLM"):
+    """A decoder-only language model whose configuration has Llama's names."""
     reduced = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 32,
@@ -55,12 +55,13 @@ def decoder(kind, small=None, published=None, length=4096):
         **(small or {}),
     }
     config = {"vocab_size": 32000, **(published or {})}
-    return built(
-        kind,
-        "ForCausalLM",
-        reduced,
-        config,
-        lambda full: tokens(8, length, config["vocab_size"]) if full else tokens(5, 7, VOCABULARY),
+    return built(kind, head, reduced, config, text(8, length, config["vocab_size"]))
+
+
+def text(batch, length, vocabulary, reduced_length=7):
+    """Token ids and labels of language models."""
+    return lambda full: (
+        tokens(batch, length, vocabulary) if full else tokens(5, reduced_length, VOCABULARY)
     )
 
 

@@ -34,7 +34,8 @@ class Subject:
         with calls_runnable(captured.opaque):
             self.narrow = with_rules(captured.graph)
         self.graph = to_float64(self.narrow) if wide else self.narrow
-        self.captured = replace(captured, graph=self.graph)
+        constants = _double(captured.constants) if wide else captured.constants
+        self.captured = replace(captured, graph=self.graph, constants=constants)
         self.analysis = analyze(self.graph)
         model = model.double() if wide else model
         self.weights = dict(model.named_parameters(remove_duplicate=False))
