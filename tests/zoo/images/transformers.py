@@ -1,7 +1,27 @@
 """Vision transformers, by task."""
 
 from tests.zoo.batches import images, integers
-from tests.zoo.building import TOWER, built, pictures
+from tests.zoo.building import TOWER, built, classifier, pictures, video_classifier
+
+PATCHES = {**TOWER, "image_size": 8, "patch_size": 4}
+WINDOWS = {
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 12,
+    "depths": [2, 1],
+    "num_heads": [3, 6],
+    "window_size": 4,
+}
+PYRAMID = {  # of reduced models whose stages attend to fewer and fewer places
+    "num_encoder_blocks": 2,
+    "hidden_sizes": [4, 6],
+    "num_attention_heads": [1, 2],
+    "depths": [1, 2],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "mlp_ratios": [4, 4],
+}
+EVEN = {"patch_sizes": [4, 2], "strides": [4, 2]}
 
 
 def _segments(full):
@@ -11,11 +31,71 @@ def _segments(full):
     return {"pixel_values": images(size, image), "labels": labels}
 
 
+def _masked(full):
+    size, image = (64, 224) if full else (5, 8)
+    return {"pixel_values": images(size, image)}
+
+
+CLASSIFIERS = {
+    "deit": classifier("DeiT", PATCHES, reduced_size=8),
+    "beit": classifier(
+        "Beit",
+        {**PATCHES, "use_relative_position_bias": True},
+        {"use_relative_position_bias": True},
+        reduced_size=8,
+    ),
+    "dinov2": classifier(
+        "Dinov2",
+        {**PATCHES, "drop_path_rate": 0.1},
+        {"image_size": 518, "patch_size": 14},
+        reduced_size=8,
+        size=518,
+        batch=16,
+    ),
+    "swin": classifier("Swin", WINDOWS, reduced_size=16),
+    "swinv2": classifier(
+        "Swinv2", WINDOWS, {"image_size": 256, "window_size": 8}, reduced_size=16, size=256
+    ),
+    "pvt": classifier(
+        "Pvt", {**PYRAMID, **EVEN, "image_size": 32, "sequence_reduction_ratios": [2, 1]}
+    ),
+    "levit": classifier(
+        "Levit",
+        {
+            "image_size": 64,
+            "hidden_sizes": [12, 18, 24],
+            "num_attention_heads": [2, 3, 3],
+            "depths": [1, 1, 1],
+            "key_dim": [6, 6, 6],
+        },
+        reduced_size=64,
+    ),
+    "cvt": classifier(
+        "Cvt",
+        {
+            "embed_dim": [6, 12, 18],
+            "num_heads": [1, 3, 3],
+            "depth": [1, 2, 3],
+        },
+    ),
+    "mobilevit": classifier(
+        "MobileViT",
+        {
+            "image_size": 32,
+            "hidden_sizes": [12, 12, 18],
+            "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 10],
+            "num_attention_heads": 3,
+            "expand_ratio": 2.0,
+        },
+        size=256,
+    ),
+}
+
 TRANSFORMERS = {
     "vit": built(
         "ViT",
         "ForImageClassification",
-        {**TOWER, "image_size": 8, "patch_size": 4},
+        PATCHES,
         {
             "hidden_size": 1024,
             "intermediate_size": 4096,
@@ -24,20 +104,26 @@ TRANSFORMERS = {
         },
         pictures(reduced_size=8),
     ),
+    **CLASSIFIERS,
+    "vit mae": built(
+        "ViTMAE",
+        "ForPreTraining",
+        {
+            **PATCHES,
+            "decoder_hidden_size": 12,
+            "decoder_num_hidden_layers": 1,
+            "decoder_num_attention_heads": 3,
+            "decoder_intermediate_size": 18,
+        },
+        {},
+        _masked,
+    ),
+    "videomae": video_classifier("VideoMAE", {}, frames=16),
+    "timesformer": video_classifier("Timesformer", {}, frames=8),
     "segformer": built(
         "Segformer",
         "ForSemanticSegmentation",
-        {
-            "num_encoder_blocks": 2,
-            "hidden_sizes": [4, 6],
-            "num_attention_heads": [1, 2],
-            "depths": [1, 2],
-            "sr_ratios": [2, 1],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "mlp_ratios": [4, 4],
-            "decoder_hidden_size": 12,
-        },
+        {**PYRAMID, "sr_ratios": [2, 1], "decoder_hidden_size": 12},
         {},
         _segments,
     ),
