@@ -80,6 +80,28 @@ def _said(values, vocabulary, length):
     return given
 
 
+def _parakeet(full=False):
+    """The CTC model has a name of another form than its configuration."""
+    import transformers
+
+    torch.manual_seed(0)
+    published = {"encoder_config": {"layerdrop": 0.0}}
+    reduced = {
+        "vocab_size": VOCABULARY,
+        "encoder_config": {
+            **TOWER,
+            "conv_kernel_size": 3,
+            "subsampling_factor": 4,
+            "subsampling_conv_channels": 6,
+            "num_mel_bins": 8,
+            "layerdrop": 0.0,
+        },
+    }
+    config = transformers.ParakeetCTCConfig(pad_token_id=0, **(published if full else reduced))
+    values = _features(80, 8, reduced_frames=36, attended=True)
+    return transformers.ParakeetForCTC(config), _transcribed(values, 1024)(full)
+
+
 SOUND = {
     "whisper": built(
         "Whisper",
@@ -94,6 +116,24 @@ SOUND = {
         _whisper,
     ),
     "wav2vec2": speech_recognizer("Wav2Vec2"),
+    "hubert": speech_recognizer("Hubert"),
+    "wavlm": speech_recognizer("WavLM", {"num_buckets": 16, "max_bucket_distance": 20}),
+    "w2v-bert": built(
+        "Wav2Vec2Bert",
+        "ForCTC",
+        {
+            **TOWER,
+            **UNMASKED,
+            "vocab_size": VOCABULARY,
+            "feature_projection_input_dim": 8,
+            "conv_depthwise_kernel_size": 3,
+            "left_max_position_embeddings": 4,
+            "right_max_position_embeddings": 2,
+        },
+        {"vocab_size": 32, **UNMASKED},
+        _transcribed(_features(160, 8, frames=500), 32),
+    ),
+    "parakeet ctc": _parakeet,
     "audio spectrogram transformer": built(
         "AST",
         "ForAudioClassification",

@@ -1,6 +1,6 @@
 """Models that read images and text."""
 
-from tests.zoo.batches import images, tokens
+from tests.zoo.batches import images, reals, tokens
 from tests.zoo.building import TOWER, VOCABULARY, built
 
 PATCHES = {**TOWER, "image_size": 8, "patch_size": 4}
@@ -50,9 +50,35 @@ def _captions(vocabulary, length, image):
     return given
 
 
+def _cut_out(full):
+    batch, ids, image = (16, (77, 49408), 352) if full else (5, (7, VOCABULARY), 8)
+    return {
+        "input_ids": tokens(batch, *ids)["input_ids"],
+        "pixel_values": images(batch, image),
+        "labels": reals(batch, image, image).sigmoid(),
+    }
+
+
 WITH_TEXT = {
     "clip": matcher("CLIP", 49408, {"projection_dim": 10}),
     "siglip": matcher("Siglip", 32000, length=64),
+    "chinese clip": matcher(
+        "ChineseCLIP", 21128, {"projection_dim": 10}, {"text_config": {"vocab_size": 21128}}
+    ),
+    "clipseg": built(
+        "CLIPSeg",
+        "ForImageSegmentation",
+        {
+            **TOWERS,
+            "projection_dim": 10,
+            "extract_layers": [0],
+            "reduce_dim": 12,
+            "decoder_num_attention_heads": 3,
+            "decoder_intermediate_size": 18,
+        },
+        {"vision_config": {"patch_size": 16}, "reduce_dim": 64},
+        _cut_out,
+    ),
     "blip": built(
         "Blip",
         "ForConditionalGeneration",
