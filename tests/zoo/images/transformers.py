@@ -36,6 +36,14 @@ def _masked(full):
     return {"pixel_values": images(size, image)}
 
 
+def _labelled(published_size, reduced_size, count):
+    def given(full):
+        size, image, below = (8, published_size, count) if full else (5, reduced_size, 3)
+        return {"pixel_values": images(size, image), "labels": integers(below, size, image, image)}
+
+    return given
+
+
 CLASSIFIERS = {
     "deit": classifier("DeiT", PATCHES, reduced_size=8),
     "beit": classifier(
@@ -89,6 +97,18 @@ CLASSIFIERS = {
         },
         size=256,
     ),
+    "poolformer": classifier(
+        "PoolFormer",
+        {
+            "num_encoder_blocks": 2,
+            "depths": [1, 1],
+            "hidden_sizes": [6, 10],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "padding": [2, 1],
+            "mlp_ratio": 2.0,
+        },
+    ),
 }
 
 TRANSFORMERS = {
@@ -120,11 +140,67 @@ TRANSFORMERS = {
     ),
     "videomae": video_classifier("VideoMAE", {}, frames=16),
     "timesformer": video_classifier("Timesformer", {}, frames=8),
+    "vivit": video_classifier("Vivit", {"tubelet_size": [2, 4, 4]}, frames=32),
     "segformer": built(
         "Segformer",
         "ForSemanticSegmentation",
         {**PYRAMID, "sr_ratios": [2, 1], "decoder_hidden_size": 12},
         {},
         _segments,
+    ),
+    "dpt": built(
+        "DPT",
+        "ForSemanticSegmentation",
+        {
+            **TOWER,
+            "num_hidden_layers": 4,
+            "backbone_out_indices": [0, 1, 2, 3],
+            "image_size": 16,
+            "patch_size": 4,
+            "neck_hidden_sizes": [6, 8, 10, 10],
+            "fusion_hidden_size": 6,
+            "auxiliary_loss_weight": 0.4,
+            "num_labels": 3,
+        },
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "backbone_out_indices": [5, 11, 17, 23],
+            "neck_hidden_sizes": [256, 512, 1024, 1024],
+            "num_labels": 150,
+        },
+        _labelled(384, 16, 150),
+    ),
+    "upernet": built(
+        "UperNet",
+        "ForSemanticSegmentation",
+        {
+            "backbone_config": {
+                "model_type": "swin",
+                **WINDOWS,
+                "image_size": 64,
+                "depths": [1, 1, 1, 1],
+                "num_heads": [3, 3, 3, 3],
+                "embed_dim": 6,
+                "out_features": ["stage1", "stage2", "stage3", "stage4"],
+            },
+            "hidden_size": 6,
+            "auxiliary_channels": 6,
+            "auxiliary_in_channels": 24,
+            "num_labels": 3,
+        },
+        {
+            "backbone_config": {
+                "model_type": "swin",
+                "image_size": 512,
+                "out_features": ["stage1", "stage2", "stage3", "stage4"],
+            },
+            "hidden_size": 512,
+            "auxiliary_in_channels": 384,
+            "num_labels": 150,
+        },
+        _labelled(512, 64, 150),
     ),
 }
