@@ -67,6 +67,14 @@ CLASSIFIERS = {
     "pvt": classifier(
         "Pvt", {**PYRAMID, **EVEN, "image_size": 32, "sequence_reduction_ratios": [2, 1]}
     ),
+    "pvt v2": classifier(
+        "PvtV2",
+        {
+            **PYRAMID,
+            "image_size": 32,
+            "sr_ratios": [2, 1],
+        },
+    ),
     "levit": classifier(
         "Levit",
         {
@@ -96,6 +104,30 @@ CLASSIFIERS = {
             "expand_ratio": 2.0,
         },
         size=256,
+    ),
+    "hiera": classifier(
+        "Hiera",
+        {
+            "image_size": [32, 32],
+            "embed_dim": 12,
+            "depths": [1, 1],
+            "num_heads": [1, 2],
+            "masked_unit_size": [2, 2],
+            "num_query_pool": 1,
+            "query_stride": [2, 2],
+        },
+    ),
+    "focalnet": classifier(
+        "FocalNet",
+        {
+            "image_size": 16,
+            "patch_size": 4,
+            "embed_dim": 12,
+            "depths": [1, 1],
+            "focal_levels": [2, 2],
+            "focal_windows": [3, 3],
+        },
+        reduced_size=16,
     ),
     "poolformer": classifier(
         "PoolFormer",
