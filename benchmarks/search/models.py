@@ -107,7 +107,7 @@ def lstm(batch: int = BATCH) -> Built:
 
 def _plain(name: str, *args: Any) -> nn.Module:
     """One of the plain models that coverage is measured on; its module has no types."""
-    model: nn.Module = getattr(import_module("tests.zoo.plain"), name)(*args)
+    model: nn.Module = getattr(import_module("tests.zoo.plain.networks"), name)(*args)
     return model
 
 

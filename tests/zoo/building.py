@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.zoo.batches import classes, images, tokens
+from tests.zoo.batches import classes, images, reals, tokens
 
 VOCABULARY = 37  # of reduced models
 TOWER = {
@@ -63,6 +63,35 @@ def text(batch, length, vocabulary, reduced_length=7):
     return lambda full: (
         tokens(batch, length, vocabulary) if full else tokens(5, reduced_length, VOCABULARY)
     )
+
+
+def classifier(kind, small, published=None, reduced_size=32, size=224, batch=32):
+    """A classifier of images, of the 1000 classes of ImageNet as published."""
+
+    def given(full):
+        count = batch if full else 5
+        return {
+            "pixel_values": images(count, size if full else reduced_size),
+            "labels": classes(count, 1000 if full else 11),
+        }
+
+    configs = {"num_labels": 11, **small}, {"num_labels": 1000, **(published or {})}
+    return built(kind, "ForImageClassification", *configs, given)
+
+
+def video_classifier(kind, small, frames, published=None):
+    """A classifier of videos of so many frames, of Kinetics' 400 classes as published."""
+
+    def given(full):
+        count, length, size = (8, frames, 224) if full else (5, 4, 8)
+        return {
+            "pixel_values": reals(count, length, 3, size, size),
+            "labels": classes(count, 400 if full else 11),
+        }
+
+    reduced = {**TOWER, "image_size": 8, "patch_size": 4, "num_frames": 4, "num_labels": 11}
+    configs = {**reduced, **small}, {"num_labels": 400, **(published or {})}
+    return built(kind, "ForVideoClassification", *configs, given)
 
 
 def pictures(published_size=224, reduced_size=32, num_classes=2, batch=32):

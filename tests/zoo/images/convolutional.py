@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.zoo.building import built, pictures
+from tests.zoo.building import built, classifier, pictures
 
 
 def _mobilenet(full=False):
@@ -30,6 +30,18 @@ CONVOLUTIONAL = {
         {"hidden_sizes": [6, 8, 10, 12], "depths": [1, 2, 1, 1], "drop_path_rate": 0.2},
         {"drop_path_rate": 0.1},
         pictures(),
+    ),
+    "convnextv2": classifier(
+        "ConvNextV2",
+        {"hidden_sizes": [6, 8, 10, 12], "depths": [1, 2, 1, 1], "drop_path_rate": 0.2},
+    ),
+    "regnet": classifier(  # Y, 4 GF
+        "RegNet",
+        {"embedding_size": 4, "hidden_sizes": [6, 9], "depths": [1, 2], "groups_width": 3},
+    ),
+    "bit": classifier(  # R50x1
+        "Bit",
+        {"embedding_size": 6, "hidden_sizes": [16, 24], "depths": [1, 2], "num_groups": 2},
     ),
     "resnet": built(
         "ResNet",

@@ -84,6 +84,48 @@ def _resnet(wide=False, **kwargs):
     return _pooled(network, 2)
 
 
+def _resnext(**kwargs):
+    from pytorchcv.models.resnext import ResNeXt
+
+    network = ResNeXt(
+        channels=[[8], [12, 12]],
+        init_block_channels=6,
+        cardinality=2,
+        bottleneck_width=32,
+        **kwargs,
+    )
+    return _pooled(network, 2)
+
+
+def _squeeze_and_excitation(**kwargs):
+    from pytorchcv.models.seresnet import SEResNet
+
+    network = SEResNet(
+        channels=[[16], [20, 20]],
+        init_block_channels=6,
+        bottleneck=True,
+        conv1_stride=False,
+        **kwargs,
+    )
+    return _pooled(network, 2)
+
+
+def _shufflenet(**kwargs):
+    from pytorchcv.models.shufflenetv2b import ShuffleNetV2b
+
+    network = ShuffleNetV2b(
+        channels=[[8, 8], [12, 12]], init_block_channels=6, final_block_channels=20, **kwargs
+    )
+    return _pooled(network, 2)
+
+
+def _darknet(**kwargs):
+    from pytorchcv.models.darknet53 import DarkNet53
+
+    network = DarkNet53(channels=[[6], [10, 10]], init_block_channels=4, **kwargs)
+    return _pooled(network, 4)
+
+
 def _densenet(**kwargs):
     from pytorchcv.models.densenet import DenseNet
 
@@ -161,6 +203,10 @@ PYTORCHCV = {
     "vgg16": _build("vgg16", _vgg, 64),
     "resnet50": _build("resnet50", _resnet, 16),
     "wide resnet": _build("wrn50_2", partial(_resnet, wide=True), 16),
+    "resnext50": _build("resnext50_32x4d", _resnext, 16),
+    "se-resnet50": _build("seresnet50", _squeeze_and_excitation, 16),
+    "shufflenetv2": _build("shufflenetv2b_w1", _shufflenet, 32),
+    "darknet53": _build("darknet53", _darknet, 16),
     "densenet121": _build("densenet121", _densenet, 16),
     "inceptionv4": _build("inceptionv4", _inception, 75, 299),
     "efficientnet_b0": _build("efficientnet_b0", _efficientnet, 32),

@@ -137,7 +137,7 @@ def unet(published=False):
     return UNet([4, 6, 8], 3), {"images": images(5, 8), "classes": integers(3, 5, 8, 8)}
 
 
-PLAIN = {
+NETWORKS = {
     "lstm lm": language_lstm,
     "residual lstm": residual_lstm,
     "mlp-mixer": mixer,
