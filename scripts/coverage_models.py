@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.zoo import ZOO  # noqa: E402
-from tests.zoo.page import HEADINGS, Row, read, stale, write  # noqa: E402
+from tests.zoo.page import HEADINGS, TILINGS, Row, read, stale, write  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
-SLOWEST = ("t5", "qwen3", "densenet121", "inceptionv4", "gemma2", "mixtral", "mistral", "llama")
+SLOWEST = (
+    *("granite hybrid", "zamba2", "bamba", "falcon h1", "prophetnet", "deepseek v2"),
+    *("nemotron h", "t5", "gpt-oss", "qwen3 moe", "mixtral", "densenet121", "inceptionv4"),
+)
 
 
 def main() -> int:
@@ -36,7 +39,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(ZOO), default=list(ZOO), metavar="NAME")
     parser.add_argument("--check", action="store_true", help="compare with the page, do not write")
     parser.add_argument("--planned", action="store_true", help="plan only, start no ranks")
-    parser.add_argument("--tilings", type=int, default=10, help="random ones on each mesh")
+    parser.add_argument("--tilings", type=int, default=TILINGS, help="random ones on each mesh")
     parser.add_argument("--part", default="1/1", help="1/3: every third model alone")
     parser.add_argument("--workers", type=int, default=2, help="processes that plan")
     options = parser.parse_args()

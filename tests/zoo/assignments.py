@@ -2,8 +2,10 @@
 
 They run under a chosen plan, random tilings and uniform strategies. Each rank captures, plans and
 runs on one device every fourth model and leaves the others a file; then all ranks check one model
-after the other. On the mesh of one axis two pairs of ranks share the assignments; on meshes of
-two axes, and under strategies, all four run every one.
+after the other. On the mesh of one axis two pairs of ranks share the assignments, as many each,
+because models with selections compare their batches in the whole world: with the chosen plan that
+is an odd number of random ones. On meshes of two axes, and under strategies, all four run every
+one.
 """
 
 import pickle

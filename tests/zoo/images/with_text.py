@@ -73,7 +73,7 @@ WITH_TEXT = {
             "projection_dim": 10,
             "extract_layers": [0],
             "reduce_dim": 12,
-            "decoder_num_attention_heads": 3,
+            "decoder_num_attention_heads": 6,
             "decoder_intermediate_size": 18,
         },
         {"vision_config": {"patch_size": 16}, "reduce_dim": 64},

@@ -139,7 +139,7 @@ _LLAMA_LIKE = {
 _PARALLEL_BLOCKS = {
     "phi 2": decoder(
         "Phi",
-        {"num_hidden_layers": 1, "num_attention_heads": 3},
+        {"num_hidden_layers": 1, "hidden_size": 48, "num_attention_heads": 6},
         {
             "vocab_size": 51200,
             "hidden_size": 2560,
@@ -150,7 +150,7 @@ _PARALLEL_BLOCKS = {
     ),
     "pythia": decoder(  # 1.4B
         "GPTNeoX",
-        {"num_hidden_layers": 1, "num_attention_heads": 3},
+        {"num_hidden_layers": 1, "hidden_size": 48, "num_attention_heads": 6},
         {
             "vocab_size": 50304,
             "hidden_size": 2048,
@@ -166,9 +166,9 @@ _PARALLEL_BLOCKS = {
         {
             "vocab_size": VOCABULARY,
             "n_positions": 16,
-            "n_embd": 24,
+            "n_embd": 48,
             "n_layer": 1,
-            "n_head": 3,
+            "n_head": 6,
             "rotary_dim": 4,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -181,9 +181,9 @@ _PARALLEL_BLOCKS = {
         "ForCausalLM",
         {
             "vocab_size": VOCABULARY,
-            "hidden_size": 24,
+            "hidden_size": 48,
             "num_hidden_layers": 1,
-            "num_attention_heads": 3,
+            "num_attention_heads": 6,
             "max_position_embeddings": 32,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -235,8 +235,8 @@ _WITHOUT_ROTATION = {
             "hidden_size": 24,
             "num_layers": 2,
             "attention_types": [[["global", "local"], 1]],
-            "num_heads": 3,
-            "intermediate_size": 21,
+            "num_heads": 6,
+            "intermediate_size": 22,
             "window_size": 4,
             "bos_token_id": 0,
             "eos_token_id": 0,
@@ -252,9 +252,9 @@ _WITHOUT_ROTATION = {
             "max_position_embeddings": 32,
             "hidden_size": 24,
             "word_embed_proj_dim": 24,
-            "ffn_dim": 21,
+            "ffn_dim": 22,
             "num_hidden_layers": 1,
-            "num_attention_heads": 3,
+            "num_attention_heads": 6,
         },
         {
             "hidden_size": 2048,
@@ -268,7 +268,7 @@ _WITHOUT_ROTATION = {
     "bloom": built(  # 560M
         "Bloom",
         "ForCausalLM",
-        {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 1, "n_head": 3},
+        {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 1, "n_head": 6},
         {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
         text(8, 2048, 250880),
     ),
