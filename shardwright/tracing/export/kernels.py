@@ -227,6 +227,17 @@ def _normalized(
     return out
 
 
+def _laid_like(grad: Tensor, x: Tensor) -> Tensor:
+    """`grad` in the memory layout of `x`.
+
+    The backward kernel on CPUs takes strides of sizes of 1, as of a single sample, for those of
+    another layout, and gives wrong gradients without an error (torch 2.13).
+    """
+    if x.is_cuda or 1 not in x.shape or grad.stride() == x.stride():
+        return grad
+    return torch.empty_like(x, dtype=grad.dtype).copy_(grad)
+
+
 def _gradients(
     grad: Tensor, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,6 +245,6 @@ def _gradients(
     dtype = statistics_dtype(x)
     kept = [None if one is None else one.to(dtype) for one in (weight, mean, variance)]
     found: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm_backward(
-        grad, x, *kept, None, None, False, eps, [True, True, True]
+        _laid_like(grad, x), x, *kept, None, None, False, eps, [True, True, True]
     )
     return found

@@ -1,6 +1,7 @@
 """Batch norm as sums and a normalisation equals torch's, buffers and gradients included."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -131,3 +132,24 @@ def test_kernels_have_right_gradients(affine):
     expected = F.batch_norm(x, mean, variance, *affinity, eps=1e-3)
     torch.testing.assert_close(kernels.normalize(x, mean, variance, *affinity, 1e-3), expected)
     torch.testing.assert_close(kernels.standardize(x, moments, *affinity, 1e-3), expected)
+
+
+def laid_out(x, order):
+    """`x` with its elements in memory in this order of dimensions."""
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(x.dim())])
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4, 4), (1, 3, 1, 4), (2, 3, 4, 1), (2, 3, 4, 4)])
+def test_gradients_do_not_depend_on_layouts_in_memory(shape):
+    """A rank with one sample got wrong gradients where these were in another layout than values."""
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, *shape).double()
+    weight, bias = torch.randn(2, shape[1]).double()
+    found = []
+    for of_x, of_grad in itertools.product(itertools.permutations(range(4)), repeat=2):
+        leaf = laid_out(x, of_x).detach().requires_grad_()
+        moments = kernels.moments(leaf, shape[1] / x.numel())
+        kernels.standardize(leaf, moments, weight, bias, 1e-5).backward(laid_out(grad, of_grad))
+        found.append(leaf.grad)
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0])
