@@ -105,7 +105,7 @@ def _settled(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
 
 
 def _excess(frontier: Frontier, plan: Plan) -> Bytes:
-    """What torch's allocator would reserve of a device above its memory, though the plan fits."""
+    """Bytes that the allocator would reserve beyond a device, though the tensors of the plan fit."""
     has = frontier.device_bytes
     if plan.memory is None or has is None or plan.peak_bytes > has:
         return Bytes(0)
