@@ -105,7 +105,7 @@ def _settled(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
 
 
 def _excess(frontier: Frontier, plan: Plan) -> Bytes:
-    """Bytes that the allocator would reserve beyond a device, though the tensors of the plan fit."""
+    """Bytes that the allocator would reserve beyond a device; 0 if the plan does not fit anyway."""
     has = frontier.device_bytes
     if plan.memory is None or has is None or plan.peak_bytes > has:
         return Bytes(0)
