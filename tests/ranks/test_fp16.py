@@ -1,5 +1,6 @@
 """`precision="fp16"`: the recipe of one device with `GradScaler`, under every kind of plan."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -111,7 +112,9 @@ def ours(text, job):
     train(run, job, CPU, report)
     skipped = [before > after for before, after in zip([FIRST, *scales], scales, strict=False)]
     assert [one.skipped for one in records] == skipped
-    assert run.record()["scaler"] is not None
+    again = start(module, job, GradScaler("cpu"))
+    again.restore(json.loads(json.dumps(run.record())), run.step)
+    assert again.scaler.state_dict() == run.scaler.state_dict()
     weights = {name: whole(p).detach() for name, p in module.named_parameters()}
     return [one.loss for one in records], scales, weights
 

@@ -15,12 +15,12 @@ from typing import Protocol, final
 import torch
 import torch.distributed as dist
 from torch.amp import GradScaler
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.plan import PlanError
+from shardwright.runtime.parameters.dtensor_spec import local
 
 _HALF = "float16"
 
@@ -82,7 +82,7 @@ def spread_overflow(parameters: Iterable[torch.Tensor]) -> None:
 
     The host does not wait for the device.
     """
-    tiles = [_tile(p.grad) for p in parameters if p.grad is not None]
+    tiles = [local(p.grad) for p in parameters if p.grad is not None]
     if not tiles or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     bad = torch.zeros((), device=tiles[0].device)
@@ -109,7 +109,3 @@ class ScaledOptimizer:
         unscale(self.optimizer, self.scaler)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-
-
-def _tile(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
