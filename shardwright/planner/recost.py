@@ -12,6 +12,7 @@ from functools import partial
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Layout, Partial, fits
+from shardwright.ir.options.optimizers import placed
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.strategy.strategy import Strategy
@@ -87,6 +88,7 @@ def additive(
             " host_bandwidth; give it, or take the plan's offload out"
         )
     decisions = read_plan(plan, graph, analysis)
+    optimizer = placed(optimizer, plan.offload)
     sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
     staged = plan.pipeline is not None
     parts = decisions.mesh.size * decisions.micro_batches

@@ -11,6 +11,21 @@ from shardwright.ir.pipeline import Pipeline
 from shardwright.rules.rule import Tiling
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateForm:
+    """The form of the optimizer's update.
+
+    Parameters are updated in groups of at most `group_bytes` of a rank's tiles, with 0 all at once;
+    None is not decided. With `on_host` the state of a group is copied from the host and back.
+    """
+
+    group_bytes: int | None = None
+    on_host: bool = False
+
+
+AT_ONCE = UpdateForm()
+
+
 @dataclass(frozen=True)
 class Decisions:
     """The decisions of a plan: tilings, storage, micro-batches and recomputation on `mesh`.
@@ -43,6 +58,11 @@ class Decisions:
     compiled: bool = False
     rereads: bool = False
     update_group_bytes: int | None = None
+
+    @property
+    def update(self) -> UpdateForm:
+        """The form of the optimizer's update."""
+        return UpdateForm(self.update_group_bytes, "optimizer" in self.offload)
 
     @property
     def offloaded(self) -> frozenset[int]:

@@ -99,8 +99,9 @@ def _require_storage(storage: Mapping[str, Layout], graph: Graph, analysis: Anal
 
 def _require_offload(plan: Plan) -> None:
     """Raise `PlanError` if a plan offloads what step programs do not."""
-    if plan.offload not in ((), ("activations",)) or (plan.offload and plan.is_asynchronous):
+    if "parameters" in plan.offload or (plan.offload and plan.is_asynchronous):
         raise PlanError(
             f"the plan offloads {', '.join(plan.offload)} under schedule {plan.schedule}, and only"
-            " activations are, in plans without weight versions; take its offload out"
+            " activations and the optimizer's state are, in plans without weight versions; take its"
+            " offload out"
         )

@@ -16,6 +16,7 @@ from torch.amp import GradScaler
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.plan import PlanError
+from shardwright.program.step.step_program import UpdateParts
 from shardwright.rules.operators.mlp_chunks import number_drawn_by
 from shardwright.runtime.device import autocast_dtype
 from shardwright.runtime.executor.executor import Updater
@@ -135,9 +136,9 @@ OnLoss = Callable[[torch.Tensor], object]
 
 
 class StepModule(Protocol):
-    """The module of a step program, which updates parameters in `update_parts`, by name."""
+    """The module of a step program, which updates parameters as `update_parts` say."""
 
-    update_parts: tuple[tuple[str, ...], ...]
+    update_parts: UpdateParts
 
     def update(self, optimizer: Updater) -> None:
         """The update of the parameters at the end of the step that ran last."""

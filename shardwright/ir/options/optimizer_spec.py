@@ -70,7 +70,9 @@ class OptimizerSpec:
     * `matrix`: the update of parameters of two dimensions, where it is another one;
     * `implementation`: how torch runs the update;
     * `keeps_gradients`: whether gradients have buffers of their own that are never freed, of the
-      size in which a rank sums them, as in Megatron-LM.
+      size in which a rank sums them, as in Megatron-LM;
+    * `on_host`: whether the state is kept in the memory of the host, and copied to the device and
+      back for the update, group by group.
     """
 
     name: str
@@ -84,6 +86,7 @@ class OptimizerSpec:
     matrix: MatrixUpdate | None = None
     implementation: Implementation = Implementation.DEFAULT
     keeps_gradients: bool = False
+    on_host: bool = False
 
     @property
     def fused_passes(self) -> int:
@@ -104,6 +107,10 @@ class OptimizerSpec:
         """The tensors of its tile that are kept for a parameter of this shape."""
         matrix = self.matrix_of(shape)
         return self.state_tensors if matrix is None else matrix.state_tensors
+
+    def resident_of(self, shape: Shape) -> int:
+        """The tensors of its tile that are kept in the memory of the device."""
+        return 0 if self.on_host else self.tensors_of(shape)
 
     def kept_of(self, shape: Shape) -> int:
         """Further elements that every rank keeps for a parameter of this shape, if it has a tile.

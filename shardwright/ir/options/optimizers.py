@@ -6,7 +6,7 @@ entry, or a file of its own, or an `OptimizerSpec` of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,12 +42,14 @@ _ASKED: Mapping[str, tuple[str, ...]] = {
     for spec in _SPECS
 }
 _USERS: dict[str, OptimizerSpec] = {}  # hold for the process that states them
+_ON_HOST = "_on_host"  # behind the name of an optimizer whose state is offloaded
 
 
 def optimizer_spec(name: str) -> OptimizerSpec:
     """The optimizer of this name, in any case; raises `OptimizerError` for an unknown one.
 
     A name with `_fused`, `_foreach` or `_loop` behind it asks torch for that implementation.
+    `placed` gives names of optimizers whose state is on the host.
 
     >>> optimizer_spec("AdamW").state_tensors
     2
@@ -64,7 +66,31 @@ def optimizer_spec(name: str) -> OptimizerSpec:
     return found
 
 
+def placed(name: str, offload: Collection[str]) -> str:
+    """The name of the optimizer, with its state on the host if `offload` names the optimizer.
+
+    `offload` is as in `Strategy`. Raises `OptimizerError` for one whose state is not offloaded.
+
+    >>> placed("adamw_fused", ("optimizer",)), placed("adamw_fused_on_host", ())
+    ('adamw_fused_on_host', 'adamw_fused')
+    """
+    plain = name.removesuffix(_ON_HOST)
+    if "optimizer" not in offload:
+        return plain
+    spec = optimizer_spec(plain)
+    if spec.matrix is not None or not spec.state_tensors or _built_in(plain.lower()) is None:
+        having = ", ".join(one.name for one in _SPECS if one.state_tensors and one.matrix is None)
+        raise OptimizerError(
+            f"optimizer {plain} has no state that goes to the host group by group; leave"
+            f" offload=optimizer out, or use one of {having}"
+        )
+    return plain + _ON_HOST
+
+
 def _built_in(name: str) -> OptimizerSpec | None:
+    if name.endswith(_ON_HOST):
+        found = _built_in(name.removesuffix(_ON_HOST))
+        return None if found is None else replace(found, name=name, on_host=True)
     plain, _, word = name.rpartition("_")
     if word in _ASKED.get(plain, ()):
         return replace(OPTIMIZERS[plain], name=name, implementation=Implementation(word))

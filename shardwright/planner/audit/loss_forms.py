@@ -9,6 +9,7 @@ from typing import final
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.numerics import Numerics
+from shardwright.ir.options.optimizers import placed
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
@@ -54,12 +55,12 @@ class PricedForms:
     def __init__(self, graph: Graph, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self._graph, self._machine, self._optimizer = graph, machine, optimizer
         self._tracer = tracer
-        self._known: dict[Numerics, PricedForm] = {}
+        self._known: dict[tuple[Numerics, str], PricedForm] = {}
 
     @property
     def given(self) -> PricedForm:
         """The form of the graph as it was captured."""
-        return self._form(self._graph)
+        return self._form(self._graph, self._optimizer)
 
     @cached_property
     def useful_chunks(self) -> int | None:
@@ -77,10 +78,12 @@ class PricedForms:
         Raises `StrategyError` if the model or the machine does not permit it.
         """
         require_recipe(strategy, self._machine)
-        return self._form(form_of(self._graph, strategy))
+        optimizer = placed(self._optimizer, strategy.offload)
+        return self._form(form_of(self._graph, strategy), optimizer)
 
-    def _form(self, graph: Graph) -> PricedForm:
-        if graph.numerics not in self._known:
-            spaces = SharedSpaces(Expansion(graph, self._machine, self._optimizer))
-            self._known[graph.numerics] = PricedForm(graph, spaces, self._tracer)
-        return self._known[graph.numerics]
+    def _form(self, graph: Graph, optimizer: str) -> PricedForm:
+        key = graph.numerics, optimizer
+        if key not in self._known:
+            spaces = SharedSpaces(Expansion(graph, self._machine, optimizer))
+            self._known[key] = PricedForm(graph, spaces, self._tracer)
+        return self._known[key]

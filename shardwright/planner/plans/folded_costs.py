@@ -80,10 +80,7 @@ class FoldedCosts:
 
         def seconds(folded: _FoldedPlan) -> Seconds:
             prices = prices_of(plan, folded.folded.graph, self.machine)
-            update = defaultdict(float, prices.update)
-            for name, like in folded.folded.stands_for.items():
-                update[like] += prices.update.get(name, 0.0)
-            prices = replace(prices, update=update)
+            prices = replace(prices, update=prices.update.standing_for(folded.folded.stands_for))
             if plan.pipeline is None:
                 return step_seconds(folded.sections(0), prices, plan.micro_batches)
             firsts = range(0, plan.devices, plan.layout_mesh.size)

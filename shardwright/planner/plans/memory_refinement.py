@@ -14,9 +14,10 @@ from typing import NamedTuple, final
 from shardwright.ir.layout import Bytes, largest_atoms, local_atoms
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.program.decisions import Decisions
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.sections import FoldedGraph, sections_of
 from shardwright.rules.rule import Rule, Tiling
@@ -34,14 +35,21 @@ class MemoryRefinement:
 
     def __init__(self, machine: Machine, optimizer: str, tracer: OpTracer) -> None:
         self.tracer = tracer
-        self._device = machine.device
-        backend = machine.backend_spec
-        spec, on_gpu = optimizer_spec(optimizer), backend.device != "cpu"
-        self.trainer = Trainer(
-            spec,
-            RankModel(backend, machine.device.channel_block, machine.expert_skew),
-            spec.runs(plain=machine.devices == 1, on_gpu=on_gpu),
-        )
+        self._machine, self._device, self._optimizer = machine, machine.device, optimizer
+        self._trainers: dict[str, Trainer] = {}
+
+    def trainer(self, decisions: Decisions) -> Trainer:
+        """Facts of the optimizer, whose state is where the decisions say, and of the ranks."""
+        name = placed(self._optimizer, decisions.offload)
+        if name not in self._trainers:
+            machine, spec = self._machine, optimizer_spec(name)
+            backend = machine.backend_spec
+            self._trainers[name] = Trainer(
+                spec,
+                RankModel(backend, machine.device.channel_block, machine.expert_skew),
+                spec.runs(plain=machine.devices == 1, on_gpu=backend.device != "cpu"),
+            )
+        return self._trainers[name]
 
     def settled(self, plan: Plan, lowering: PlanLowering, worst: RankPeak | None = None) -> Plan:
         """`plan`, lowered by `lowering`, with its simulated memory.
@@ -72,11 +80,12 @@ class MemoryRefinement:
 
     def _memory(self, lowering: PlanLowering, rank: int) -> tuple[Memory, int]:
         """The memory of a rank, and the bytes of parameters that it updates at once; 0: all."""
+        trainer = self.trainer(lowering.decisions)
         if not lowering.left_out:
-            step = StepSimulation(lowering, rank, self.trainer, self.tracer)
+            step = StepSimulation(lowering, rank, trainer, self.tracer)
             return step.memory(), step.group_bytes
         graph = FoldedGraph(lowering.graph, {}, (), {})  # with all its layers
-        folded = FoldedStep(lowering.graph, graph, lowering, rank, self.trainer, self.tracer)
+        folded = FoldedStep(lowering.graph, graph, lowering, rank, trainer, self.tracer)
         found = folded.memory(sections_of(lowering.program(rank), graph))
         return found, folded.step.group_bytes
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Seconds
+from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.plan import (
     InputSpec,
     Phase,
@@ -31,6 +32,7 @@ from shardwright.planner.tables.layout_codes import digits, local_elements
 from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule_notes import remarks
+from shardwright.simulate.costs.update import HOST_GROUP
 from shardwright.solve.elimination.problem import Ints, Point
 
 
@@ -324,6 +326,7 @@ class PlanBuilder:
         ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
         stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
         offload = ("activations",) if len(stay) < len(segments) else ()
+        on_host = optimizer_spec(self.optimizer).on_host
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         seconds = Seconds(point.time - saved)
@@ -331,7 +334,7 @@ class PlanBuilder:
             fingerprint=self.graph.fingerprint,
             machine=machine.name,
             mesh=self.space.model.mesh,
-            optimizer=self.optimizer,
+            optimizer=placed(self.optimizer, ()),
             step_seconds=seconds,
             peak_bytes=peak,
             lower_bound_seconds=Seconds(min(bound, seconds)),
@@ -347,8 +350,9 @@ class PlanBuilder:
             micro_batches=self.space.model.micro_batches,
             gradient_sync=self.space.model.gradient_sync,
             compiled=self.space.model.compiled,
-            offload=offload,
+            offload=(*offload, "optimizer") if on_host else offload,
             on_device=tuple(stay) if offload else (),
+            update_group_bytes=Bytes(HOST_GROUP) if on_host else None,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
@@ -439,11 +443,8 @@ class PlanBuilder:
 
     def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
         model, leaf = self.space.model, self.space.parameters[number]
-        seconds, sizes = model.parameter(leaf, _only(code))
+        only = np.array([code], np.int64)
         layout = model.layout(leaf.name, code)
-        size, update_seconds = Bytes(int(sizes[0])), Seconds(float(seconds[0]))
+        size = Bytes(int(model.parameter(leaf, only)[1][0]))
+        update_seconds = Seconds(float(model.seconds_on_device(leaf, only)[0]))
         return PlannedParameter(name, layout, size, update_seconds, regathered)
-
-
-def _only(code: int) -> Ints:
-    return np.array([code], np.int64)

@@ -142,7 +142,8 @@ class Refinement:
     def _peak_of_few_layers(self, plan: Plan) -> Plan | None:
         """`plan` with its peak from few layers; None if only the whole program determines it."""
         memories = self._memories
-        given = self._decisions(plan), memories.trainer, memories.tracer
+        decisions = self._decisions(plan)
+        given = decisions, memories.trainer(decisions), memories.tracer
         peak = self._folded.peak(plan, *given)
         if peak is None:
             return None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.optimizers import placed
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -43,7 +44,7 @@ def price(
     require_recipe(strategy, machine)
     graph = form_of(graph, strategy)
     strategy = strategy.in_form(graph.numerics)
-    expansion = Expansion(graph, machine, optimizer)
+    expansion = Expansion(graph, machine, placed(optimizer, strategy.offload))
     plan = expansion.plan(strategy)
     analysis = expansion.sources.analysis
     refinement = Refinement(graph, machine, optimizer, tracer, analysis)

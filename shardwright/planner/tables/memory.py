@@ -189,7 +189,7 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
     trained = name in graph.trained
     shape, spec = graph.tensor[name].shape, optimizer_spec(optimizer)
     kept = spec.kept_of(shape) * stored_item_bytes(graph, name) if trained else 0
-    states = spec.tensors_of(shape)
+    states = spec.resident_of(shape)
     wide, narrow = stored_bytes(graph, name), read_bytes(graph, name)
     cast = narrow if wide > narrow else 0
     whole = wide * (2 + states if trained else 1) + cast
@@ -203,7 +203,7 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
 
 
 def state_bytes(graph: Graph, optimizer: str) -> Bytes:
-    """Bytes of weights, gradients and optimizer state, which all ranks together must hold once.
+    """Bytes of weights, gradients and optimizer state, which all devices together must hold once.
 
     A parameter that no loss depends on has neither gradient nor state.
     """
@@ -212,7 +212,7 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
         tensor = graph.tensor[leaf.name]
         stored = stored_bytes(graph, leaf.name)
         trained = leaf.name in graph.trained
-        total += stored * (2 + spec.tensors_of(tensor.shape) if trained else 1)
+        total += stored * (2 + spec.resident_of(tensor.shape) if trained else 1)
         total += spec.kept_of(tensor.shape) * stored_item_bytes(graph, leaf.name) * trained
         read = read_bytes(graph, leaf.name)
         total += read if graph.consumers[leaf.name] and stored > read else 0

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op, Tensor
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll, exchanged, exchanges
@@ -207,10 +207,22 @@ class CostModel:
                 seconds = seconds + self.measure.update(memory, self._optimizer, whole)
                 seconds = seconds + self._gathers_for_update(whole, layouts)
                 kept = self._spec.kept_of(whole.shape) * ITEM_BYTES[whole.dtype]
-                memory = (2 + self._spec.tensors_of(whole.shape)) * memory + kept
+                memory = (2 + self._spec.resident_of(whole.shape)) * memory + kept
             memory = memory + cast
             self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
+
+    def seconds_on_device(self, leaf: Leaf, layouts: Ints) -> Floats:
+        """The seconds of `parameter` with the state on the device, without copies: (K,)."""
+        seconds, _ = self.parameter(leaf, layouts)
+        if not self._spec.on_host or leaf.name not in self.graph.trained:
+            return seconds
+        whole = self.stored_tensor(leaf.name)
+        item_bytes = self._reads.item_bytes(leaf.name)
+        tiles = self._reads.local_bytes(leaf.name, layouts) // item_bytes * ITEM_BYTES[whole.dtype]
+        update = self.measure.update
+        there = update(tiles, placed(self._optimizer, ()), whole)
+        return seconds + there - update(tiles, self._optimizer, whole)
 
     def stored_tensor(self, name: str) -> Tensor:
         """A parameter, whole, in the dtype that it is stored in."""

@@ -304,19 +304,22 @@ class Update:
 
     It writes the parameters in place. Their gradients are those of weights `late` updates ago.
     Groups of so many parameters, in their order, are updated one after the other; without `groups`
-    all are updated at once.
+    all are updated at once. State that is `on_host` is copied from there for each group and back:
+    while a group is updated, that of the next one arrives, and that of the one before it leaves.
     """
 
     parameters: tuple[tuple[str, str], ...]
     late: int = 0
     groups: tuple[int, ...] = ()
+    on_host: bool = False
 
     def __str__(self) -> str:
         leaves = names_text(leaf for leaf, _ in self.parameters)
         late = f", {self.late} update{'s' * (self.late > 1)} late" if self.late else ""
         groups = f", in groups of {', '.join(map(str, self.groups))}" if self.groups else ""
         gradients = names_text(gradient for _, gradient in self.parameters)
-        return f"update {leaves} by {gradients}{late}{groups}"
+        state = ", with state from the host and back" if self.on_host else ""
+        return f"update {leaves} by {gradients}{late}{groups}{state}"
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from shardwright.ir.layout import Mesh
 from shardwright.program.instructions import Load
@@ -23,6 +24,13 @@ from shardwright.program.step.instructions import (
     names_text,
 )
 from shardwright.program.step.region import Region
+
+
+class UpdateParts(NamedTuple):
+    """Groups of parameters, by name, that are updated together; whether their state is `on_host`."""
+
+    groups: tuple[tuple[str, ...], ...]
+    on_host: bool
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,11 @@ class StepProgram:
         return (*self.outputs, *gradients, *updates, *carried)
 
     @property
-    def update_parts(self) -> tuple[tuple[str, ...], ...]:
-        """The parameters that are updated together, by name; none in a program without update."""
-        return tuple(chain(*(one.parts for one in self.instructions if isinstance(one, Update))))
+    def update_parts(self) -> UpdateParts:
+        """The parameters that are updated together; none in a program without update."""
+        found = [one for one in self.instructions if isinstance(one, Update)]
+        groups = tuple(chain(*(one.parts for one in found)))
+        return UpdateParts(groups, any(one.on_host for one in found))
 
     def transfers(self) -> Iterator[Transfer]:
         """All collectives, in the order in which they are started."""

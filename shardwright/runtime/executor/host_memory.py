@@ -9,11 +9,30 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
+from functools import cache
 from math import prod
 from typing import final
 from weakref import finalize
 
 import torch
+
+
+Streams = tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]
+
+
+@cache
+def copy_streams(device: torch.device) -> Streams:
+    """The streams of copies to the host and from it, of all modules; None on CPUs."""
+    if device.type != "cuda":
+        return None, None
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+def mapped(size: int) -> torch.Tensor:
+    """Memory of a CPU's host, int8 [size], that torch's allocator does not count."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
 @final
@@ -27,9 +46,7 @@ class HostMemory:
         self.device = device
         self.bytes = self.peak = 0
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
-        self._streams: tuple[torch.cuda.Stream | None, torch.cuda.Stream | None] = None, None
-        if device.type == "cuda":
-            self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._streams = copy_streams(device)
 
     def offload(self, value: torch.Tensor, shape: tuple[int, ...]) -> HostCopyInFlight:
         """Start to copy a value of this shape to the host."""
@@ -54,7 +71,7 @@ class HostMemory:
     def _new(self, size: int) -> torch.Tensor:
         if self.device.type == "cuda":
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        return mapped(size)
 
 
 @final

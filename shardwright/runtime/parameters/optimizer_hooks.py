@@ -33,8 +33,13 @@ from torch.optim.optimizer import (
 from torch.overrides import TorchFunctionMode
 
 from shardwright.ir.plan import PlanError
+from shardwright.runtime.parameters.host_state import load_on_host
 from shardwright.runtime.parameters.state_dicts import as_placed
-from shardwright.runtime.parameters.update_groups import join_groups, split_groups
+from shardwright.runtime.parameters.update_groups import (
+    join_groups,
+    split_groups,
+    streamed_parameters,
+)
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
 _registered: list[Any] = []
@@ -51,7 +56,7 @@ def mend_optimizers() -> None:
 
     @wraps(load)
     def load_placed(self: Optimizer, state_dict: Mapping[str, Any]) -> None:
-        load(self, placed_here(self, state_dict))
+        load_on_host(self, load, placed_here(self, state_dict), streamed_parameters())
 
     Optimizer.load_state_dict = load_placed  # type: ignore[method-assign]
 

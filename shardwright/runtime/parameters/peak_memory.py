@@ -21,6 +21,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
+from shardwright.runtime.parameters.host_state import is_home
+
 T = TypeVar("T")
 _NOISE = (b"USDT:", b"before the profiling started")  # starts, ends, and what was there before
 
@@ -104,6 +106,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    """The tensors of an optimizer's state."""
+    """The tensors of an optimizer's state, without those that are kept on the host."""
     for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        found = (value for value in state.values() if isinstance(value, torch.Tensor))
+        yield from (value for value in found if not is_home(value))

@@ -8,7 +8,7 @@ hyperparameters. The update of an element depends on nothing else, so the number
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,19 +17,33 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.ir.options.optimizers import OPTIMIZERS
+from shardwright.ir.plan import PlanError
+from shardwright.program.step.step_program import UpdateParts
+from shardwright.runtime.parameters.host_state import StreamedGroups
 
 # Classes that read and write no state but that of each parameter, nor their own `param_groups`.
 _SEPARATE = frozenset(
     getattr(torch.optim, spec.torch_class) for spec in OPTIMIZERS.values() if spec.matrix is None
 )
-_groups: WeakKeyDictionary[nn.Module, tuple[tuple[str, ...], ...]] = WeakKeyDictionary()
+_parts: WeakKeyDictionary[nn.Module, UpdateParts] = WeakKeyDictionary()
 _whole: WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()  # during a step
 
 
-def update_in_groups(module: nn.Module, groups: Sequence[tuple[str, ...]]) -> None:
-    """From now on update the parameters of `module`, by name, group by group."""
-    if len(groups) > 1:
-        _groups[module] = tuple(groups)
+def update_in_groups(module: nn.Module, parts: UpdateParts) -> None:
+    """From now on update the parameters of `module` group by group, with the state where it is."""
+    if len(parts.groups) > 1 or parts.on_host:
+        _parts[module] = parts
+
+
+def streamed_parameters() -> frozenset[int]:
+    """The parameters, by id, whose state is kept on the host."""
+    return frozenset(
+        id(module.get_parameter(name))
+        for module, parts in _parts.items()
+        if parts.on_host
+        for names in parts.groups
+        for name in names
+    )
 
 
 def split_groups(optimizer: Optimizer) -> None:
@@ -38,17 +52,29 @@ def split_groups(optimizer: Optimizer) -> None:
     An optimizer of a class whose updates may depend on each other is left as it is, with a warning.
     """
     join_groups(optimizer)  # after an error in the step before
-    if not _groups or torch.compiler.is_compiling():
+    if not _parts:
+        return
+    if torch.compiler.is_compiling():
+        if streamed_parameters():
+            raise PlanError(
+                "a compiled step of the optimizer does not copy its state from the host; call step"
+                " without torch.compile, or take offload=optimizer out of the plan"
+            )
         return
     numbers = {
         id(module.get_parameter(name)): number
-        for module, groups in _groups.items()
-        for number, names in enumerate(groups)
+        for module, parts in _parts.items()
+        for number, names in enumerate(parts.groups)
         for name in names
     }
-    given = optimizer.param_groups
-    parts = [part for group in given for part in _parts(group, numbers)]
-    if len(parts) == len(given):
+    given, streamed = optimizer.param_groups, streamed_parameters()
+    found = [part for group in given for part in _parts_of(group, numbers, streamed)]
+    if not streamed.isdisjoint(id(one) for group in given for one in group["params"]):
+        _require_separate(optimizer)
+        _whole[optimizer] = given
+        optimizer.param_groups = StreamedGroups(optimizer, found, streamed)
+        return
+    if len(found) == len(given):
         return
     if type(optimizer) not in _SEPARATE:
         warnings.warn(
@@ -58,7 +84,7 @@ def split_groups(optimizer: Optimizer) -> None:
         )
         return
     _whole[optimizer] = given
-    optimizer.param_groups = parts
+    optimizer.param_groups = found
 
 
 def join_groups(optimizer: Optimizer) -> None:
@@ -68,12 +94,27 @@ def join_groups(optimizer: Optimizer) -> None:
         optimizer.param_groups = whole
 
 
-def _parts(group: dict[str, Any], numbers: dict[int, int]) -> Iterator[dict[str, Any]]:
+def _require_separate(optimizer: Optimizer) -> None:
+    """Raise `PlanError` for an optimizer that does not update parameters independently."""
+    if type(optimizer) not in _SEPARATE:
+        having = ", ".join(sorted(one.__name__ for one in _SEPARATE))
+        raise PlanError(
+            f"the plan keeps optimizer state on the host, and {type(optimizer).__name__} may need"
+            f" that of several parameters at once; use one of {having}, or take"
+            " offload=optimizer out of the plan"
+        )
+
+
+def _parts_of(
+    group: dict[str, Any], numbers: dict[int, int], streamed: Collection[int]
+) -> Iterator[dict[str, Any]]:
     """The group in parts by the numbers of its parameters; whole if it has no temporaries of all.
 
-    Parameters without a number are a part of their own.
+    State that is copied from the host is divided in any case. Parameters without a number are a
+    part of their own.
     """
-    if group.get("fused") or group.get("foreach") is False:
+    copied = any(id(parameter) in streamed for parameter in group["params"])
+    if not copied and (group.get("fused") or group.get("foreach") is False):
         yield group
         return
     found: dict[int | None, list[torch.Tensor]] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +15,13 @@ from shardwright.ir.graph import ITEM_BYTES, Tensor
 from shardwright.ir.options.optimizer_spec import Implementation, MatrixUpdate, OptimizerSpec
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.model import Device
+from shardwright.program.step.instructions import Update
 from shardwright.program.step.lower.update import group_counts
 from shardwright.simulate.costs.kernels import KernelWork, kernel_seconds, reached_at
 from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
 
 _LEAST_GROUP = 2**26  # bytes; updates of smaller groups take as long to launch as to run
+HOST_GROUP = _LEAST_GROUP  # of parameters whose state is copied to the device at once
 
 
 class UpdatedTile(NamedTuple):
@@ -31,15 +35,62 @@ class UpdatedTile(NamedTuple):
         """Bytes of the optimizer's state for the tile."""
         return spec.tensors_of(self.shape) * self.bytes + spec.kept_of(self.shape) * self.item_bytes
 
+    def resident_bytes(self, spec: OptimizerSpec) -> int:
+        """Those that are kept in the memory of the device."""
+        return 0 if spec.on_host else self.state_bytes(spec)
+
+
+@dataclass(frozen=True)
+class UpdatePrices:
+    """Seconds of the update of parameters, by name, and of one more group of them to launch.
+
+    `copies` are those of state from the host, by parameter, and as many back; a group takes at most
+    `group_copy`. With `streams` copies of both directions run beside each other and beside kernels.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    group: float = 0.0
+    copies: Mapping[str, float] = field(default_factory=dict)
+    group_copy: float = 0.0
+    streams: bool = True
+
+    def __call__(self, update: Update) -> float:
+        """Seconds of an update.
+
+        Nothing hides the copy of the first group from the host, nor, where copies take longer than
+        kernels, that of the last one back.
+        """
+        names = [name for name, _ in update.parameters]
+        kernels = sum(self.seconds.get(name, 0.0) for name in names)
+        if not update.on_host:
+            return kernels + max(0, len(update.groups) - 1) * self.group
+        copies = sum(self.copies.get(name, 0.0) for name in names)
+        first = min(copies, self.group_copy or copies)
+        if first:  # groups of few layers do not say how many all layers have
+            kernels += (ceil(copies / first) - 1) * self.group
+        return max(kernels + first, copies) + first if self.streams else kernels + 2 * copies
+
+    def standing_for(self, stands_for: Mapping[str, str]) -> UpdatePrices:
+        """The prices of a graph in which parameters stand for others, by the others' names."""
+
+        def summed(prices: Mapping[str, float]) -> Mapping[str, float]:
+            found = defaultdict(float, prices)
+            for name, like in stands_for.items():
+                found[like] += prices.get(name, 0.0)
+            return found
+
+        return replace(self, seconds=summed(self.seconds), copies=summed(self.copies))
+
 
 def update_seconds(
     local_bytes: Ints, optimizer: str, device: Device, ranks: int, whole: Tensor | None = None
 ) -> Floats:
     """Seconds to update a parameter with tiles of `local_bytes` bytes: (K,) -> (K,).
 
-    The optimizer's implementation decides. A fused update, and any on CPUs without a measured
-    dispatch (`Device.dispatch_seconds`), is one kernel that reads weight, gradient and state once,
-    and writes weight and state. A foreach update on a GPU passes over them with every operator, all
+    If the state is on the host, its copies hide the update, and each other: seconds are those of
+    one direction. Else the optimizer's implementation decides. A fused update, and any on CPUs
+    without a measured dispatch (`Device.dispatch_seconds`), is one kernel that reads weight,
+    gradient and state once, and writes weight and state. A foreach update on a GPU passes over them with every operator, all
     parameters in few launches; a loop launches each operator of each parameter, for which it waits
     for the host (`Device.issue_seconds`).
 
@@ -53,6 +104,8 @@ def update_seconds(
             and the time to gather them is not included.
     """
     spec = optimizer_spec(optimizer)
+    if spec.on_host:
+        return state_copy_seconds(local_bytes, spec, device)
     matrix = None if whole is None else spec.matrix_of(whole.shape)
     if matrix is not None and whole is not None:
         alone = spec_of_tiles(spec, matrix)
@@ -60,6 +113,15 @@ def update_seconds(
             matrix, whole, device
         )
     return _tiles_seconds(local_bytes, spec, device, ranks)
+
+
+def state_copy_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device) -> Floats:
+    """Seconds to copy the state of parameters of `local_bytes` from the host, or back: (K,).
+
+    They are infinite if the device states no rate.
+    """
+    rate = device.host_bytes_per_s
+    return spec.state_tensors * local_bytes / rate if rate else np.full(local_bytes.shape, np.inf)
 
 
 def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
@@ -111,7 +173,8 @@ def update_bytes(
     """The most bytes of temporaries during the update of `tiles`.
 
     A foreach update has them for all tiles of a group of at most `group_bytes` bytes, with 0 for
-    all tiles.
+    all tiles. State on the host is there for three groups at once: one is updated while the state
+    of the one before it leaves and that of the next one arrives.
 
     >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
     >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)
@@ -125,14 +188,16 @@ def update_bytes(
             continue
         item = ITEM_BYTES[matrix.dtype] if matrix.dtype else tile.item_bytes
         most = max(most, tile.bytes + matrix.temporaries(*tile.shape) * item)
-    if implementation is Implementation.FUSED:
-        return most
+    sizes = iter(alone)
+    groups = [sum(islice(sizes, n)) for n in group_counts(alone, group_bytes or sum(alone))]
     if implementation is Implementation.FOREACH:
-        groups = iter(group_counts(alone, group_bytes or sum(alone)))
-        sizes = iter(alone)
-        largest = max((sum(islice(sizes, count)) for count in groups), default=0)
-        return max(most, spec.foreach_temporaries * largest)
-    return max(most, spec.temporaries * max(alone, default=0))
+        most = max(most, spec.foreach_temporaries * max(groups, default=0))
+    elif implementation is not Implementation.FUSED:
+        most = max(most, spec.temporaries * max(alone, default=0))
+    if not spec.on_host:
+        return most
+    around = (sum(groups[max(0, at - 1) : at + 2]) for at in range(len(groups)))
+    return most + spec.state_tensors * max(around, default=0)
 
 
 def group_bytes_within(
@@ -152,6 +217,8 @@ def group_bytes_within(
     3
     """
     foreach = implementation is Implementation.FOREACH and spec.matrix is None
+    if spec.on_host:
+        return HOST_GROUP
     if not foreach or update_bytes(spec, tiles, implementation) <= room:
         return 0
     sizes = [tile.bytes for tile in tiles]

@@ -14,11 +14,14 @@ from functools import partial
 from itertools import product
 from math import inf, prod
 
+import numpy as np
+
 from shardwright.ir.graph import ITEM_BYTES, Graph
-from shardwright.ir.layout import Bytes, Mesh
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.layout import Bytes, Mesh, Shard
+from shardwright.ir.options.mixed_precision import stored_item_bytes
+from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.pipeline import AXIS
-from shardwright.ir.plan import Phase, Plan, PlannedTransfer
+from shardwright.ir.plan import Phase, Plan, PlannedParameter, PlannedTransfer
 from shardwright.ir.redistribution import LOCAL, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
@@ -29,6 +32,7 @@ from shardwright.program.step.instructions import Part, Recv, Transfer, after_mo
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, hidden_part, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
+from shardwright.simulate.costs.update import UpdatePrices, state_copy_seconds
 from shardwright.simulate.time.async_tensor_parallel import AsyncMessages
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
@@ -49,18 +53,35 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         links=shared_links(mesh, machine),
         contention=partial(_contention, machine=machine, mesh=mesh),
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update={parameter.name: parameter.seconds for parameter in plan.parameters},
-        update_group=_update_group_seconds(plan, machine),
+        update=_update_prices(plan, graph, machine),
         host_copy=partial(host_copy_seconds, machine=machine),
         host_streams=machine.backend_spec.device != "cpu",
     )
 
 
-def _update_group_seconds(plan: Plan, machine: Machine) -> float:
-    """Seconds to launch the update of one more group of parameters."""
-    if not plan.update_group_bytes:
-        return 0.0
-    return optimizer_spec(plan.optimizer).calls * machine.device.launch_seconds
+def _update_prices(plan: Plan, graph: Graph, machine: Machine) -> UpdatePrices:
+    """The prices of the update of a plan, whose parameters are among those of `graph`."""
+    seconds = {parameter.name: parameter.seconds for parameter in plan.parameters}
+    launch = optimizer_spec(plan.optimizer).calls * machine.device.launch_seconds
+    group = launch if plan.update_group_bytes else 0.0
+    if "optimizer" not in plan.offload:
+        return UpdatePrices(seconds, group)
+    spec = optimizer_spec(placed(plan.optimizer, plan.offload))
+    trained = [parameter for parameter in plan.parameters if parameter.name in graph.trained]
+    tiles = [_tile_bytes(one, graph) for one in trained]
+    sizes = np.array([*tiles, plan.update_group_bytes or 0], np.int64)
+    *each, largest = state_copy_seconds(sizes, spec, machine.device).tolist()
+    copies = {one.name: copy for one, copy in zip(trained, each, strict=True)}
+    return UpdatePrices(seconds, group, copies, largest, machine.backend_spec.device != "cpu")
+
+
+def _tile_bytes(parameter: PlannedParameter, graph: Graph) -> int:
+    """Bytes of the largest tile of a parameter as it is stored."""
+    sizes, layout = list(graph.tensor[parameter.name].shape), parameter.layout
+    for placement, parts in zip(layout.placements, layout.mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            sizes[placement.dim] = -(-sizes[placement.dim] // parts)
+    return prod(sizes) * stored_item_bytes(graph, parameter.name)
 
 
 def host_copy_seconds(one: HostCopy, machine: Machine) -> float:
@@ -93,8 +114,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         contention=partial(_contention, machine=machine, mesh=mesh),
         message=message,
         late=partial(at_a_wait, machine) if machine.arrival_skew_seconds else None,
-        update={parameter.name: parameter.seconds for parameter in plan.parameters},
-        update_group=_update_group_seconds(plan, machine),
+        update=_update_prices(plan, graph, machine),
         host_copy=partial(host_copy_seconds, machine=machine),
         host_streams=machine.backend_spec.device != "cpu",
     )

@@ -34,6 +34,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import Item, Loop, Played, in_order
+from shardwright.simulate.costs.update import UpdatePrices
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule
 
@@ -89,8 +90,7 @@ class StepPrices:
     * `contention`: the fraction of a transfer's time by which it delays transfers of another link;
     * `message`: seconds of a message between pipeline groups, after both have started it;
     * `late`: the straggler time at a wait (`stragglers.at_a_wait`); None: 0;
-    * `update`: seconds of the optimizer, by parameter; `update_group`: those that each further
-      group of parameters takes to launch;
+    * `update`: seconds of the optimizer's update;
     * `host_copy`: seconds of a copy to the host or from it, which runs beside operators with
       `host_streams` and is otherwise one of them, as on CPUs.
     """
@@ -102,8 +102,7 @@ class StepPrices:
     contention: Callable[[str, str], float] = lambda _one, _other: 0.0
     message: Callable[[Recv], float] = lambda _one: 0.0
     late: Late | None = None
-    update: Mapping[str, float] = field(default_factory=dict)
-    update_group: float = 0.0
+    update: UpdatePrices = field(default_factory=UpdatePrices)
     host_copy: Callable[[HostCopy], float] = lambda _one: 0.0
     host_streams: bool = True
 
@@ -287,8 +286,7 @@ class Player:
         """Schedule the optimizer's kernels, after all gradients."""
         self._order()
         self._phase = "update"
-        seconds = sum(self.prices.update.get(name, 0.0) for name, _ in one.parameters)
-        seconds += max(0, len(one.groups) - 1) * self.prices.update_group
+        seconds = self.prices.update(one)
         self._updated += seconds
         self._compute("update of parameters", seconds)
         self._phase = "forward"  # of the next call

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.ir.buckets import sum_bucket_bytes
+from shardwright.program.decisions import AT_ONCE
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import link
 from shardwright.program.step.dead_code import forward_only, without_dead
@@ -91,7 +92,7 @@ class _StageProgram:
         (program,) = self.built.programs
         kind, graph, tiles = self.built.builder.kind, self.staged.graph, loads(program).values()
         # All at once: planning does not simulate the memory of these calls.
-        self.instructions += update_of(gradients.items(), kind, graph, tiles, None)
+        self.instructions += update_of(gradients.items(), kind, graph, tiles, AT_ONCE)
         found = StepProgram(
             mesh=pipeline_mesh(self.staged),
             rank=self.rank,

@@ -82,8 +82,7 @@ def _program(
     idle = {leaf.name for leaf in step.graph.leaves_of(LeafKind.PARAMETER)} - step.graph.trained
     gradients = tuple(one for one in builder.gradients.items() if one[0] not in idle)
     tiles = tuple(loads(first).values())
-    most = step.update_group_bytes
-    instructions += update_of(gradients, builder.kind, step.graph, tiles, most)
+    instructions += update_of(gradients, builder.kind, step.graph, tiles, step.update)
     lowered = StepProgram(
         mesh=step.mesh,
         rank=step.rank,

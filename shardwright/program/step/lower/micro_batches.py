@@ -41,7 +41,7 @@ def micro_batched_step(
         fixed_offsets=graph.numerics.rng == "fast",
         ahead=decisions.ahead,
         offload=decisions.offloaded,
-        update_group_bytes=decisions.update_group_bytes,
+        update=decisions.update,
     )
 
 

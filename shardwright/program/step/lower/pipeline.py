@@ -131,9 +131,8 @@ class _GroupBuilder:
         outputs = self.loss()
         stages = self.stages.values()
         tiles = _loads([stage.programs[0] for stage in stages])
-        most = self.staged.decisions.update_group_bytes
-        graph = self.staged.graph
-        self.instructions += update_of(gradients.items(), self.kinds, graph, tiles, most)
+        form, graph = self.staged.decisions.update, self.staged.graph
+        self.instructions += update_of(gradients.items(), self.kinds, graph, tiles, form)
         program = StepProgram(
             mesh=pipeline_mesh(self.staged),
             rank=self.rank,

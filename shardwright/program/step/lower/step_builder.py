@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.mixed_precision import reduced_dtype, stored_dtypes
+from shardwright.program.decisions import AT_ONCE, UpdateForm
 from shardwright.program.instructions import (
     Move,
     Program,
@@ -61,7 +62,7 @@ class LoweringInput:
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
         ahead: how many buckets ahead copies of parameters are gathered.
         offload: the recomputed segments whose boundaries are kept in the memory of the host.
-        update_group_bytes: as in `Decisions`.
+        update: the form of the optimizer's update.
         followed: whether `graph` is that of a pipeline stage that others follow.
         prefix: the first part of names of values, that of a stage where a rank has several.
     """
@@ -77,7 +78,7 @@ class LoweringInput:
     sum_bytes: int | None = None
     ahead: int = 1
     offload: frozenset[int] = frozenset()
-    update_group_bytes: int | None = None
+    update: UpdateForm = AT_ONCE
     followed: bool = False
     prefix: str = ""
 

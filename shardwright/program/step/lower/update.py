@@ -7,6 +7,7 @@ from math import prod
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.options.mixed_precision import stored_item_bytes
+from shardwright.program.decisions import UpdateForm
 from shardwright.program.instructions import Load
 from shardwright.program.step.instructions import Update
 
@@ -16,7 +17,7 @@ def update_of(
     kind: Mapping[str, LeafKind],
     graph: Graph,
     tiles: Iterable[Load],
-    group_bytes: int | None,
+    form: UpdateForm,
 ) -> tuple[Update, ...]:
     """The update of the parameters that have a gradient; empty if there are none.
 
@@ -25,17 +26,18 @@ def update_of(
         kind: the kind of each leaf.
         graph: the graph of the step.
         tiles: this rank's tiles of parameters.
-        group_bytes: as `Decisions.update_group_bytes`.
+        form: its groups, and where the state is.
     """
     found = tuple(one for one in gradients if kind.get(one[0]) is LeafKind.PARAMETER)
     if not found:
         return ()
-    if not group_bytes:
-        return (Update(found),)
+    if not form.group_bytes:
+        return (Update(found, on_host=form.on_host),)
     shapes = {tile.leaf: tile.shape for tile in tiles}
     sizes = [prod(shapes[leaf]) * stored_item_bytes(graph, leaf) for leaf, _ in found]
-    counts = tuple(group_counts(sizes, group_bytes))
-    return (Update(found, groups=counts if len(counts) > 1 else ()),)
+    counts = tuple(group_counts(sizes, form.group_bytes))
+    groups = counts if len(counts) > 1 else ()
+    return (Update(found, groups=groups, on_host=form.on_host),)
 
 
 def group_counts(sizes: Iterable[int], most: int) -> list[int]:

@@ -28,5 +28,5 @@ def whole_step(
         fixed_offsets=graph.numerics.rng == "fast",
         ahead=decisions.ahead,
         offload=decisions.offloaded,
-        update_group_bytes=decisions.update_group_bytes,
+        update=decisions.update,
     )

@@ -118,7 +118,7 @@ class FoldedStep:
         stored.update((name, stored[like]) for name, like in left_out if like in stored)
         granularity = step.allocator.granularity
         odd = self.trainer.rounding(tiles.values(), granularity)
-        state = sum(tile.state_bytes(spec) for tile in tiles.values())
+        state = sum(tile.resident_bytes(spec) for tile in tiles.values())
         present.update(name for name, _ in left_out)
         given = sum(
             self.whole.tensor[leaf.name].bytes

@@ -83,10 +83,15 @@ class Trainer:
         """Bytes of the groups of an update that needs at most `room` bytes, if it can."""
         return group_bytes_within(self.optimizer, list(tiles), self.implementation, room)
 
+    def host_bytes(self, tiles: Iterable[UpdatedTile]) -> int:
+        """The bytes of state that are kept in the memory of the host."""
+        spec = self.optimizer
+        return sum(tile.state_bytes(spec) - tile.resident_bytes(spec) for tile in tiles)
+
     def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
         """The bytes by which gradients and state are rounded up by an allocator."""
         return sum(
-            -(tile.bytes) % granularity * (1 + self.optimizer.tensors_of(tile.shape))
+            -(tile.bytes) % granularity * (1 + self.optimizer.resident_of(tile.shape))
             for tile in tiles
         )
 
@@ -111,7 +116,7 @@ class StepSimulation:
         self.keys = 0  # bytes of the positions of random numbers
         self.temporaries = True  # whether those of the update are allocated
         self.group_bytes = 0
-        self.host_bytes = 0  # that offloaded values take of the memory of the host
+        self.host_bytes = 0  # that offloaded values and state take of the memory of the host
 
     def memory(self) -> Memory:
         """The peak memory of the rank, by module and purpose."""
@@ -137,7 +142,7 @@ class StepSimulation:
             module = _owner(leaf)
             found[module, "parameters"] += self.stored(leaf.name).bytes
             if (tile := tiles.get(leaf.name)) is not None:
-                state = tile.state_bytes(self.trainer.optimizer)
+                state = tile.resident_bytes(self.trainer.optimizer)
                 found[module, "optimizer_state"] += state
         for (path, use), size in self.allocator.at_peak().items():
             found[path, _PARTS[use]] += size
@@ -156,7 +161,7 @@ class StepSimulation:
         kept = [leaf for leaf in present if leaf.kind is LeafKind.PARAMETER]
         before = [self.lasting(present), *(self.stored(leaf.name).bytes for leaf in kept)]
         spec = self.trainer.optimizer
-        state = [tile.bytes for tile in tiles.values() for _ in range(spec.tensors_of(tile.shape))]
+        state = [tile.bytes for tile in tiles.values() for _ in range(spec.resident_of(tile.shape))]
         return Bytes(reserved_bytes(before, self.allocator.requests, state))
 
     def lasting(self, present: Iterable[Leaf]) -> int:
@@ -300,7 +305,7 @@ class StepSimulation:
         if self.trainer.optimizer.keeps_gradients:
             observe = self.with_buffers(program, given, observe)
         memory.play(observe)
-        self.host_bytes = memory.host_memory.peak
+        self.host_bytes = memory.host_memory.peak + self.trainer.host_bytes(tiles.values())
         if not tiles:
             self.forget(given, parts)
         return tiles

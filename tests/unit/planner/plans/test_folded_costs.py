@@ -7,6 +7,7 @@ import pytest
 from shardwright.api import search_with as search
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.optimizers import placed
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
@@ -47,7 +48,7 @@ def test_time_and_memory_equal_those_of_the_whole_program():
                 TimeRefinement(GRAPH, MACHINE).refined(bare, lowering), lowering
             )
             assert seconds == pytest.approx(whole.step_seconds, rel=1e-9)
-            peak = costs.peak(plan, decisions, memories.trainer, tracer)
+            peak = costs.peak(plan, decisions, memories.trainer(decisions), tracer)
             assert peak is None or peak.bytes == whole.peak_bytes
     assert folded >= 2
 
@@ -77,13 +78,14 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     memories = MemoryRefinement(MACHINE, "adamw", tracer)
     costs = FoldedCosts(graph, analysis, MACHINE)
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
-    peak = costs.peak(plan, decisions, memories.trainer, tracer)
+    peak = costs.peak(plan, decisions, memories.trainer(decisions), tracer)
     assert peak.bytes == whole.peak_bytes
     lowering = PlanLowering(graph, analysis, decisions, MACHINE.backend_spec.alone_bytes)
     sums = list(lowering.program(0).transfers())
     assert max(sum(".scale" in part.value for part in one.parts) for one in sums) == 8
     # With the peak at the end, where copies of what layers were left out share a sum.
-    late = LargeUpdate(memories.trainer.optimizer, memories.trainer.rank)
+    known = memories.trainer(decisions)
+    late = LargeUpdate(known.optimizer, known.rank)
     peaks = [
         StepSimulation(lowering, rank, late, tracer).memory().peak
         for rank in ranks_that_differ(lowering)
@@ -91,17 +93,19 @@ def test_strategies_fold_although_all_layers_share_sums(strategy):
     assert costs.peak(plan, decisions, late, tracer).bytes == max(peaks)
 
 
-@pytest.mark.parametrize("strategy", ["dp_shard=4", "tp=4", "dp_shard=4 mb=4"])
+@pytest.mark.parametrize(
+    "strategy", ["dp_shard=4", "tp=4", "dp_shard=4 mb=4", "tp=4 offload=optimizer"]
+)
 def test_strategies_fold_although_gradients_of_all_layers_add_up(strategy):
-    graph = residual_layers(12, masks=1, learned=True)
-    expansion = Expansion(graph, MACHINE, "adamw")
+    graph, like = residual_layers(12, masks=1, learned=True), Strategy.parse(strategy)
+    expansion = Expansion(graph, MACHINE, placed("adamw", like.offload))
     analysis, tracer = expansion.sources.analysis, Footprints(on_cpu=False)
-    plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    plan = expansion.expanded(like).plan(0.0, ())
     decisions = read_plan(plan, graph, analysis)
     whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(plan)
     costs = FoldedCosts(graph, analysis, MACHINE)
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
-    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer
+    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer(decisions)
     assert costs.peak(plan, decisions, trainer, tracer).bytes == whole.peak_bytes
 
 
@@ -135,10 +139,11 @@ def test_plans_that_gather_further_ahead_have_costs_of_their_own():
     expansion = Expansion(GRAPH, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
     costs, tracer = FoldedCosts(GRAPH, ANALYSIS, MACHINE), Footprints(on_cpu=False)
-    trainer, peaks = MemoryRefinement(MACHINE, "adamw", tracer).trainer, []
+    memories, peaks = MemoryRefinement(MACHINE, "adamw", tracer), []
     for ahead in (1, 3):
         deep = replace(plan, ahead=ahead)
         decisions = read_plan(deep, GRAPH, ANALYSIS)
+        trainer = memories.trainer(decisions)
         whole = StepSimulation(
             PlanLowering(GRAPH, ANALYSIS, decisions, None), 0, trainer, tracer
         ).memory()
@@ -170,9 +175,9 @@ def test_layers_that_draw_random_numbers_fold():
 def test_buffers_of_gradients_are_whole_where_parameters_are_gathered():
     expansion = Expansion(GRAPH, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
-    lowering = PlanLowering(GRAPH, ANALYSIS, read_plan(plan, GRAPH, ANALYSIS), None)
-    tracer = Footprints(on_cpu=False)
-    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer
+    decisions = read_plan(plan, GRAPH, ANALYSIS)
+    lowering, tracer = PlanLowering(GRAPH, ANALYSIS, decisions, None), Footprints(on_cpu=False)
+    trainer = MemoryRefinement(MACHINE, "adamw", tracer).trainer(decisions)
     kept = replace(trainer, optimizer=replace(trainer.optimizer, keeps_gradients=True))
     step, program = StepSimulation(lowering, 0, kept, tracer), lowering.program(0)
     weights = [leaf.name for leaf in GRAPH.leaves_of(LeafKind.PARAMETER)]
@@ -214,7 +219,7 @@ def test_pipelines_fold(strategy, contention):
     whole = TimeRefinement(STAGED, machine).refined(plan, lowering)
     costs = FoldedCosts(STAGED, analysis, machine)
     assert costs.seconds(plan, decisions) == pytest.approx(whole.step_seconds, rel=1e-9)
-    trainer = MemoryRefinement(machine, "adamw", tracer).trainer
+    trainer = MemoryRefinement(machine, "adamw", tracer).trainer(decisions)
     ranks = ranks_that_differ(lowering)
     memories = [StepSimulation(lowering, rank, trainer, tracer).memory() for rank in ranks]
     worst = max(memories, key=lambda memory: memory.peak)

@@ -24,6 +24,7 @@ from shardwright.program.step.passes.delay_waits import delay_waits
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.unrolled import in_order
+from shardwright.simulate.costs.update import UpdatePrices
 from shardwright.simulate.time.steady_state import SteadyStateError, played
 from shardwright.simulate.time.step_program import (
     OpSeconds,
@@ -127,8 +128,8 @@ def test_backward_passes_run_the_operators_of_their_call():
 
 def test_the_update_comes_last():
     order = run("a"), back("a"), start("x"), wait("x"), UPDATE
-    assert seconds(order, {"x": 1.0}, update={"v": 3.0, "w": 4.0}) == 2 + 4 + 1 + 7
-    assert seconds(order[:-1], {"x": 1.0}, update={"v": 3.0, "w": 4.0}) == 2 + 4 + 1
+    assert seconds(order, {"x": 1.0}, update=UpdatePrices({"v": 3.0, "w": 4.0})) == 2 + 4 + 1 + 7
+    assert seconds(order[:-1], {"x": 1.0}, update=UpdatePrices({"v": 3.0, "w": 4.0})) == 2 + 4 + 1
 
 
 def test_buffers_are_filled_before_and_emptied_after():
@@ -163,7 +164,7 @@ def test_ranks_wait_for_the_slowest_less_what_they_computed_since():
         lambda _one, _purpose: 1.0,
         {"dp": "dp"},
         late=late,
-        update={"v": 9.0},
+        update=UpdatePrices({"v": 9.0}),
     )
     # x takes 1 + sqrt(16) more; y is waited for 2 s after it started: max(0, sqrt(5) - 2) more.
     y = max(2.0, 1 + sqrt(5) - 2)

@@ -118,7 +118,8 @@ def test_plans_say_what_is_offloaded(graph):
     "strategy, figures, text",
     [
         ("dp_shard=2 offload=activations", {}, "so add ac=full"),
-        ("dp_shard=2 ac=full offload=optimizer", {}, "use offload=activations"),
+        ("dp_shard=2 offload=optimizer,parameters", {}, "so use offload=optimizer or"),
+        ("dp_shard=2 offload=parameters", {}, "so use offload=optimizer or"),
         ("dp_shard=2 ac=full offload=activations", None, "the machine has no host_bandwidth"),
     ],
 )
@@ -133,8 +134,8 @@ def test_what_is_not_offloaded_is_refused_in_a_line(graph, strategy, figures, te
 def test_plans_that_cannot_be_run_or_priced_again_are_refused(graph):
     plan = sw.price(graph, "2xcpu", "dp_shard=2 ac=full" + OFFLOAD)
     analysis, machine = analyze(graph), sw.Machine.preset("2xcpu")
-    with pytest.raises(PlanError, match="offloads optimizer under schedule none, and only"):
-        read_plan(replace(plan, offload=("optimizer",)), graph, analysis)
+    with pytest.raises(PlanError, match="offloads parameters under schedule none, and only"):
+        read_plan(replace(plan, offload=("parameters",)), graph, analysis)
     again = recosted(plan, graph, machine, "adamw", sw.strategies(graph, machine))
     assert (again.step_seconds, again.memory.host) == (plan.step_seconds, plan.memory.host)
     alone = replace(machine, device=replace(machine.device, host_bytes_per_s=None))

@@ -1,0 +1,177 @@
+"""Keeps the state of an optimizer in the memory of the host, and updates it on the device.
+
+Between two steps the state of parameters is on the host. During a step the optimizer goes through
+groups of them (`update_groups.py`): while one is updated, the state of the next one is copied from
+the host, and that of the one before it back. The update is that of the device, so numbers are equal
+to those of state that stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, final
+from weakref import WeakValueDictionary
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shardwright.runtime.executor.host_memory import HostCopyInFlight, copy_streams, mapped
+
+_homes: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # on the host, by id
+
+
+class _Copy(NamedTuple):
+    """A tensor of a parameter's state on its way."""
+
+    parameter: torch.Tensor
+    key: str
+    made: torch.Tensor
+    flight: HostCopyInFlight
+
+
+@final
+class StreamedGroups(list[dict[str, Any]]):
+    """Groups of parameters for one step; who iterates over them has their state on the device.
+
+    The state of parameters whose number is not in `streamed` stays where it is.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, groups: Sequence[dict[str, Any]], streamed: Collection[int]
+    ) -> None:
+        super().__init__(groups)
+        self._optimizer, self._streamed = optimizer, streamed
+        self._homes: dict[tuple[int, str], torch.Tensor] = {}  # of state that is on the device
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Each group while its state is on the device; afterwards all state is on the host."""
+        groups = [*super().__iter__()]
+        arriving = self._fetched(groups[0]) if groups else []
+        leaving: list[list[_Copy]] = []
+        for at, group in enumerate(groups):
+            self._arrive(arriving)
+            while len(leaving) > 1:  # that of the group before may still leave
+                _end(leaving.pop(0))
+            arriving = self._fetched(groups[at + 1]) if at + 1 < len(groups) else []
+            yield group
+            leaving.append(self._offloaded(group))
+        for copies in leaving:
+            _end(copies)
+
+    def _fetched(self, group: dict[str, Any]) -> list[_Copy]:
+        """Start to copy the state of a group to the device."""
+        found = []
+        for parameter, key, value in self._state(group):
+            if not is_home(value):
+                continue  # of a first step, or loaded since
+            made, stream = _like(value, parameter.device), copy_streams(parameter.device)[1]
+            flight = HostCopyInFlight(_local(value), _local(made), stream)
+            found.append(_Copy(parameter, key, made, flight))
+            self._homes[id(parameter), key] = value
+        return found
+
+    def _arrive(self, copies: Sequence[_Copy]) -> None:
+        for parameter, key, made, flight in copies:
+            flight.results()
+            self._optimizer.state[parameter][key] = made
+
+    def _offloaded(self, group: dict[str, Any]) -> list[_Copy]:
+        """Start to copy the state of a group to the host, where it is from now on."""
+        found = []
+        for parameter, key, value in self._state(group):
+            home = self._homes.pop((id(parameter), key), None)
+            if home is None or home.shape != value.shape or home.dtype != value.dtype:
+                home = home_like(value)
+            flight = HostCopyInFlight(_local(value), _local(home), copy_streams(value.device)[0])
+            self._optimizer.state[parameter][key] = home
+            found.append(_Copy(parameter, key, home, flight))
+        return found
+
+    def _state(self, group: dict[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+        """The tensors of the group's state that are streamed: (parameter, key, value)."""
+        return [
+            (parameter, key, value)
+            for parameter in group["params"]
+            if id(parameter) in self._streamed
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if is_streamed(value)
+        ]
+
+
+def load_on_host(
+    optimizer: Optimizer,
+    load: Callable[[Optimizer, dict[str, Any]], None],
+    given: dict[str, Any],
+    streamed: Collection[int],
+) -> None:
+    """Load a state dict, the state of `streamed` parameters directly into the host's memory.
+
+    `load` is that of torch, which would have all state on the device at once. Tensors lie as the
+    parameters do, and get their dtype.
+    """
+    saved = chain.from_iterable(group["params"] for group in given["param_groups"])
+    mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    state, apart = dict(given["state"]), list[tuple[torch.Tensor, dict[str, torch.Tensor]]]()
+    for number, parameter in zip(saved, mine, strict=False):  # torch tells of other numbers
+        if number in state and id(parameter) in streamed:
+            found = {k: v for k, v in state[number].items() if is_streamed(v)}
+            state[number] = {k: v for k, v in state[number].items() if k not in found}
+            apart.append((parameter, found))
+    load(optimizer, {**given, "state": state})
+    for parameter, found in apart:
+        for key, value in found.items():
+            home = home_like(parameter.detach() if value.shape == parameter.shape else value)
+            _local(home).copy_(_local(value))
+            optimizer.state[parameter][key] = home
+
+
+def is_streamed(value: object) -> bool:
+    """Whether a value of a parameter's state goes to the host; counts of steps do not."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def is_home(value: torch.Tensor) -> bool:
+    """Whether a tensor is one of state on the host, made by `home_like`."""
+    return _homes.get(id(value)) is value
+
+
+def home_like(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialised tensor on the host for state like `value`, in its layout on the mesh."""
+    dtype = value.dtype if dtype is None else dtype
+    if value.device.type == "cpu":  # outside of what torch's allocator has, which is the device's
+        shape = _local(value).shape
+        home = _as_laid(mapped(shape.numel() * dtype.itemsize).view(dtype).view(shape), value)
+    else:
+        home = torch.empty_like(value, dtype=dtype, device="cpu", pin_memory=True)
+    _homes[id(home)] = home
+    return home
+
+
+def _like(home: torch.Tensor, device: torch.device) -> torch.Tensor:
+    local = torch.empty_like(_local(home), device=device)
+    return _as_laid(local, home)
+
+
+def _as_laid(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with the layout of `like` on its mesh, of this local part."""
+    if not isinstance(like, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _end(copies: Sequence[_Copy]) -> None:
+    for copy in copies:
+        copy.flight.results()
