@@ -71,12 +71,12 @@ class UpdatePrices:
         return max(kernels + first, copies) + first if self.streams else kernels + 2 * copies
 
     def standing_for(self, stands_for: Mapping[str, str]) -> UpdatePrices:
-        """The prices of a graph in which parameters stand for others, by the others' names."""
+        """The prices of a graph in which parameters stand for equal ones, by the others' names."""
 
         def summed(prices: Mapping[str, float]) -> Mapping[str, float]:
             found = defaultdict(float, prices)
             for name, like in stands_for.items():
-                found[like] += prices.get(name, 0.0)
+                found[like] += prices.get(name, prices.get(like, 0.0))
             return found
 
         return replace(self, seconds=summed(self.seconds), copies=summed(self.copies))
