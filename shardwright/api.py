@@ -18,12 +18,11 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import search_scope
-from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit
+from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, least_state_bytes
 from shardwright.planner.planner import Progress
 from shardwright.planner.strategies import pricing
 from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
 from shardwright.planner.strategies.preference import preferred
-from shardwright.planner.tables.memory import state_bytes
 from shardwright.public import Frontier, Plan
 from shardwright.public import search_with as search_with
 from shardwright.rules.operators.chunks import with_chunks
@@ -364,5 +363,5 @@ def plan(
         norms=norms,
         loss=loss,
     )
-    check_limit(machine, limit, state_bytes(graph, options.optimizer), STATE)
+    check_limit(machine, limit, least_state_bytes(graph, machine, options), STATE)
     return Plan.of(preferred(search_with(graph, machine, options), limit).plan)

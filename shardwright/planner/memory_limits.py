@@ -7,8 +7,10 @@ from typing import NamedTuple
 from shardwright.ir.frontier import InfeasibleError, format_bytes
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
 from shardwright.ir.layout import Bytes
+from shardwright.ir.options.optimizers import offloadable, placed
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.model import Machine
+from shardwright.planner.tables.memory import state_bytes
 from shardwright.rules.operators.chunks import with_chunks
 from shardwright.rules.operators.loss_chunks import LossChunksError, most_logits
 from shardwright.rules.operators.mlp_chunks import MlpChunksError, largest_mlp
@@ -46,8 +48,9 @@ def check_limit(machine: Machine, memory_limit: int | str | None, needed: int, w
 def offload_of(machine: Machine, options: PlanOptions) -> bool | None:
     """Whether inputs of recomputed segments may wait on the host; None if only where needed.
 
-    By default they do not on CPUs, whose memory is that of the host, and on machines that state no
-    link to the host or none of its memory.
+    Where they may, so may the state of the optimizer, which is only searched where nothing fits
+    with it on the device. By default they do not on CPUs, whose memory is that of the host, and on
+    machines that state no link to the host or none of its memory.
 
     Raises `OptionsError` if offload is asked for and the machine states none.
     """
@@ -60,6 +63,24 @@ def offload_of(machine: Machine, options: PlanOptions) -> bool | None:
         )
     possible = has and options.recompute and machine.backend_spec.device != "cpu"
     return options.offload if options.offload is not None or possible else False
+
+
+def optimizer_on_host(machine: Machine, options: PlanOptions) -> str | None:
+    """The optimizer of a search with its state on the host; None where that is not searched.
+
+    It is where inputs of segments may be, also without recomputation.
+    """
+    device, name = machine.device, options.optimizer
+    has = device.host_bytes_per_s is not None and device.host_memory_bytes is not None
+    if options.offload is False or options.allow_async or not (has and offloadable(name)):
+        return None
+    on_cpu = machine.backend_spec.device == "cpu" and options.offload is None
+    return None if on_cpu else placed(name, ("optimizer",))
+
+
+def least_state_bytes(graph: Graph, machine: Machine, options: PlanOptions) -> Bytes:
+    """Bytes of parameters, gradients and state that the devices of `machine` must hold in total."""
+    return state_bytes(graph, optimizer_on_host(machine, options) or options.optimizer)
 
 
 class SearchForms(NamedTuple):

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, final
 
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier, costs_of
 from shardwright.ir.graph import Graph
+from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import (
     MicroBatchError,
@@ -86,10 +87,33 @@ def _powers() -> list[int]:
 
 
 class Search(Protocol[F]):
-    """A search that tries micro-batches and chunks of the loss only if memory is tight."""
+    """A search that tries micro-batches and chunks of the loss only if memory is tight.
 
-    def __call__(self, *, tight: bool) -> F:
+    With `on_host` it tries the optimizer's state in the memory of the host, too.
+    """
+
+    def __call__(self, *, tight: bool, on_host: bool = False) -> F:
         """The frontier that it finds."""
+
+
+def if_needed(
+    run: Search[SearchedFrontier], limit: str | int | None, *, on_host: bool
+) -> SearchedFrontier:
+    """The frontier of `if_tight`, with the optimizer's state on the host if nothing fits else.
+
+    Copies of the state take longer than its update in any case. It is tried where `on_host` says
+    that it may be.
+    """
+    found = if_tight(run, limit)
+    most = found.limit(limit)
+    if not on_host or most is None:
+        return found
+    every = found.plans, found.baselines, found.pipelines
+    least = min(peak for plans in every for _, peak in costs_of(plans))
+    if least <= most or found.simulated_peak(found[-1]) <= most:
+        return found
+    more = run(tight=True, on_host=True)
+    return replace(more, search_seconds=found.search_seconds + more.search_seconds)
 
 
 def if_tight(run: Search[F], limit: str | int | None = None) -> F:

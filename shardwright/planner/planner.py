@@ -23,10 +23,15 @@ from shardwright.planner.axes.axis_names import AxisNames
 from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
-from shardwright.planner.memory_limits import forms_to_search, limit_on, offload_of
+from shardwright.planner.memory_limits import (
+    forms_to_search,
+    limit_on,
+    offload_of,
+    optimizer_on_host,
+)
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
-from shardwright.planner.micro_batch_counts import if_tight
+from shardwright.planner.micro_batch_counts import if_needed
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
@@ -109,28 +114,36 @@ def _joint(
         first_form = starts[0].factory if starts else None
         starts.append(_start_of(form, machine, options, scope, first_form))
     first = len(forms.plain)
-    loops: dict[tuple[int, object, bool], MeshLoop] = {}
-    offload = offload_of(machine, options)
+    loops: dict[tuple[int, object, bool, str], MeshLoop] = {}
+    offload, optimizer = offload_of(machine, options), optimizer_on_host(machine, options)
     refinements = Refinements(tracer)
 
-    def run(*, tight: bool) -> SearchedFrontier:
-        """The frontier; forms and numbers that only save memory are searched if it is `tight`."""
+    def run(*, tight: bool, on_host: bool = options.offload is True) -> SearchedFrontier:
+        """The frontier; forms and numbers that only save memory are searched if it is `tight`.
+
+        With `on_host` plans may have the optimizer's state there, in every form.
+        """
         start, found = time.perf_counter(), list[MeshLoop]()
         counts = options.micro_batches or (ALL if tight else (1,))
         host = tight if offload is None else offload
         these = replace(options, micro_batches=counts, offload=host)
-        for number, strategies in enumerate(starts if tight else starts[:first]):
-            key = number, counts, host
-            if key not in loops:
-                same = (loops[one] for one in loops if (one[0], one[2]) == (number, host))
-                loops[key] = _search(strategies, these, end, notify, (found, next(same, None)))
-            found.append(loops[key])
+        searched = starts if tight else starts[:first]
+        for name in (options.optimizer, *([optimizer] if on_host and optimizer else ())):
+            for number, strategies in enumerate(searched):
+                key = number, counts, host, name
+                if key not in loops:
+                    same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
+                    given = found, next(same, None)
+                    one = strategies.with_optimizer(name)
+                    asked = replace(these, optimizer=name)
+                    loops[key] = _search(one, asked, end, notify, given)
+                found.append(loops[key])
         return _frontier_of(found, start, refinements, known)
 
     if None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
     ):
-        return if_tight(run, options.memory_limit)
+        return if_needed(run, options.memory_limit, on_host=optimizer is not None)
     return run(tight=True)
 
 

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
+from shardwright.ir.options.optimizers import placed
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.prices import Routes
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
@@ -18,7 +19,7 @@ from shardwright.planner.space.constrain import NO_MARKS, Limits, Marks
 from shardwright.planner.space.repeats import ShortGraph, divides, grouped, shorten
 from shardwright.planner.space.skeleton import constrained
 from shardwright.planner.space.space import Space, TooWideError, make_folded_space, make_space
-from shardwright.planner.tables.memory import BucketSizes, bucket_sizes
+from shardwright.planner.tables.memory import BucketSizes, bucket_sizes, state_bytes
 from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.options import Allowed
 from shardwright.rules.analysis import Analysis, analyze, expand_analysis
@@ -136,7 +137,7 @@ class SpaceFactory:
             return free if decide is None else free.with_allowed(decide(free))
 
         if self.recompute and mesh not in self.too_wide:
-            share = self._share_of_host(machine) if host else None
+            share = self._share_of_host(machine, optimizer) if host else None
             for one in dict.fromkeys((replace(skeleton, host_bytes=share), skeleton)):
                 try:
                     space, short = self._space(model, self._segments, one)
@@ -147,9 +148,14 @@ class SpaceFactory:
             self.too_wide.add(mesh)
         return self._space(model, ())
 
-    def _share_of_host(self, machine: Machine) -> int:
-        """Bytes of the memory of a device's host for the input of each segment."""
-        return (machine.device.host_memory_bytes or 0) // max(1, len(self._segments))
+    def _share_of_host(self, machine: Machine, optimizer: str) -> int:
+        """Bytes of the memory of a device's host for the input of each segment.
+
+        State of the optimizer that is there leaves less, by an even share of all state.
+        """
+        state = state_bytes(self.graph, placed(optimizer, ())) - state_bytes(self.graph, optimizer)
+        left = (machine.device.host_memory_bytes or 0) - state // machine.devices
+        return max(0, left) // max(1, len(self._segments))
 
     def decided_space(
         self,

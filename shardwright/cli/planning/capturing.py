@@ -14,6 +14,7 @@ import click
 from shardwright.cli.console import working
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.memory_limits import WEIGHTS, check_limit
@@ -73,12 +74,11 @@ class CapturedTarget:
         """The job of the target."""
         return self.load()
 
-    @property
-    def state_bytes(self) -> int:
+    def state_bytes(self, machine: Machine, options: PlanOptions) -> int:
         """Bytes of weights, gradients and optimizer state; some rank holds an even share."""
-        from shardwright.planner.tables.memory import state_bytes
+        from shardwright.planner.memory_limits import least_state_bytes
 
-        return state_bytes(self.graph, self.optimizer)
+        return least_state_bytes(self.graph, machine, options)
 
 
 def capture(

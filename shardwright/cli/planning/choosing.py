@@ -34,7 +34,7 @@ def choose(
     that of `Frontier.fastest`: by default the memory of a device. Raises `InfeasibleError`, naming
     the smallest sufficient memory, when nothing fits.
     """
-    check_limit(machine, options.memory_limit, captured.state_bytes, STATE)
+    check_limit(machine, options.memory_limit, captured.state_bytes(machine, options), STATE)
     if objective == "devices":
         return _on_fewest_devices(captured, machine, options)
 
@@ -65,7 +65,11 @@ def _preferred(frontier: Frontier, options: PlanOptions) -> Choice:
 def _on_fewest_devices(captured: CapturedTarget, machine: Machine, options: PlanOptions) -> Choice:
     limit = limit_on(machine, options.memory_limit)
     parts = list(smaller_machines(machine))
-    enough = [p for p in parts if limit is None or captured.state_bytes <= limit * p.devices]
+    enough = [
+        part
+        for part in parts
+        if limit is None or captured.state_bytes(part, options) <= limit * part.devices
+    ]
     least: InfeasibleError | None = None
     refused: ConstraintError | None = None
     tried = enough or parts[-1:]  # if none suffices, the error of the largest number is raised

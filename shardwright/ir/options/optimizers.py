@@ -77,14 +77,22 @@ def placed(name: str, offload: Collection[str]) -> str:
     plain = name.removesuffix(_ON_HOST)
     if "optimizer" not in offload:
         return plain
-    spec = optimizer_spec(plain)
-    if spec.matrix is not None or not spec.state_tensors or _built_in(plain.lower()) is None:
+    if not offloadable(plain):
         having = ", ".join(one.name for one in _SPECS if one.state_tensors and one.matrix is None)
         raise OptimizerError(
             f"optimizer {plain} has no state that goes to the host group by group; leave"
             f" offload=optimizer out, or use one of {having}"
         )
     return plain + _ON_HOST
+
+
+def offloadable(name: str) -> bool:
+    """Whether the optimizer of this name has state that may be kept on the host.
+
+    Those of whole matrices, and those of users, may need all state at once.
+    """
+    spec = optimizer_spec(name)
+    return spec.matrix is None and spec.state_tensors > 0 and name.lower() not in _USERS
 
 
 def _built_in(name: str) -> OptimizerSpec | None:

@@ -6,7 +6,7 @@ these run in the same way (`program/step/sections.py`).
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TypeVar, final

@@ -16,8 +16,6 @@ import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Leaf, Op, Tensor
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
-from shardwright.ir.options.mixed_precision import MASTER, master_weights
-from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.machine.model import Machine
 from shardwright.planner.communication.expert_all_to_all import ExpertAllToAll, exchanged, exchanges
@@ -45,6 +43,7 @@ from shardwright.planner.tables.objective import Duration
 from shardwright.planner.tables.options import Allowed, OptionCache, Options, Tilings
 from shardwright.planner.tables.parameter_casts import cast_seconds
 from shardwright.planner.tables.pricing import OF_A_STEP, Pricing
+from shardwright.planner.tables.update import UpdateTables
 from shardwright.rules.analysis import Analysis
 from shardwright.simulate.costs.compute import backward_seconds
 
@@ -90,10 +89,9 @@ class CostModel:
         self._allowed = allowed
         self.micro_batches = pricing.micro_batches
         self.gradient_sync = pricing.gradient_sync
-        self._optimizer = pricing.optimizer
-        self._spec = optimizer_spec(pricing.optimizer)
         self.compiled = pricing.compiled
         self.measure = pricing.measure or Duration(machine, mesh)
+        self.update = UpdateTables(graph, mesh, self.measure, pricing.optimizer)
         self._intra_op = IntraOpCollectives(graph, analysis, machine, mesh, self.measure)
         self._options: dict[str, Options] = {}
         self.buckets = pricing.buckets or bucket_sizes(graph)
@@ -123,7 +121,7 @@ class CostModel:
 
     def with_allowed(self, allowed: Allowed) -> CostModel:
         """The same cost model with other allowed choices."""
-        given = self._optimizer, self.measure, self.micro_batches, self.buckets
+        given = self.update.optimizer, self.measure, self.micro_batches, self.buckets
         pricing = Pricing(*given, self.gradient_sync, self.compiled)
         mine = self.graph, self.analysis, self.machine, self.mesh
         return CostModel(*mine, pricing, allowed, self.meshless, like=self)
@@ -195,19 +193,18 @@ class CostModel:
         kind = tensor.dtype, tensor.gathered_as
         key = (self.analysis.atoms[leaf.name], kind, trained, _key(layouts))
         if key not in self._tables:
-            compute_bytes = self._reads.local_bytes(leaf.name, layouts)
-            stored_ratio = self._reads.gradient_bytes(leaf.name) // self._reads.item_bytes(
-                leaf.name
-            )
+            reads = self._reads
+            compute_bytes = reads.local_bytes(leaf.name, layouts)
+            stored_ratio = reads.gradient_bytes(leaf.name) // reads.item_bytes(leaf.name)
             memory = stored_ratio * compute_bytes
             cast = compute_bytes if stored_ratio > 1 else 0 * compute_bytes
             seconds = cast_seconds(self.measure, self.graph, leaf.name, memory, compute_bytes)
             if trained:
-                whole = self.stored_tensor(leaf.name)
-                seconds = seconds + self.measure.update(memory, self._optimizer, whole)
+                whole, spec = self.update.stored(leaf.name), self.update.spec
+                seconds = seconds + self.update.seconds(leaf.name, memory)
                 seconds = seconds + self._gathers_for_update(whole, layouts)
-                kept = self._spec.kept_of(whole.shape) * ITEM_BYTES[whole.dtype]
-                memory = (2 + self._spec.resident_of(whole.shape)) * memory + kept
+                kept = spec.kept_of(whole.shape) * ITEM_BYTES[whole.dtype]
+                memory = (2 + spec.resident_of(whole.shape)) * memory + kept
             memory = memory + cast
             self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
@@ -215,23 +212,15 @@ class CostModel:
     def seconds_on_device(self, leaf: Leaf, layouts: Ints) -> Floats:
         """The seconds of `parameter` with the state on the device, without copies: (K,)."""
         seconds, _ = self.parameter(leaf, layouts)
-        if not self._spec.on_host or leaf.name not in self.graph.trained:
+        if not self.update.spec.on_host or leaf.name not in self.graph.trained:
             return seconds
-        whole = self.stored_tensor(leaf.name)
-        item_bytes = self._reads.item_bytes(leaf.name)
-        tiles = self._reads.local_bytes(leaf.name, layouts) // item_bytes * ITEM_BYTES[whole.dtype]
-        update = self.measure.update
-        there = update(tiles, placed(self._optimizer, ()), whole)
-        return seconds + there - update(tiles, self._optimizer, whole)
-
-    def stored_tensor(self, name: str) -> Tensor:
-        """A parameter, whole, in the dtype that it is stored in."""
-        tensor = self.graph.tensor[name]
-        return replace(tensor, dtype=MASTER) if name in master_weights(self.graph) else tensor
+        tiles = self._reads.local_bytes(leaf.name, layouts) // self._reads.item_bytes(leaf.name)
+        given = leaf.name, tiles * self._reads.gradient_bytes(leaf.name)
+        return seconds + self.update.seconds_on_device(*given) - self.update.seconds(*given)
 
     def _gathers_for_update(self, whole: Tensor, layouts: Ints) -> Floats | float:
         """Seconds to gather a matrix that is updated whole, from each layout."""
-        matrix = self._spec.matrix_of(whole.shape)
+        matrix = self.update.spec.matrix_of(whole.shape)
         if matrix is None:
             return 0.0
         item_bytes = ITEM_BYTES[matrix.dtype or whole.dtype]

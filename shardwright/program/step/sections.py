@@ -176,7 +176,11 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
 def _spans(
     program: StepProgram, at: Sequence[Section], seams: Sequence[Seam], layers: Mapping[str, Layer]
 ) -> dict[int, tuple[Span, ...]]:
-    """Names of values of all layers in instructions outside of seams, by index."""
+    """Names of values of all layers in instructions outside of seams, by index.
+
+    Raises `NotPeriodicError` for a transfer of them whose wait has others: then a bucket has
+    parameters of two neighbours, as the last of one layer and the first of the next.
+    """
     homes = homes_of(
         program,
         {
@@ -192,7 +196,14 @@ def _spans(
         for index, one in enumerate(program.instructions)
         if at[index] not in beside
     }
-    return {index: spans for index, spans in found.items() if spans}
+    found = {index: spans for index, spans in found.items() if spans}
+    sent: dict[str, tuple[Span, ...]] = {}
+    for index, one in enumerate(program.instructions):
+        if isinstance(one, Transfer):
+            sent[one.handle] = found.get(index, ())
+        elif isinstance(one, Wait) and sent.get(one.handle, ()) != found.get(index, ()):
+            raise NotPeriodicError(f"{one.handle} of all layers is waited for by one layer")
+    return found
 
 
 @dataclass

@@ -27,7 +27,7 @@ from shardwright.program.step.region import Region
 
 
 class UpdateParts(NamedTuple):
-    """Groups of parameters, by name, that are updated together; whether their state is `on_host`."""
+    """Names of parameters that are updated together, and whether their state is `on_host`."""
 
     groups: tuple[tuple[str, ...], ...]
     on_host: bool

@@ -16,7 +16,6 @@ from weakref import finalize
 
 import torch
 
-
 Streams = tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]
 
 

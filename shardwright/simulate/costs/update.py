@@ -21,7 +21,9 @@ from shardwright.simulate.costs.kernels import KernelWork, kernel_seconds, reach
 from shardwright.simulate.costs.workload import Floats, Ints, OperatorClass
 
 _LEAST_GROUP = 2**26  # bytes; updates of smaller groups take as long to launch as to run
-HOST_GROUP = _LEAST_GROUP  # of parameters whose state is copied to the device at once
+# Bytes of parameters whose state is copied to the device at once: at most, and a fraction of all,
+# since nothing hides the copies of the first group and of the last.
+_MOST_COPIED, _LEAST_COPIED, _GROUPS = 2**26, 2**22, 16
 
 
 class UpdatedTile(NamedTuple):
@@ -67,7 +69,7 @@ class UpdatePrices:
         copies = sum(self.copies.get(name, 0.0) for name in names)
         first = min(copies, self.group_copy or copies)
         if first:  # groups of few layers do not say how many all layers have
-            kernels += (ceil(copies / first) - 1) * self.group
+            kernels += (ceil(copies / first - 1e-9) - 1) * self.group
         return max(kernels + first, copies) + first if self.streams else kernels + 2 * copies
 
     def standing_for(self, stands_for: Mapping[str, str]) -> UpdatePrices:
@@ -90,9 +92,9 @@ def update_seconds(
     If the state is on the host, its copies hide the update, and each other: seconds are those of
     one direction. Else the optimizer's implementation decides. A fused update, and any on CPUs
     without a measured dispatch (`Device.dispatch_seconds`), is one kernel that reads weight,
-    gradient and state once, and writes weight and state. A foreach update on a GPU passes over them with every operator, all
-    parameters in few launches; a loop launches each operator of each parameter, for which it waits
-    for the host (`Device.issue_seconds`).
+    gradient and state once, and writes weight and state. A foreach update on a GPU passes over them
+    with every operator, all parameters in few launches; a loop launches each operator of each
+    parameter, for which it waits for the host (`Device.issue_seconds`).
 
     Args:
         local_bytes: bytes of a rank's tile, (K,).
@@ -164,6 +166,15 @@ def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks
     return np.asarray(found)
 
 
+def host_group_bytes(parameter_bytes: int) -> int:
+    """Bytes of parameters whose state is copied from the host at once, of those of a rank.
+
+    >>> host_group_bytes(2**34) // 2**20, host_group_bytes(2**29) // 2**20
+    (64, 32)
+    """
+    return max(_LEAST_COPIED, min(_MOST_COPIED, parameter_bytes // _GROUPS))
+
+
 def update_bytes(
     spec: OptimizerSpec,
     tiles: Sequence[UpdatedTile],
@@ -218,7 +229,7 @@ def group_bytes_within(
     """
     foreach = implementation is Implementation.FOREACH and spec.matrix is None
     if spec.on_host:
-        return HOST_GROUP
+        return host_group_bytes(sum(tile.bytes for tile in tiles))
     if not foreach or update_bytes(spec, tiles, implementation) <= room:
         return 0
     sizes = [tile.bytes for tile in tiles]

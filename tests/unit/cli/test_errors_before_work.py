@@ -84,7 +84,8 @@ def test_a_limit_below_the_weights_is_refused_before_the_search(
     mistake,
     monkeypatch,
 ):
-    monkeypatch.setattr("shardwright.cli.planning.capturing.CapturedTarget.state_bytes", 8 * 2**30)
+    of_target = "shardwright.cli.planning.capturing.CapturedTarget.state_bytes"
+    monkeypatch.setattr(of_target, lambda *_: 8 * 2**30)
     line = mistake("plan", target, "--machine", "4xcpu", "--memory-limit", "1GiB")
     assert "weights, gradients and optimizer state alone need 2.0GiB on each of 4" in line
     assert api.searched == []

@@ -11,6 +11,7 @@ from typing import final
 
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.constraints import Constraint, Forbid, Pin
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.schedules.zero_bubble_v import ZBV_ZERO_BUBBLE
@@ -59,6 +60,13 @@ class StartingStrategies:
     machine: Machine
     options: PlanOptions
     scope: SearchScope
+
+    def with_optimizer(self, name: str) -> StartingStrategies:
+        """The same strategies with the state of the optimizer where its name says."""
+        if name == self.options.optimizer:
+            return self
+        options = replace(self.options, optimizer=name)
+        return StartingStrategies(self.factory, self.machine, options, self.scope)
 
     @property
     def are_wanted(self) -> bool:
@@ -204,7 +212,12 @@ class StartingStrategies:
     def _every(self) -> list[Strategy]:
         kept_to = limited(self._expansion, tp_across_hosts=False)
         numerics = self.factory.graph.numerics
-        return [one.in_form(numerics) for one in strategies_on(self.machine, kept_to)]
+        on_host = optimizer_spec(self.options.optimizer).on_host
+        offload = ("optimizer",) if on_host else ()
+        return [
+            one.in_form(numerics).but(offload=offload)
+            for one in strategies_on(self.machine, kept_to)
+        ]
 
     def _is_permitted(
         self, strategy: Strategy, counts: Sequence[int], groups: Sequence[int]

@@ -119,9 +119,8 @@ def test_the_fewest_devices_that_fit_are_found(api, target, as_json, limit, devi
 def test_the_fewest_devices_share_the_seconds_and_skip_what_cannot_hold_the_weights(
     api, target, as_json, monkeypatch
 ):
-    monkeypatch.setattr(
-        "shardwright.cli.planning.capturing.CapturedTarget.state_bytes", 500 * 2**20
-    )
+    of_target = "shardwright.cli.planning.capturing.CapturedTarget.state_bytes"
+    monkeypatch.setattr(of_target, lambda *_: 500 * 2**20)
     options = ("--objective", "devices", "--memory-limit", "120MiB", "--seconds", "12")
     found = as_json("plan", target, "--machine", "8xcpu", *options)
     assert found["devices"] == 5
