@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 
+STATE_COPIES = "copies of the optimizer's state that nothing hides"  # the name of a task
+
 
 class Stream(enum.StrEnum):
     """The work of a track."""

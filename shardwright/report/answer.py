@@ -10,6 +10,7 @@ from math import prod
 from shardwright.ir.frontier import undominated
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
+from shardwright.ir.timeline import STATE_COPIES
 from shardwright.planner.audit.avoidable import NOTHING, Avoidable
 from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
@@ -129,12 +130,19 @@ def _limits(plan: Plan, host_seconds: float) -> str:
         "the host, which issues kernels": host,
         f"communication{_costliest(plan)}": parts.communication,
         "update": parts.update,
+        "copies of the optimizer's state": _state_copies(plan),
     }
     if groups > 1:
         words["waiting for other stages"] = whole - sum(words.values())
     shares = {word: seconds / whole for word, seconds in words.items()}
     named = sorted(shares, key=lambda word: -shares[word])
     return ", ".join(f"{word} {shares[word]:.0%}" for word in named if shares[word] >= _LEAST)
+
+
+def _state_copies(plan: Plan) -> float:
+    """Seconds of copies of the optimizer's state that nothing hides, on all stages."""
+    tasks = plan.timeline.tasks if plan.timeline is not None else ()
+    return sum(task.seconds for task in tasks if task.name == STATE_COPIES)
 
 
 def _costliest(plan: Plan) -> str:

@@ -42,7 +42,7 @@ def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Av
     name = fused(plan.optimizer, on_gpu=on_gpu)
     analysis = analyze(graph)
     host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
-    if name is None:
+    if name is None or "optimizer" in plan.offload:  # whose copies take longer than the update
         return Avoidable(host)
     now = _update(plan, graph, analysis, device, plan.optimizer)
     return Avoidable(host, Seconds(now - _update(plan, graph, analysis, device, name)))

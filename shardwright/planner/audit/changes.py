@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.ir.options.fp8 import GATHERABLE
-from shardwright.ir.strategy.fields import COMPILES, CP_STYLES, LOSSES, chunks_of
+from shardwright.ir.strategy.fields import COMPILES, CP_STYLES, LOSSES, OFFLOADS, chunks_of
 from shardwright.ir.strategy.recompute import FULL, NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy, divisors
 from shardwright.planner.strategies.frontier.enumeration import rescheduled
@@ -194,5 +194,6 @@ def _others(strategy: Strategy) -> _Made:
     if strategy.fp8 in GATHERABLE:
         yield "fp8_gather", {"fp8_gather": not strategy.fp8_gather}
     yield from (("compile", {"compile": word}) for word in COMPILES)
-    for offload in ((), ("activations",)):
-        yield "offload", {"offload": offload}
+    for what in ("activations", "optimizer"):
+        others = set(strategy.offload) ^ {what}
+        yield "offload", {"offload": tuple(one for one in OFFLOADS if one in others)}

@@ -56,8 +56,8 @@ class UpdatePrices:
     group_copy: float = 0.0
     streams: bool = True
 
-    def __call__(self, update: Update) -> float:
-        """Seconds of an update.
+    def of(self, update: Update) -> tuple[float, float]:
+        """Seconds of the kernels of an update, and of copies of state that these do not hide.
 
         Nothing hides the copy of the first group from the host, nor, where copies take longer than
         kernels, that of the last one back.
@@ -65,12 +65,13 @@ class UpdatePrices:
         names = [name for name, _ in update.parameters]
         kernels = sum(self.seconds.get(name, 0.0) for name in names)
         if not update.on_host:
-            return kernels + max(0, len(update.groups) - 1) * self.group
+            return kernels + max(0, len(update.groups) - 1) * self.group, 0.0
         copies = sum(self.copies.get(name, 0.0) for name in names)
         first = min(copies, self.group_copy or copies)
         if first:  # groups of few layers do not say how many all layers have
             kernels += (ceil(copies / first - 1e-9) - 1) * self.group
-        return max(kernels + first, copies) + first if self.streams else kernels + 2 * copies
+        whole = max(kernels + first, copies) + first
+        return kernels, whole - kernels if self.streams else 2 * copies
 
     def standing_for(self, stands_for: Mapping[str, str]) -> UpdatePrices:
         """The prices of a graph in which parameters stand for equal ones, by the others' names."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.timeline import Stream, Task, Timeline, Track
+from shardwright.ir.timeline import STATE_COPIES, Stream, Task, Timeline, Track
 from shardwright.program.step.host_copies import HOST_CHANNELS, HostCopy
 from shardwright.program.step.instructions import (
     Backward,
@@ -286,9 +286,10 @@ class Player:
         """Schedule the optimizer's kernels, after all gradients."""
         self._order()
         self._phase = "update"
-        seconds = self.prices.update(one)
-        self._updated += seconds
-        self._compute("update of parameters", seconds)
+        kernels, copies = self.prices.update.of(one)
+        self._updated += kernels + copies
+        self._compute("update of parameters", kernels)
+        self._compute(STATE_COPIES, copies)
         self._phase = "forward"  # of the next call
 
     def _run_of(self, one: Forward) -> Run:

@@ -108,7 +108,7 @@ def cost(expansion, strategy):
 @pytest.mark.parametrize("name", [field.name for field in fields(Strategy)])
 def test_every_field_changes_the_price_or_is_refused_by_name(expansion, mixture, name):
     expansion = mixture if name in ("ep", "etp") else expansion
-    price = simulated if name == "async_tp" else cost  # of which the tables know nothing
+    price = simulated if name in ("async_tp", "offload") else cost  # what tables do not know
     text, change = CHANGES[name]
     plain = Strategy.parse(text)
     changed = plain.but(**change)
