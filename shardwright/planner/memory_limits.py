@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shardwright.ir.frontier import InfeasibleError, format_bytes
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.options.optimizers import offloadable, placed
+from shardwright.ir.options.optimizers import offloadable, optimizer_spec, placed
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.planner.tables.memory import state_bytes
@@ -72,7 +72,8 @@ def optimizer_on_host(machine: Machine, options: PlanOptions) -> str | None:
     """
     device, name = machine.device, options.optimizer
     has = device.host_bytes_per_s is not None and device.host_memory_bytes is not None
-    if options.offload is False or options.allow_async or not (has and offloadable(name)):
+    useful = has and offloadable(name) and optimizer_spec(name).state_tensors > 0
+    if options.offload is False or options.allow_async or not useful:
         return None
     on_cpu = machine.backend_spec.device == "cpu" and options.offload is None
     return None if on_cpu else placed(name, ("optimizer",))

@@ -135,5 +135,5 @@ def test_optimizers_that_are_not_updated_by_parameter_are_refused():
     module(**batch).backward()
     with pytest.raises(PlanError, match="LBFGS may need that of several parameters at once"):
         torch.optim.LBFGS(module.parameters()).step(lambda: module(**batch))
-    with pytest.raises(ValueError, match="optimizer sgd has no state that goes to the host"):
-        sw.price(sw.capture(subject()[0], (), batch), "1xcpu", "dp_shard=1" + OFFLOAD, "sgd")
+    with pytest.raises(ValueError, match="optimizer muon may need all of its state at once"):
+        sw.price(sw.capture(subject()[0], (), batch), "1xcpu", "dp_shard=1" + OFFLOAD, "muon")

@@ -78,21 +78,20 @@ def placed(name: str, offload: Collection[str]) -> str:
     if "optimizer" not in offload:
         return plain
     if not offloadable(plain):
-        having = ", ".join(one.name for one in _SPECS if one.state_tensors and one.matrix is None)
+        having = ", ".join(one.name for one in _SPECS if one.matrix is None)
         raise OptimizerError(
-            f"optimizer {plain} has no state that goes to the host group by group; leave"
-            f" offload=optimizer out, or use one of {having}"
+            f"optimizer {plain} may need all of its state at once, which offload=optimizer copies"
+            f" to the device in parts; leave that out, or use one of {having}"
         )
     return plain + _ON_HOST
 
 
 def offloadable(name: str) -> bool:
-    """Whether the optimizer of this name has state that may be kept on the host.
+    """Whether the state of the optimizer of this name, if there is any, may be kept on the host.
 
     Those of whole matrices, and those of users, may need all state at once.
     """
-    spec = optimizer_spec(name)
-    return spec.matrix is None and spec.state_tensors > 0 and name.lower() not in _USERS
+    return optimizer_spec(name).matrix is None and name.lower() not in _USERS
 
 
 def _built_in(name: str) -> OptimizerSpec | None:

@@ -56,7 +56,7 @@ def priced_as(
     for _ in fields(Strategy):
         if not (names := [name for name, _ in unpriced_fields(now, numerics, machine.device)]):
             break
-        now = now.but(**{name: _DEFAULTS[name] for name in names})
+        now = now.but(**{name: _nearest(now, name) for name in names})
     dtypes = dict(zip(DTYPE_FIELDS, dtypes_of(graph), strict=True))
     known = {n: d for n, d in dtypes.items() if d and getattr(now, n) not in (None, d)}
     now = now.but(**known)
@@ -66,6 +66,16 @@ def priced_as(
         if (given := getattr(strategy, name)) != (priced := getattr(now, name))
     )
     return now, tuple(differing)
+
+
+def _nearest(strategy: Strategy, name: str) -> Any:
+    """The value of a field to try in place of that of `strategy`: without parameters on the host.
+
+    Of other fields it is the default.
+    """
+    if name == "offload" and "parameters" in strategy.offload:
+        return tuple(one for one in strategy.offload if one != "parameters")
+    return _DEFAULTS[name]
 
 
 def merged(strategy: Strategy, priced: Strategy, proposal: Strategy) -> Strategy:

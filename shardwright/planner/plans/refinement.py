@@ -188,7 +188,11 @@ class Refinement:
         _, plan = self._originals.get(id(plan), (None, plan))
         if id(plan) not in self._settled:
             found = self._whole(plan)
-            notes = *self._note_on_offload(found), *self._note_on_reserved(found)
+            notes = (
+                *self._note_on_offload(found),
+                *self._note_on_host(found),
+                *self._note_on_reserved(found),
+            )
             found = replace(found, notes=(*found.notes, *notes))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
@@ -209,6 +213,16 @@ class Refinement:
         saved = format_bytes(max(0, without.peak_bytes - plan.peak_bytes))
         more = max(0.0, plan.step_seconds - without.step_seconds)
         return (f"offload saves {saved} per rank and takes {more * 1e3:.1f} ms of the step",)
+
+    def _note_on_host(self, plan: Plan) -> tuple[str, ...]:
+        """A note if what is offloaded exceeds the memory of the host."""
+        has = self._machine.device.host_memory_bytes
+        if plan.memory is None or has is None or plan.memory.host <= has:
+            return ()
+        return (
+            f"offloaded values take {plan.memory.host / 2**30:.1f} GiB of the memory of the host"
+            f" for each device, of which {self._machine} has {has / 2**30:.1f} GiB",
+        )
 
     def _note_on_reserved(self, plan: Plan) -> tuple[str, ...]:
         """A note if the allocator would hold more than a device has, though the tensors fit."""

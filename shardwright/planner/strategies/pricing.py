@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.optimizers import placed
@@ -49,16 +47,4 @@ def price(
     analysis = expansion.sources.analysis
     refinement = Refinement(graph, machine, optimizer, tracer, analysis)
     found = refinement.deepened(refinement.settled(plan), machine.device.usable_bytes)
-    return _with_note_on_host(refinement.settled(found), machine)
-
-
-def _with_note_on_host(plan: Plan, machine: Machine) -> Plan:
-    """`plan`, with a note if its offloaded values exceed the memory of the host."""
-    has = machine.device.host_memory_bytes
-    if plan.memory is None or has is None or plan.memory.host <= has:
-        return plan
-    note = (
-        f"offloaded values take {plan.memory.host / 2**30:.1f} GiB of the memory of the host for"
-        f" each device, of which {machine} has {has / 2**30:.1f} GiB"
-    )
-    return replace(plan, notes=(*plan.notes, note))
+    return refinement.settled(found)

@@ -13,8 +13,9 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.memory_limits import forms_to_search, offload_of
+from shardwright.planner.memory_limits import forms_to_search, offload_of, optimizer_on_host
 from shardwright.planner.space_factory import SpaceFactory
+from shardwright.report.answer import answer_lines
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 from shardwright.rules.operators.mlp_chunks import MlpChunksError, with_mlp_chunks
 from tests.ranks.test_offload import Blocks
@@ -184,3 +185,40 @@ def test_inputs_wait_on_the_host_where_a_limit_asks_for_that():
     ]  # fmt: skip
     with pytest.raises(OptionsError, match="no host_bandwidth"):
         sw.search(graph, alone, offload=True)
+
+
+def test_state_of_the_optimizer_is_on_the_host_where_nothing_fits_else():
+    with torch.device("meta"):
+        layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)), nn.Linear(1024, 1))
+        graph = sw.capture(Outputs(layers), (torch.zeros(8, 1024),))
+    on_device = sw.search(graph, "1xH100", offload=False)
+    smallest = on_device.smallest("unlimited").peak_bytes
+    limit = int(0.75 * smallest)
+    with pytest.raises(InfeasibleError, match="no plan for 1 devices"):
+        sw.search(graph, "1xH100", offload=False, memory_limit=limit).fastest(limit)
+    found = sw.search(graph, "1xH100", memory_limit=limit)
+    plan = found.fastest(limit)
+    assert plan.offload == ("optimizer",) and plan.optimizer == "adamw"
+    assert plan.peak_bytes <= limit < smallest
+    assert plan.memory.host == 2 * sum(graph.tensor[name].bytes for name in graph.trained)
+    assert plan.lower_bound_seconds <= plan.step_seconds
+    priced = sw.price(graph, "1xH100", "dp_shard=1 offload=optimizer")
+    assert priced.step_seconds >= plan.step_seconds
+    assert "copies of the optimizer's state" in dict(answer_lines(plan, {}, None))["limited by"]
+    roomy = sw.search(graph, "1xH100", memory_limit=2 * smallest)
+    assert all(not plan.offload for plan in roomy)
+    either = sw.search(graph, "1xH100", offload=True)
+    assert {plan.offload for plan in either.plans} >= {(), ("optimizer",)}
+    with_sgd = PlanOptions.of(optimizer="sgd")
+    assert optimizer_on_host(preset("1xH100"), with_sgd) is None
+    assert optimizer_on_host(preset("1xcpu"), PlanOptions()) is None
+    assert optimizer_on_host(preset("1xH100"), PlanOptions()) == "adamw_on_host"
+
+
+class Outputs(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).square().mean()

@@ -5,11 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.ir.options.optimizer_spec import Implementation
 from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.machine.efficiency_curve import Curve
 from shardwright.machine.model import Efficiency
 from shardwright.machine.presets import preset
-from shardwright.simulate.costs.update import UpdatedTile, update_bytes, update_seconds
+from shardwright.program.step.instructions import Update
+from shardwright.simulate.costs.update import (
+    UpdatedTile,
+    UpdatePrices,
+    update_bytes,
+    update_seconds,
+)
 
 DEVICE = replace(
     preset("2xcpu").device,
@@ -65,3 +72,30 @@ def test_an_update_on_a_gpu_costs_what_its_implementation_does():
     for name, size in expected.items():
         spec = optimizer_spec(name)
         assert update_bytes(spec, tiles, spec.implementation) == size
+
+
+def test_copies_of_state_hide_the_update_or_are_hidden_by_it():
+    device = replace(DEVICE, host_bytes_per_s=100.0)
+    assert update_seconds(np.array([200, 50]), "adamw_on_host", device, 2).tolist() == [4.0, 1.0]
+    names, in_groups = (("v", "dv"), ("w", "dw")), Update((), groups=(1, 1), on_host=True)
+    update = replace(in_groups, parameters=names)
+    copied = UpdatePrices({"v": 1.0, "w": 1.0}, 0.5, {"v": 4.0, "w": 4.0}, 4.0)
+    # All copies from the host, and that of the last group back.
+    assert copied.of(update) == (2.5, 8 + 4 - 2.5)
+    hidden = replace(copied, seconds={"v": 9.0, "w": 9.0})
+    assert hidden.of(update) == (18.5, 4 + 4)  # of the first group, and of the last
+    assert copied.of(replace(update, groups=())) == (2.5, 8 + 4 - 2.5)
+    assert replace(copied, streams=False).of(update) == (2.5, 16)  # the processor copies
+    assert copied.of(replace(update, on_host=False)) == (2.5, 0)
+    twice = replace(copied, copies={"w": 4.0}, seconds={"v": 1.0, "w": 2.0})
+    assert twice.standing_for({"v": "w"}).of(replace(update, parameters=names[1:]))[0] == 3.5
+
+
+def test_state_of_three_groups_is_on_the_device_at_once():
+    tiles = [UpdatedTile((25,), size, 4) for size in (100, 300, 200, 100)]
+    spec = optimizer_spec("adamw_on_host")
+    fused, loop = Implementation.FUSED, Implementation.LOOP
+    assert update_bytes(spec, tiles, fused) == 2 * 700
+    assert update_bytes(spec, tiles, fused, 100) == 2 * (100 + 300 + 200)
+    assert update_bytes(spec, tiles, loop, 100) == 2 * (100 + 300 + 200) + 2 * 300
+    assert sum(tile.resident_bytes(spec) for tile in tiles) == 0
