@@ -165,9 +165,9 @@ def search(
         loss_chunks: numbers of chunks of the loss to search. None: 1, and more where `memory_limit`
             makes plans slower or rules all out.
         mlp_chunks: numbers of chunks of MLPs to search. None: as for `loss_chunks`.
-        offload: whether inputs of recomputed segments may wait in the memory of the host. None:
-            where `memory_limit` makes plans slower or rules all out, on accelerators with a link to
-            their host.
+        offload: whether inputs of recomputed segments, and the state of the optimizer, may wait in
+            the memory of the host. None: inputs where `memory_limit` makes plans slower or rules
+            all out, and state where nothing fits else, on accelerators with a link to their host.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         progress: called with what is being done and the part of the search, 0 to 1, that is done.

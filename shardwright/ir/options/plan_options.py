@@ -46,8 +46,9 @@ class PlanOptions:
     * `loss_chunks`: numbers of chunks of the vocabulary in which the loss is computed; None tries
       more than one where micro-batches would be tried;
     * `mlp_chunks`: numbers of chunks of a rank's rows in which MLPs are computed; None as above;
-    * `offload`: whether inputs of recomputed segments may wait in the memory of the host; None
-      tries it where micro-batches would be tried, on accelerators with a link to their host;
+    * `offload`: whether inputs of recomputed segments and the optimizer's state may wait in the
+      memory of the host; None tries inputs where micro-batches would be tried, and state where
+      nothing fits else, on accelerators with a link to their host;
     * `seconds`: about how long to search at most.
     """
 

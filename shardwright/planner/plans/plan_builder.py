@@ -327,7 +327,7 @@ class PlanBuilder:
         stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
         offload = ("activations",) if len(stay) < len(segments) else ()
         on_host = optimizer_spec(self.optimizer).on_host
-        held = sum(one.bytes for one in self._parameters(point.choice))  # weights and gradients
+        trained = sum(one.bytes for one in self._parameters(point.choice))  # weights and gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         seconds = Seconds(point.time - saved)
@@ -353,7 +353,7 @@ class PlanBuilder:
             compiled=self.space.model.compiled,
             offload=(*offload, "optimizer") if on_host else offload,
             on_device=tuple(stay) if offload else (),
-            update_group_bytes=Bytes(host_group_bytes(held // 2)) if on_host else None,
+            update_group_bytes=Bytes(host_group_bytes(trained // 2)) if on_host else None,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,

@@ -113,14 +113,14 @@ def load_on_host(
     """
     saved = chain.from_iterable(group["params"] for group in given["param_groups"])
     mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    state, apart = dict(given["state"]), list[tuple[torch.Tensor, dict[str, torch.Tensor]]]()
+    state, streams = dict(given["state"]), list[tuple[torch.Tensor, dict[str, torch.Tensor]]]()
     for number, parameter in zip(saved, mine, strict=False):  # torch tells of other numbers
         if number in state and id(parameter) in streamed:
             found = {k: v for k, v in state[number].items() if is_streamed(v)}
             state[number] = {k: v for k, v in state[number].items() if k not in found}
-            apart.append((parameter, found))
+            streams.append((parameter, found))
     load(optimizer, {**given, "state": state})
-    for parameter, found in apart:
+    for parameter, found in streams:
         for key, value in found.items():
             home = home_like(parameter.detach() if value.shape == parameter.shape else value)
             _local(home).copy_(_local(value))
