@@ -114,6 +114,17 @@ def cnn(*, channels=(7, 9), norm=False, batch=BATCH):
     return VGG(channels, norm), {"images": _numbers(batch, 3, 12, 12), "classes": classes}
 
 
+class MeanSquare(nn.Module):
+    """The mean of the squares of what `inner` returns, as a loss."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+
 class MLP(nn.Module):
     """Two layers and a mean squared error; keeps a running mean of what it hides."""
 

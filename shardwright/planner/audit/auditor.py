@@ -12,6 +12,7 @@ from shardwright.ir.frontier import UNLIMITED, InfeasibleError
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.optimizers import OptimizerError
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.fields import chunks_of
 from shardwright.ir.strategy.recompute import StrategyError
@@ -196,7 +197,20 @@ class Auditor:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.
 
         All enumerated strategies have the compilation and the number of chunks of the loss of
-        `like`. The plan is compared and may have no breakdown of memory.
+        `like`, and the state of the optimizer on the host only where none fits else. The plan is
+        compared and may have no breakdown of memory.
+        """
+        for one in (like.but(offload=()), like.but(offload=("optimizer",))):
+            if priced_as(one, self.graph, self.machine)[1]:
+                continue
+            with suppress(InfeasibleError, OptimizerError):
+                return self._uniform(one, progress)
+        return None
+
+    def _uniform(self, like: Strategy, progress: Progress | None) -> Priced:
+        """The same with the state of the optimizer where `like` has it.
+
+        Raises `InfeasibleError` where none fits, and `OptimizerError` where it has no such state.
         """
         form = self._forms.of(like)
         frontier = strategies_of(
@@ -208,10 +222,7 @@ class Auditor:
             limits=(math.inf if self.limit is None else self.limit,),
             shared=form.spaces,
         )
-        try:
-            best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
-        except InfeasibleError:
-            return None
+        best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         found = Priced(Strategy.parse(best.name), best)
         if not like.async_tp or not (hiding := found.strategy.switched_on("async_tp")).async_tp:
             return found

@@ -18,6 +18,7 @@ from shardwright.planner.space_factory import SpaceFactory
 from shardwright.report.answer import answer_lines
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
 from shardwright.rules.operators.mlp_chunks import MlpChunksError, with_mlp_chunks
+from tests.harness.models import MeanSquare
 from tests.ranks.test_offload import Blocks
 
 MESHES = [Mesh.parse("dp=2")]
@@ -190,7 +191,7 @@ def test_inputs_wait_on_the_host_where_a_limit_asks_for_that():
 def test_state_of_the_optimizer_is_on_the_host_where_nothing_fits_else():
     with torch.device("meta"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)), nn.Linear(1024, 1))
-        graph = sw.capture(Outputs(layers), (torch.zeros(8, 1024),))
+        graph = sw.capture(MeanSquare(layers), (torch.zeros(8, 1024),))
     on_device = sw.search(graph, "1xH100", offload=False)
     smallest = on_device.smallest("unlimited").peak_bytes
     limit = int(0.75 * smallest)
@@ -213,12 +214,3 @@ def test_state_of_the_optimizer_is_on_the_host_where_nothing_fits_else():
     assert optimizer_on_host(preset("1xH100"), with_sgd) is None
     assert optimizer_on_host(preset("1xcpu"), PlanOptions()) is None
     assert optimizer_on_host(preset("1xH100"), PlanOptions()) == "adamw_on_host"
-
-
-class Outputs(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x).square().mean()

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import final
+from typing import Any, final
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.fields import COMPILES
 from shardwright.ir.strategy.recompute import StrategyError
@@ -111,7 +112,9 @@ def strategies_of(
     start, machine = time.perf_counter(), expansion.machine
     within = limited(expansion, tp_across_hosts=tp_across_hosts)
     numerics = expansion.graph.numerics
-    every = [one.but(compile=compiled).in_form(numerics) for one in strategies_on(machine, within)]
+    on_host = optimizer_spec(expansion.optimizer).on_host
+    same: dict[str, Any] = {"compile": compiled, "offload": ("optimizer",) if on_host else ()}
+    every = [one.but(**same).in_form(numerics) for one in strategies_on(machine, within)]
     if not every:
         raise StrategyError(
             f"no uniform strategy divides the batch of {expansion.limits.batch} over the"

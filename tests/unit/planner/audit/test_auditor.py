@@ -12,6 +12,7 @@ from shardwright.machine.presets import preset
 from shardwright.planner.audit.auditor import Auditor
 from shardwright.planner.audit.priced_as import priced_as
 from shardwright.tracing.op_memory.footprints import Footprints
+from tests.harness.models import MeanSquare
 from tests.ranks.test_offload import OFFLOAD, subject
 
 
@@ -132,3 +133,21 @@ def test_only_changes_of_what_tables_leave_out_are_simulated_at_once():
     changes = [*auditor._by_tables(base, tight=True)]
     assert {one.change.field for one in changes if one.is_simulated} == {"offload"}
     assert {one.change.field for one in changes if not one.is_simulated} >= {"zero", "recompute"}
+
+
+def test_the_best_strategy_has_state_on_the_host_only_where_none_fits_else():
+    with torch.device("meta"):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(16)))
+        graph = sw.capture(MeanSquare(layers), (torch.zeros(8, 1024),))
+    machine, given = preset("2xH100"), Strategy.parse("dp_shard=2 offload=optimizer,parameters")
+    like, (replaced,) = priced_as(given, graph, machine)
+    assert replaced.priced == like.offload == ("optimizer",)
+    for limit, offload in ((None, ()), (2**27, ("optimizer",)), (2**20, None)):
+        auditor = Auditor(graph, machine, "adamw", Footprints(on_cpu=False), limit)
+        best = auditor.uniform(like)
+        assert (best is None) is (offload is None)
+        if best is not None:
+            assert best.strategy.offload == best.plan.offload == offload
+            plan = sw.price(graph, machine, best.strategy)
+            assert plan.peak_bytes == best.plan.peak_bytes
+            assert plan.step_seconds == pytest.approx(best.plan.step_seconds)
