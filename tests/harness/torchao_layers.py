@@ -3,9 +3,9 @@
     python -m tests.harness.torchao_layers FOLDER CASES RESULTS
 
 The folder is the one that `make` installs torchao into, out of the environment of the suite.
-`CASES` has a list of recipe, module, names of layers that stay as they are, input and the gradient of the
-result, as `torch.save` writes it, and `RESULTS` gets for each the result, the gradient of the input
-and those of the parameters by name.
+`CASES` has a list of recipe, module, names of layers that stay as they are, input and the gradient
+of the result, as `torch.save` writes it. `RESULTS` gets for each the result, the gradient of the
+input and those of the parameters by name.
 """
 
 import sys
