@@ -165,7 +165,7 @@ def test_rows_that_no_rank_splits_have_the_scales_of_one_device():
 def test_plans_say_that_scales_are_of_tiles_and_verify_multiplies_in_float64():
     plan = replace(plans()["rowwise", "dp_shard=2"], compiled=False)
     text = " ".join(plan.explain().split())
-    assert "fp8 rowwise as torchao" in text and "each rank scales its tiles" in text
+    assert "fp8 rowwise as torchao" in text and "scales are of a rank's tiles" in text
     report = sw.verify(Net(), plan, batch())
     assert report.ok and "with scales of each rank's tiles" in str(report)
 

@@ -40,8 +40,8 @@ _MEANING = {
 }
 _FP8 = "products of linear layers but the last are in 8 bits, and differ from the model's"
 _TILE_SCALES = (
-    "each rank scales its tiles, so a scale is that of one device unless what its maximum is of is"
-    " split over ranks or micro-batches"
+    "scales are of a rank's tiles in one micro-batch, and are those of one device only where no"
+    " dimension that their maxima go over is split"
 )
 _CHUNKS = (
     "logits of one part of the vocabulary exist at a time and are computed again in the backward"

@@ -61,7 +61,7 @@ def test_numerics_name_the_recipe_and_whether_it_is_executed_here():
         ((name, text),) = numerics.lines()
         assert name == "fp8" and text.startswith(f"{key}: ")
         assert text.endswith("priced, not executed here") == (key in priced)
-        assert ("each rank scales its tiles" in text) == (key in executed)
+        assert ("scales are of a rank's tiles" in text) == (key in executed)
         if key in priced:
             with pytest.raises(NumericsError, match=f"fp8={key} is priced, not executed") as e:
                 numerics.require_executed()
