@@ -24,7 +24,7 @@ CASES = {  # strategy: parts of the batch, and tiles of weights, that have scale
     "dp_shard=2": (2, 1),
     "dp_shard=2 mb=2 ac=full": (4, 1),
     "tp=2 zero=0": (1, 2),
-    "pp=2 mb=2": (2, 1),
+    "pp=2 mb=4 schedule=InterleavedZeroBubble": (4, 1),
 }
 COMPILED = "dp_shard=2"
 has_compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
