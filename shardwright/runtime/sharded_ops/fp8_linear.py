@@ -24,11 +24,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwright.ir.options.fp8 import recipe_of
+from shardwright.ir.options.fp8 import FLOAT8, recipe_of
+from shardwright.ir.plan import PlanError
 from shardwright.rules.operators.fp8_layers import MULTIPLE
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 _LEAST = 1e-12  # the smallest maximum: a matrix of zeros has a scale, too
+
+
+def require_8_bit(device: torch.device) -> None:
+    """Raise `PlanError` for a GPU that does not multiply e4m3 as OCP has it."""
+    if device.type != "cuda":
+        return
+    if torch.version.hip is None:
+        multiplies = torch.cuda.get_device_capability(device) >= (8, 9)
+    else:  # MI300 has a format with other numbers, and those before none
+        kind = torch.cuda.get_device_properties(device).gcnArchName
+        multiplies = kind.startswith(("gfx95", "gfx12"))
+    if not multiplies:
+        raise PlanError(
+            f"{torch.cuda.get_device_name(device)} has no products in {FLOAT8}, which the plan"
+            " needs; plan without fp8, or run it on GPUs of Ada, Hopper, Blackwell or MI350"
+        )
 
 
 class Fp8Linear(nn.Module):

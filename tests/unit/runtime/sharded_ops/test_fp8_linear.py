@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.sharded_ops.fp8_linear import Fp8Linear
+from shardwright.ir.plan import PlanError
+from shardwright.runtime.sharded_ops.fp8_linear import Fp8Linear, require_8_bit
 from tests.harness.torchao_layers import outcome
 
 ROOT = Path(__file__).parents[4]
@@ -129,3 +131,31 @@ def test_a_second_derivative_is_refused_in_one_line():
     result = layer(torch.randn(4, WIDTH))
     with pytest.raises(RuntimeError, match="a product in 8 bits has no second derivative"):
         torch.autograd.grad(result.sum(), layer.weight, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "runs"),
+    [
+        ((8, 0), None, False),
+        ((8, 9), None, True),
+        ((9, 0), None, True),
+        ((9, 0), "gfx90a", False),
+        ((9, 4), "gfx942:sramecc+", False),  # with formats of its own
+        ((9, 5), "gfx950:sramecc+", True),
+    ],
+)
+def test_a_gpu_without_these_products_is_refused_in_one_line(
+    monkeypatch, capability, architecture, runs
+):
+    monkeypatch.setattr(torch.version, "hip", None if architecture is None else "7.0")
+    found = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    require_8_bit(torch.device("cpu"))
+    if runs:
+        require_8_bit(torch.device("cuda"))
+        return
+    with pytest.raises(PlanError, match="A100 has no products in float8_e4m3fn") as refused:
+        require_8_bit(torch.device("cuda"))
+    assert "\n" not in str(refused.value)
