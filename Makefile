@@ -67,12 +67,12 @@ $(READY): pyproject.toml constraints.txt requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Other training frameworks, whose parsers read what is written for them. They stay out of the environment: some packages do
+# Other training frameworks, whose parsers read what is written for them or whose layers ours equal. They stay out of the environment: some packages do
 # other things where DeepSpeed is installed.
-$(FRAMEWORKS)/.ready: $(READY) tests/frameworks/latest.lock tests/frameworks/toml.lock
+$(FRAMEWORKS)/.ready: $(READY) $(wildcard tests/frameworks/*.lock)
 	@echo "make: installing other frameworks into $(FRAMEWORKS)" >&2
 	@rm -rf $(FRAMEWORKS)
-	@for name in latest toml; do \
+	@for name in latest toml torchao; do \
 		$(PIP) --require-hashes --no-deps --target $(FRAMEWORKS)/$$name --requirement tests/frameworks/$$name.lock || exit 1; \
 	done
 	@touch $@

@@ -252,7 +252,8 @@ def strategies(
         optimizer: its name, a class of `torch.optim`, an optimizer, or an `OptimizerSpec`.
         tp_across_hosts: whether tensor parallelism may reach beyond the innermost links.
         fp8: a recipe of products in 8 bits for all of them, such as `"rowwise"`, which changes
-            numerics: these plans are priced and not executed here. None: no such products.
+            numerics; `"tensorwise"` and `"rowwise"` are executed, others priced. None: no such
+            products.
         progress: called with what is being done and the part of the work, 0 to 1, that is done.
 
     Returns:

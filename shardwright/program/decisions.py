@@ -39,8 +39,8 @@ class Decisions:
     gathered `ahead` buckets before they are read. What `offload` names (`ir/strategy/fields.py`) is
     kept in the memory of the host, but for inputs of the recomputed segments `on_device`. Layers
     run `compiled` or eagerly. Parameters are updated in groups of at most `update_group_bytes` of a
-    rank's tiles, with 0 all at once; None is not decided. With a `pipeline`, `mesh` is that of one
-    of its groups.
+    rank's tiles, with 0 all at once; None is not decided. Of the operators `in_8_bit` the products
+    are in 8 bits. With a `pipeline`, `mesh` is that of one of its groups.
     """
 
     mesh: Mesh
@@ -58,6 +58,7 @@ class Decisions:
     compiled: bool = False
     rereads: bool = False
     update_group_bytes: int | None = None
+    in_8_bit: frozenset[str] = frozenset()
 
     @property
     def update(self) -> UpdateForm:

@@ -79,19 +79,22 @@ class Compute:
 
     `regathers` are results of redistributions that it does not keep; they are
     redistributed again in the backward pass. A mixture of experts that holds only some of its
-    experts has a `routing`.
+    experts has a `routing`. A linear layer whose products are in 8 bits has the key of their recipe
+    (`ir/options/fp8.py`) as `scaling`.
     """
 
     op: Op
     shapes: tuple[Shape, ...]  # of the results
     regathers: tuple[str, ...] = ()
     routing: Routing | None = None
+    scaling: str = ""
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(s)) for s in self.shapes)
         again = "".join(f", regathers %{name}" for name in self.regathers)
         routed = f", {self.routing}" if self.routing and self.routing.hops else ""
-        return f"{self.op}: {shapes}{routed}{again}"
+        scaled = f", in 8 bits by {self.scaling}" if self.scaling else ""
+        return f"{self.op}: {shapes}{routed}{scaled}{again}"
 
 
 @dataclass(frozen=True, slots=True)

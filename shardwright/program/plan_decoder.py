@@ -12,6 +12,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatchError, MicroBatches
 from shardwright.rules.micro_batches import micro_batches as micro_batched
+from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import Tiling
 
@@ -74,6 +75,7 @@ def read_plan(
         frozenset(plan.on_device),
         plan.compiled,
         update_group_bytes=plan.update_group_bytes,
+        in_8_bit=frozenset(fp8_layers(graph)),
     )
 
 

@@ -37,7 +37,9 @@ def headline(plan: Plan) -> str:
     recipe = recipe_of(plan.numerics.fp8)
     if recipe is not None:
         gathers = ", weights gathered in 8 bits" if recipe.gathers else ""
-        others.append(f"fp8 {recipe.name} by {recipe.library}{gathers}: priced, not executed here")
+        how = "as" if recipe.is_executed else "by"
+        only = "" if recipe.is_executed else ": priced, not executed here"
+        others.append(f"fp8 {recipe.name} {how} {recipe.library}{gathers}{only}")
     if plan.async_tp:
         others.append("async TP: priced, messages are sent without overlap here")
     return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *_updated(plan), *others])

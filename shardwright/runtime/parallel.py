@@ -35,6 +35,7 @@ from shardwright.runtime.parameters.update_groups import update_in_groups
 from shardwright.runtime.pipeline.runner import PipelineModule
 from shardwright.runtime.pipeline.stage import Stages
 from shardwright.runtime.plan_transfer import plan_for_graph
+from shardwright.runtime.sharded_ops.fp8_linear import require_8_bit
 from shardwright.runtime.weight_files.pretrained import PretrainedForm
 from shardwright.tracing.call import example_call
 from shardwright.tracing.discovery.discover import capture_with_rules
@@ -88,7 +89,8 @@ def parallelize(
 
     Raises:
         PlanError: the plan is not for this model, a parameter or buffer has no values, ranks would
-            draw different ones, or there are not as many ranks as the plan has devices.
+            draw different ones, there are not as many ranks as the plan has devices, or it has
+            products in 8 bits, and the GPU has none.
         CheckpointError: the files cannot be read, or are of another model: the first key that is
             missing or not expected, or tensor of another shape or dtype, is named before one is
             read.
@@ -119,6 +121,8 @@ def _parallelized(
     outputs: str,
     tune_host: bool,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
+    if plan.numerics.fp8:
+        require_8_bit(device)
     args, kwargs = example_call(plan.inputs, plan.constants)
     captured = capture_with_rules(model, args, kwargs, plan.numerics)
     analysis = analyze(captured.graph)

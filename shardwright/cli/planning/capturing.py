@@ -14,10 +14,12 @@ import click
 from shardwright.cli.console import working
 from shardwright.ir.graph import Graph
 from shardwright.ir.op_memory import OpTracer
+from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.memory_limits import WEIGHTS, check_limit
+from shardwright.rules.operators.fp8_layers import with_fp8
 from shardwright.train.targets.capture_cache import (
     CachedCapture,
     capture_key,
@@ -192,7 +194,7 @@ def capture_job(
 
     args, kwargs = job.call()
     chosen = {**asdict(job.numerics), **numerics}
-    del chosen["fp8"]  # which is of strategies, not of captures
+    recipe = recipe_of(chosen.pop("fp8"))  # of the strategy that the graph was priced with
     start = time.perf_counter()
     model = build_model(job, meta=True)
     name = optimizer if optimizer is not None else optimizer_name(job, model)
@@ -202,4 +204,5 @@ def capture_job(
         graph = api.capture(model, args, kwargs, **chosen)
     except WeightsNeededError:  # a sub-module that is kept whole must run, so it needs weights
         graph = api.capture(build_model(job), args, kwargs, **chosen)
+    graph = graph if recipe is None else with_fp8(graph, recipe)
     return CapturedTarget(lambda: job, graph, name, time.perf_counter() - start, weights)

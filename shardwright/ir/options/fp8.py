@@ -119,6 +119,14 @@ class Fp8Recipe:
         return self.library == TRANSFORMER_ENGINE
 
     @property
+    def is_executed(self) -> bool:
+        """Whether plans with it run here: those of torchao that `scaled_mm` of torch has scales of.
+
+        Weights are gathered in the dtype that layers read.
+        """
+        return self.library == TORCHAO and self.products == FLOAT8 and not self.gathers
+
+    @property
     def covers_experts(self) -> bool:
         """Whether grouped products of experts are in 8 bits too; torchao has an option apart."""
         return self.library == TRANSFORMER_ENGINE

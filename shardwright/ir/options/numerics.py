@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from shardwright.ir.options.fp8 import is_recipe
+from shardwright.ir.options.fp8 import is_recipe, recipe_of
 
 _MEANING = {
     ("rng", "fast"): (
@@ -38,9 +38,10 @@ _MEANING = {
         " them, which halves what is sent; sums over micro-batches stay in float32"
     ),
 }
-_FP8 = (
-    "products of linear layers but the last are in 8 bits, and differ from the model's; priced, not"
-    " executed here"
+_FP8 = "products of linear layers but the last are in 8 bits, and differ from the model's"
+_TILE_SCALES = (
+    "scales are of a rank's tiles in one micro-batch, and are those of one device only where no"
+    " dimension that their maxima go over is split"
 )
 _CHUNKS = (
     "logits of one part of the vocabulary exist at a time and are computed again in the backward"
@@ -81,8 +82,8 @@ class Numerics:
       computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`);
     * `mlp_chunks`: parts of a rank's rows in which MLPs are computed, so that tensors of the inner
       width exist for one part at a time (`rules/operators/mlp_chunks.py`);
-    * `fp8`: the key of the recipe of matrix products in 8 bits (`ir/options/fp8.py`), which are
-      priced and not executed; empty: there are none.
+    * `fp8`: the key of the recipe of matrix products in 8 bits (`ir/options/fp8.py`), of which some
+      are executed; empty: there are none.
 
     Raises `NumericsError` for a word that is not known, for a `reduce` in other 16 bits than those
     of `precision`, and for a number of chunks that is none.
@@ -118,11 +119,18 @@ class Numerics:
 
     def require_executed(self) -> None:
         """Raise `NumericsError` for what is priced and not executed."""
-        if self.fp8:
+        if not self._runs_fp8:
             raise NumericsError(
                 f"fp8={self.fp8} is priced, not executed here; price its strategy with"
-                " `shardwright price`, train it with that library, or plan without fp8"
+                " `shardwright price`, train it with that library, or plan with compile=regional,"
+                " fp8=tensorwise or rowwise, and fp8_gather=off"
             )
+
+    @property
+    def _runs_fp8(self) -> bool:
+        """Whether products in 8 bits, if there are any, are executed."""
+        recipe = recipe_of(self.fp8)
+        return recipe is None or recipe.is_executed
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name and consequence of every option that is not exact."""
@@ -134,7 +142,8 @@ class Numerics:
         if self.mlp_chunks > 1:
             yield "mlp", f"in {self.mlp_chunks} chunks: {_MLP_CHUNKS}"
         if self.fp8:
-            yield "fp8", f"{self.fp8}: {_FP8}"
+            ends = _TILE_SCALES if self._runs_fp8 else "priced, not executed here"
+            yield "fp8", f"{self.fp8}: {_FP8}; {ends}"
 
     def __str__(self) -> str:
         words = [f"rng={self.rng}", f"batch_norm={self.batch_norm}"]

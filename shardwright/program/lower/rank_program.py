@@ -107,7 +107,7 @@ def write(
     `graph` may be a part of the one that `analysis` is of. Of `decisions` only
     those about memory are looked at.
     """
-    writer = _Writer(graph, analysis, placed, rank, decisions.regathered, decisions.rereads)
+    writer = _Writer(graph, analysis, placed, rank, decisions)
     for leaf in graph.leaves:
         writer.leaf(leaf.name, leaf.kind)
     for op in graph.ops:
@@ -179,8 +179,7 @@ class _Writer:
         analysis: Analysis,
         placed: ProgramLayouts,
         rank: int,
-        regathered: frozenset[str],
-        rereads: bool,
+        decisions: Decisions,
     ) -> None:
         self.graph = graph
         self.analysis = analysis
@@ -196,7 +195,8 @@ class _Writer:
         self.views: set[str] = set()  # operators whose results share memory of an operand
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
-        self.regathered, self.rereads = regathered, rereads
+        self.regathered, self.rereads = decisions.regathered, decisions.rereads
+        self.in_8_bit = decisions.in_8_bit
         # What is not kept of a parameter: a copy, the parameter itself, or a view -> that copy.
         self.copies: dict[str, str] = {}
         self.reread: set[str] = set()  # parameters themselves, under the names that are read
@@ -275,7 +275,9 @@ class _Writer:
                 placed = replace(placed, regathers=tuple(kept))
             self.write(placed)
         else:
-            self.write(Compute(local, tuple(shapes), () if self.segment else tuple(kept)))
+            scaling = self.graph.numerics.fp8 if op.name in self.in_8_bit else ""
+            again = () if self.segment else tuple(kept)
+            self.write(Compute(local, tuple(shapes), again, scaling=scaling))
 
     def attention(self, op: Op, local: Op, op_layouts: OpLayouts) -> Attention:
         """Scores are query by key, [..., heads, query length, key length]; either may repeat."""

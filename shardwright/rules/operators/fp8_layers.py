@@ -16,6 +16,7 @@ from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.options.fp8 import FLOAT8, Fp8Recipe, recipe_of
 
 MULTIPLE = 16  # of the elements of a row, for products in 8 bits
+_DTYPES = ("bfloat16", "float16", "float32")  # of their results
 _PRODUCTS = ("linear", "mm", "bmm", "addmm", "baddbmm", "matmul", "experts")
 
 
@@ -34,7 +35,8 @@ def with_fp8(graph: Graph, recipe: Fp8Recipe) -> Graph:
     layers = _layers(graph)
     if not layers:
         raise Fp8LayersError(
-            f"no linear layer but the last has sizes that are multiples of {MULTIPLE}"
+            f"no linear layer but the last has sizes that are multiples of {MULTIPLE}, in 16 or 32"
+            " bits"
         )
     if recipe.gathers:
         graph = _gathering(graph, layers)
@@ -81,7 +83,8 @@ def _layers(graph: Graph) -> dict[str, bool]:
     for op in graph.ops:
         if op.kind != "linear" or op.name not in followed or op.operands[1] not in weights:
             continue
-        if any(size % MULTIPLE for size in graph.tensor[op.operands[1]].shape):
+        weight = graph.tensor[op.operands[1]]
+        if weight.dtype not in _DTYPES or any(size % MULTIPLE for size in weight.shape):
             continue
         found[op.name] = op.operands[0] not in seen
         seen.add(op.operands[0])

@@ -172,8 +172,8 @@ class _Writer:
         op = instruction.op
         args = tuple(to_torch(a, self.nodes, self.device) for a in op.args)
         kwargs = {key: to_torch(value, self.nodes, self.device) for key, value in op.kwargs}
-        plain = instruction.routing is None and op.target not in _OWN_MODULES
-        if plain:
+        scaled = bool(instruction.scaling)
+        if instruction.routing is None and not scaled and op.target not in _OWN_MODULES:
             return self.graph.call_function(operator_of(op.target), args, kwargs)
         name = f"{op.kind}_{number}"
         self.root.add_module(name, self.make(instruction))

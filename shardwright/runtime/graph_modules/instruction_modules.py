@@ -38,6 +38,7 @@ from shardwright.runtime.random.dropout import (
 from shardwright.runtime.random.fused_rng import FastAttention, FastDropout
 from shardwright.runtime.sharded_ops.chunked import ChunkedDroppedMlp, ChunkedLoss, ChunkedMlp
 from shardwright.runtime.sharded_ops.experts import local_experts
+from shardwright.runtime.sharded_ops.fp8_linear import Fp8Linear
 from shardwright.tracing.graph_builder import Captured
 
 
@@ -100,5 +101,7 @@ def _operator(
         return ChunkedLoss()
     if instruction.op.target == CHUNKED_MLP:
         return ChunkedMlp()
+    if instruction.scaling:
+        return Fp8Linear(instruction.scaling)
     assert instruction.routing is not None, "torch has the operator"
     return local_experts(instruction.routing, axes, device)

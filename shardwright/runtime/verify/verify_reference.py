@@ -18,7 +18,8 @@ from shardwright.rules.micro_batches import micro_batches, undivided_batch
 def comparable(graph: Graph) -> Graph:
     """`graph`, widened, with the random numbers that one device and every plan have in common."""
     return replace(
-        graph, numerics=replace(graph.numerics, rng="exact", precision="model", reduce="stored")
+        graph,
+        numerics=replace(graph.numerics, rng="exact", precision="model", reduce="stored", fp8=""),
     )
 
 
@@ -69,6 +70,11 @@ def notes(graph: Graph) -> tuple[str, ...]:
         found.append(
             f"precision={graph.numerics.precision!r} rounds sums, in another order under every"
             " plan, so both sides computed in float64 here"
+        )
+    if graph.numerics.fp8:
+        found.append(
+            f"fp8={graph.numerics.fp8} rounds products to 8 bits, with scales of each rank's tiles,"
+            " so both sides multiplied in float64 here"
         )
     if graph.numerics.batch_norm == "local":
         found.append(

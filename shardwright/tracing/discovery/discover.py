@@ -54,8 +54,8 @@ def capture_with_rules(
     An operator gets the rule that the user stated, or one found by experiment. The arguments are
     those of `capture_call`. Loss and MLPs are in as many chunks as `numerics` say, and whole in a
     graph that does not permit them. Raises `CaptureError` for a call that cannot be captured, and
-    for a stated rule that is false, `NumericsError` for products in 8 bits, which nothing here
-    executes.
+    for a stated rule that is false, `NumericsError` for products in 8 bits by a recipe that is not
+    executed.
     """
     require_module(model)
     require_call(args, kwargs)

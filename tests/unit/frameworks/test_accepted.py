@@ -88,7 +88,7 @@ def understood():
     @given(wanted=training_strategies())
     def write(wanted):
         for framework, folders in APART.items():
-            # Products in fp8 need torchao, which has builds for GPUs alone.
+            # Products in fp8 need torchao, which is installed apart.
             wanted = wanted.but(fp8=None) if framework == "torchtitan-0.3" else wanted
             file = write_config(framework, wanted, FACTS)
             written[folders].append((framework, file))

@@ -48,21 +48,34 @@ def test_strategies_shows_the_best_and_writes_it(target, tmp_path, as_json, shar
     assert as_json("strategies", target, *HERE)["best"]["strategy"] == best
 
 
-def test_plans_in_8_bits_are_shown_as_priced_only_and_not_run(tmp_path, shardwright_command):
+def test_plans_in_8_bits_are_written_as_programs_or_shown_as_priced_only_and_not_run(
+    tmp_path, shardwright_command
+):
     config, file = tmp_path / "config.json", tmp_path / "plan.json"
     config.write_text(
         '{"model_type": "llama", "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2,'
         ' "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}'
     )
     model = (config, "--batch", 8, "--seq", 512)
-    given = ("--machine", "2xH100", "--fp8", "rowwise", "-o", file)
-    result = shardwright_command("strategies", *model, *given)
-    assert result.exit_code == 0, result.exception
-    best = next(line for line in result.stdout.splitlines() if line.startswith("best: "))
-    assert "fp8=rowwise compile=regional" in best
-    assert "fp8 rowwise by torchao: priced, not executed" in " ".join(result.stdout.split())
-    for command in (("program", *model, file), ("run", *model, file), ("verify", *model, file)):
-        refused = shardwright_command(*command)
-        assert refused.exit_code == 2, command
-        (line,) = refused.stderr.splitlines()
-        assert "fp8=torchao:rowwise is priced, not executed here" in line
+    for recipe, compiled, label in (
+        ("rowwise", " compile=regional", "fp8 rowwise as torchao"),
+        ("delayed", "", "fp8 delayed by TransformerEngine: priced, not executed here"),
+    ):
+        given = ("--machine", "2xH100", "--fp8", recipe, "-o", file)
+        result = shardwright_command("strategies", *model, *given)
+        assert result.exit_code == 0, result.exception
+        best = next(line for line in result.stdout.splitlines() if line.startswith("best: "))
+        assert f"fp8={recipe}{compiled}" in best
+        assert label in " ".join(result.stdout.split())
+        program = shardwright_command("program", *model, file)
+        if compiled:
+            assert program.exit_code == 0, program.exception
+            assert "in 8 bits by torchao:rowwise" in program.stdout
+            continue
+        for refused in (
+            program,
+            *(shardwright_command(c, *model, file) for c in ("run", "verify")),
+        ):
+            assert refused.exit_code == 2
+            (line,) = refused.stderr.splitlines()
+            assert "fp8=TransformerEngine:delayed is priced, not executed here" in line

@@ -51,12 +51,22 @@ def test_devices_that_take_any_layout_need_no_second_copy_but_of_blocks():
     assert Cast(((1, 2),)).without_copies() == Cast(((1, 1),))
 
 
-def test_numerics_name_the_recipe_and_that_nothing_here_executes_it():
-    numerics = Numerics(fp8="torchao:rowwise")
-    assert str(numerics).endswith(" fp8=torchao:rowwise")
+def test_numerics_name_the_recipe_and_whether_it_is_executed_here():
     assert str(Numerics()) == "rng=exact batch_norm=exact"
-    ((name, text),) = numerics.lines()
-    assert name == "fp8" and text.startswith("torchao:rowwise: ")
-    assert text.endswith("priced, not executed here")
+    executed = "torchao:rowwise", "torchao:tensorwise"
+    priced = "torchao:mxfp8", "torchao:tensorwise:gather", "TransformerEngine:tensorwise"
+    for key in (*executed, *priced):
+        numerics = Numerics(fp8=key)
+        assert str(numerics).endswith(f" fp8={key}")
+        ((name, text),) = numerics.lines()
+        assert name == "fp8" and text.startswith(f"{key}: ")
+        assert text.endswith("priced, not executed here") == (key in priced)
+        assert ("scales are of a rank's tiles" in text) == (key in executed)
+        if key in priced:
+            with pytest.raises(NumericsError, match=f"fp8={key} is priced, not executed") as e:
+                numerics.require_executed()
+            assert "\n" not in str(e.value)
+        else:
+            numerics.require_executed()
     with pytest.raises(NumericsError, match="fp8='rowwise' is no recipe"):
         Numerics(fp8="rowwise")

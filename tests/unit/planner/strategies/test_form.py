@@ -1,4 +1,4 @@
-"""Strategies in 8 bits: prices, refusals, and plans that are not executed here."""
+"""Strategies in 8 bits: prices, refusals, and plans of recipes that are not executed here."""
 
 import pytest
 import torch
@@ -265,7 +265,7 @@ def test_strategies_are_enumerated_in_8_bits_where_that_is_asked_for(graph):
     assert {strategy_of(plan).fp8 for plan in sw.strategies(graph, "2xH100")} == {None}
 
 
-def test_a_plan_in_8_bits_is_kept_in_files_and_not_executed(graph):
+def test_a_plan_of_another_recipe_is_kept_in_files_and_not_executed(graph):
     plan = sw.price(graph, "1xH100", "fp8=delayed")
     assert plan_from_json(plan_to_json(plan)).numerics == plan.numerics
     gathering = sw.price(graph, "2xH100", f"{ENGINE}delayed{GATHER}")

@@ -60,9 +60,10 @@ def test_transformer_engine_saves_one_copy_of_an_input_in_8_bits(graph, name, sc
     assert head == layer(graph, "head")
 
 
-def test_a_model_without_such_layers_is_refused():
-    x = torch.zeros(4, 8, dtype=torch.bfloat16)
-    small = nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 8)).to(torch.bfloat16)
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.bfloat16), (16, torch.float64)])
+def test_a_model_without_such_layers_is_refused(width, dtype):
+    x = torch.zeros(4, width, dtype=dtype)
+    small = nn.Sequential(nn.Linear(width, 32), nn.Linear(32, 8)).to(dtype)
     graph = sw.capture(small, (x,), loss="outside")
-    with pytest.raises(Fp8LayersError, match="multiples of 16"):
+    with pytest.raises(Fp8LayersError, match="multiples of 16, in 16 or 32 bits"):
         with_fp8(graph, executed_by("rowwise", compiled=True))
