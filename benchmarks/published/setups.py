@@ -102,6 +102,8 @@ def strategy_of(row: Row) -> Strategy:
 def optimizer_of(row: Row) -> str:
     """The name of a row's optimizer."""
     name = row.optimizer.replace("-", "_")
+    if name == "adamw" and row.gpus > 1:  # torch updates DTensors one after the other
+        name = "adamw_loop"
     if not row.gradient_buffers:
         return known_optimizer(name)
     spec = optimizer_spec(name)

@@ -126,6 +126,7 @@ def additive(
         async_tp=plan.async_tp,
         offload=plan.offload,
         on_device=plan.on_device,
+        update_group_bytes=plan.update_group_bytes,
     )
 
 

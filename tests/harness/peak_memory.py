@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import by_tiles, optimizer_spec
 from shardwright.machine.backends import BACKENDS
 from shardwright.profile.measure import channel_block_here
 from shardwright.program.step.lower.plan_lowering import PlanLowering
@@ -20,7 +20,7 @@ def predicted(graph, analysis, decisions, rank=0, optimizer="adamw"):
     # Compared with what this host takes, whatever its processor is.
     host = RankModel(BACKENDS["gloo"], channel_block_here())
     spec = optimizer_spec(optimizer)
-    trainer = Trainer(spec, host, spec.runs(plain=False, on_gpu=False))
+    trainer = Trainer(spec, host, spec.runs(plain=by_tiles(spec), on_gpu=False))
     lowering = PlanLowering(graph, analysis, decisions, host.backend.alone_bytes)
     return StepSimulation(lowering, rank, trainer, Footprints(on_cpu=True)).memory()
 

@@ -33,6 +33,8 @@ _SPECS = (
     MUON,
 )
 OPTIMIZERS: Mapping[str, OptimizerSpec] = {spec.name: spec for spec in _SPECS}
+# Classes that read and write no state but that of each parameter, nor their own `param_groups`.
+SEPARATE = frozenset(spec.torch_class for spec in _SPECS if spec.matrix is None)
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")  # classes that have a kernel for the whole update
 _FUSED_ON_CPU = ("Adagrad",)  # of these, those that have none for NVIDIA GPUs
 _ASKED: Mapping[str, tuple[str, ...]] = {
@@ -64,6 +66,17 @@ def optimizer_spec(name: str) -> OptimizerSpec:
             " state is most like it, or give an OptimizerSpec of your own"
         )
     return found
+
+
+def by_tiles(spec: OptimizerSpec) -> bool:
+    """Whether a rank updates its tiles as plain tensors, however many ranks there are.
+
+    That is so of classes that update every element by itself.
+
+    >>> by_tiles(optimizer_spec("adamw")), by_tiles(optimizer_spec("muon"))
+    (True, False)
+    """
+    return spec.matrix is None and spec.torch_class in SEPARATE
 
 
 def placed(name: str, offload: Collection[str]) -> str:

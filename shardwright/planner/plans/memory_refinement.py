@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 from shardwright.ir.layout import Bytes, largest_atoms, local_atoms
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
-from shardwright.ir.options.optimizers import optimizer_spec, placed
+from shardwright.ir.options.optimizers import by_tiles, optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
@@ -47,7 +47,9 @@ class MemoryRefinement:
             self._trainers[name] = Trainer(
                 spec,
                 RankModel(backend, machine.device.channel_block, machine.expert_skew),
-                spec.runs(plain=machine.devices == 1, on_gpu=backend.device != "cpu"),
+                spec.runs(
+                    plain=machine.devices == 1 or by_tiles(spec), on_gpu=backend.device != "cpu"
+                ),
             )
         return self._trainers[name]
 

@@ -16,6 +16,20 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local(grad_placements=parameter.placements)
 
 
+def placed_like(tile: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this rank's `tile`, in the layout of `like` on its mesh; plain if that is."""
+    if not isinstance(like, DTensor):
+        return tile
+    return DTensor.from_local(
+        tile,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 def plain_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
     """The whole of a DTensor as a plain tensor; None for a plain one, which stays as it is.
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, final
 from weakref import WeakValueDictionary
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, copy_streams, mapped
+from shardwright.runtime.parameters.dtensor_spec import local, placed_like
 
 _homes: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # on the host, by id
 
@@ -32,22 +32,18 @@ class _Copy(NamedTuple):
 
 
 @final
-class StreamedGroups(list[dict[str, Any]]):
-    """Groups of parameters for one step; who iterates over them has their state on the device.
+class HostState:
+    """Copies the state of an optimizer's parameters, those in `streamed`, from the host and back.
 
-    The state of parameters whose number is not in `streamed` stays where it is.
+    The state of a parameter that is not in `streamed` stays where it is.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, groups: Sequence[dict[str, Any]], streamed: Collection[int]
-    ) -> None:
-        super().__init__(groups)
+    def __init__(self, optimizer: Optimizer, streamed: Collection[int]) -> None:
         self._optimizer, self._streamed = optimizer, streamed
-        self._homes: dict[tuple[int, str], torch.Tensor] = {}  # of state that is on the device
+        self._left: dict[tuple[int, str], torch.Tensor] = {}  # homes of state on the device
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def through(self, groups: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Each group while its state is on the device; afterwards all state is on the host."""
-        groups = [*super().__iter__()]
         arriving = self._fetched(groups[0]) if groups else []
         leaving: list[list[_Copy]] = []
         for at, group in enumerate(groups):
@@ -66,10 +62,14 @@ class StreamedGroups(list[dict[str, Any]]):
         for parameter, key, value in self._state(group):
             if not is_home(value):
                 continue  # of a first step, or loaded since
-            made, stream = _like(value, parameter.device), copy_streams(parameter.device)[1]
-            flight = HostCopyInFlight(_local(value), _local(made), stream)
-            found.append(_Copy(parameter, key, made, flight))
-            self._homes[id(parameter), key] = value
+            tile = local(value)
+            made, stream = (
+                torch.empty_like(tile, device=parameter.device),
+                copy_streams(parameter.device)[1],
+            )
+            flight = HostCopyInFlight(tile, made, stream)
+            found.append(_Copy(parameter, key, placed_like(made, value), flight))
+            self._left[id(parameter), key] = value
         return found
 
     def _arrive(self, copies: Sequence[_Copy]) -> None:
@@ -81,10 +81,10 @@ class StreamedGroups(list[dict[str, Any]]):
         """Start to copy the state of a group to the host, where it is from now on."""
         found = []
         for parameter, key, value in self._state(group):
-            home = self._homes.pop((id(parameter), key), None)
+            home = self._left.pop((id(parameter), key), None)
             if home is None or home.shape != value.shape or home.dtype != value.dtype:
                 home = home_like(value)
-            flight = HostCopyInFlight(_local(value), _local(home), copy_streams(value.device)[0])
+            flight = HostCopyInFlight(local(value), local(home), copy_streams(value.device)[0])
             self._optimizer.state[parameter][key] = home
             found.append(_Copy(parameter, key, home, flight))
         return found
@@ -123,7 +123,7 @@ def load_on_host(
     for parameter, found in streams:
         for key, value in found.items():
             home = home_like(parameter.detach() if value.shape == parameter.shape else value)
-            _local(home).copy_(_local(value))
+            local(home).copy_(local(value))
             optimizer.state[parameter][key] = home
 
 
@@ -141,35 +141,13 @@ def home_like(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     """An uninitialised tensor on the host for state like `value`, in its layout on the mesh."""
     dtype = value.dtype if dtype is None else dtype
     if value.device.type == "cpu":  # outside of what torch's allocator has, which is the device's
-        shape = _local(value).shape
-        home = _as_laid(mapped(shape.numel() * dtype.itemsize).view(dtype).view(shape), value)
+        shape = local(value).shape
+        made = mapped(shape.numel() * dtype.itemsize).view(dtype).view(shape)
+        home = placed_like(made, value)
     else:
         home = torch.empty_like(value, dtype=dtype, device="cpu", pin_memory=True)
     _homes[id(home)] = home
     return home
-
-
-def _like(home: torch.Tensor, device: torch.device) -> torch.Tensor:
-    local = torch.empty_like(_local(home), device=device)
-    return _as_laid(local, home)
-
-
-def _as_laid(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor with the layout of `like` on its mesh, of this local part."""
-    if not isinstance(like, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _end(copies: Sequence[_Copy]) -> None:

@@ -1,38 +1,90 @@
-"""Updates parameters in groups: the optimizer steps through groups as through `param_groups`.
+"""Updates parameters in groups, and as plain tensors: what `param_groups` are during a step.
 
 An optimizer of `torch.optim` with `foreach` makes temporaries of all parameters of one of its
 `param_groups` at a time. During a step these are replaced by smaller ones with the same
-hyperparameters. The update of an element depends on nothing else, so the numbers are the same.
+hyperparameters. The update of an element depends on nothing else, so the numbers are the same, and
+so are those of this rank's tiles: a group has them in place of DTensors, of which every operator
+takes many times as long to dispatch, and which torch updates one after the other.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardwright.ir.options.optimizers import OPTIMIZERS
+from shardwright.ir.options.optimizers import SEPARATE
 from shardwright.ir.plan import PlanError
 from shardwright.program.step.step_program import UpdateParts
-from shardwright.runtime.parameters.host_state import StreamedGroups
+from shardwright.runtime.parameters.dtensor_spec import local, placed_like
+from shardwright.runtime.parameters.host_state import HostState
 
-# Classes that read and write no state but that of each parameter, nor their own `param_groups`.
-_SEPARATE = frozenset(
-    getattr(torch.optim, spec.torch_class) for spec in OPTIMIZERS.values() if spec.matrix is None
-)
+_SEPARATE = frozenset(getattr(torch.optim, name) for name in SEPARATE)
 _parts: WeakKeyDictionary[nn.Module, UpdateParts] = WeakKeyDictionary()
 _whole: WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()  # during a step
 
 
 def update_in_groups(module: nn.Module, parts: UpdateParts) -> None:
     """From now on update the parameters of `module` group by group, with the state where it is."""
-    if len(parts.groups) > 1 or parts.on_host:
-        _parts[module] = parts
+    _parts[module] = parts
+
+
+class StepGroups(list[dict[str, Any]]):
+    """Groups of parameters for one step, whose DTensors are this rank's tiles while it has them.
+
+    State of parameters in `streamed` is on the device meanwhile, and on the host otherwise.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, groups: Sequence[dict[str, Any]], streamed: Collection[int]
+    ) -> None:
+        super().__init__(groups)
+        self._optimizer, self._copies = optimizer, HostState(optimizer, streamed)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Each group while its tiles may be updated."""
+        for group in self._copies.through([*super().__iter__()]):
+            tiles = [self._tile(parameter) for parameter in group["params"]]
+            try:
+                yield {**group, "params": tiles}
+            finally:
+                for parameter, tile in zip(group["params"], tiles, strict=True):
+                    self._take_state(parameter, tile)
+
+    def _tile(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The tile of a parameter with the tiles of gradient and state, if all lie as it does."""
+        gradient = parameter.grad
+        if not isinstance(parameter, DTensor) or not parameter.dim():
+            return parameter
+        state = self._optimizer.state.get(parameter, {})
+        values = [v for v in (gradient, *state.values()) if isinstance(v, DTensor)]
+        plain = gradient is not None and not isinstance(gradient, DTensor)
+        if plain or any(value.placements != parameter.placements for value in values):
+            return parameter
+        tile = local(parameter).detach()
+        tile.grad = None if gradient is None else local(gradient).detach()
+        if state:
+            tiles = {k: local(v) if isinstance(v, DTensor) else v for k, v in state.items()}
+            self._optimizer.state[tile] = tiles
+        return tile
+
+    def _take_state(self, parameter: torch.Tensor, tile: torch.Tensor) -> None:
+        """Make the state of a tile that of its parameter."""
+        if tile is parameter or tile not in self._optimizer.state:
+            return
+        found, state = self._optimizer.state.pop(tile), self._optimizer.state[parameter]
+        for key, value in found.items():
+            known = state.get(key)
+            if isinstance(known, DTensor) and local(known) is value:
+                continue
+            whole = isinstance(value, torch.Tensor) and value.dim() and value.shape == tile.shape
+            state[key] = placed_like(value, parameter.detach()) if whole else value
 
 
 def streamed_parameters() -> frozenset[int]:
@@ -68,23 +120,22 @@ def split_groups(optimizer: Optimizer) -> None:
         for name in names
     }
     given, streamed = optimizer.param_groups, streamed_parameters()
-    found = [part for group in given for part in _parts_of(group, numbers, streamed)]
-    if not streamed.isdisjoint(id(one) for group in given for one in group["params"]):
+    mine = {id(one) for group in given for one in group["params"]}
+    if mine.isdisjoint(numbers):
+        return
+    if not streamed.isdisjoint(mine):
         _require_separate(optimizer)
-        _whole[optimizer] = given
-        optimizer.param_groups = StreamedGroups(optimizer, found, streamed)
-        return
-    if len(found) == len(given):
-        return
+    found = [part for group in given for part in _parts_of(group, numbers, streamed)]
     if type(optimizer) not in _SEPARATE:
-        warnings.warn(
-            f"{type(optimizer).__name__} updates all parameters at once, and the plan does it in"
-            " groups; it may need more memory than predicted",
-            stacklevel=2,
-        )
+        if len(found) > len(given):
+            warnings.warn(
+                f"{type(optimizer).__name__} updates all parameters at once, and the plan does it"
+                " in groups; it may need more memory than predicted",
+                stacklevel=2,
+            )
         return
     _whole[optimizer] = given
-    optimizer.param_groups = found
+    optimizer.param_groups = StepGroups(optimizer, found, streamed)
 
 
 def join_groups(optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Tensor
 from shardwright.ir.options.optimizer_spec import Implementation, MatrixUpdate, OptimizerSpec
-from shardwright.ir.options.optimizers import optimizer_spec
+from shardwright.ir.options.optimizers import by_tiles, optimizer_spec
 from shardwright.machine.model import Device
 from shardwright.program.step.instructions import Update
 from shardwright.program.step.lower.update import group_counts
@@ -101,8 +101,8 @@ def update_seconds(
         local_bytes: bytes of a rank's tile, (K,).
         optimizer: the name of the optimizer.
         device: the device.
-        ranks: the number of ranks; with one, parameters are plain tensors, whose operators take a
-            launch each.
+        ranks: the number of ranks; with several, parameters are DTensors. Tiles are updated as
+            plain tensors, whose operators take a launch each, if `by_tiles` says so.
         whole: the parameter, for optimizers that compute with whole matrices: every rank does so,
             and the time to gather them is not included.
     """
@@ -148,7 +148,8 @@ def _whole_seconds(matrix: MatrixUpdate, whole: Tensor, device: Device) -> Float
 def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks: int) -> Floats:
     """Seconds of the operators on tiles: (K,)."""
     on_gpu = device.units > 0 or device.issue_seconds > 0
-    implementation = spec.runs(plain=ranks == 1, on_gpu=on_gpu)
+    plain = ranks == 1 or by_tiles(spec)
+    implementation = spec.runs(plain=plain, on_gpu=on_gpu)
     unknown = device.dispatch_seconds is None and not on_gpu
     calls, passes = spec.calls, spec.passes
     if implementation is Implementation.FUSED or unknown:
@@ -161,9 +162,10 @@ def _tiles_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device, ranks
         each = np.maximum(device.launch_seconds + seconds / calls, device.issue_seconds)
         return np.asarray(calls * each)
     reached = reached_at(device.efficiency.in_place, moved // calls)
-    dispatched = device.dispatch_seconds if ranks > 1 else device.launch_seconds
+    dispatched = device.launch_seconds if plain else device.dispatch_seconds
+    launches = 1 if implementation is Implementation.FOREACH and on_gpu else calls
     once = device.parameter_seconds if ranks > 1 else 0.0
-    found: Floats = once + calls * dispatched + moved / (device.bytes_per_s * reached)
+    found: Floats = once + launches * dispatched + moved / (device.bytes_per_s * reached)
     return np.asarray(found)
 
 

@@ -146,7 +146,8 @@ def test_a_plan_that_fits_says_if_the_allocator_would_hold_more_than_there_is(su
         ("4xH100", "tp=4", "adamw_foreach", (4, 4, 4)),
         ("4xH100", "pp=2 tp=2 mb=2", "adamw_foreach", (2, 2, 2, 1)),
         ("4xH100", "dp_shard=4", "adamw_foreach", ()),  # gathered copies are the peak
-        ("4xH100", "tp=4", "adamw", ()),  # a loop over DTensors
+        ("4xH100", "tp=4", "adamw", (4, 4, 4)),  # on CUDA a foreach update of tiles
+        ("4xH100", "tp=4", "adamw_loop", ()),
         ("1xH100", "dp_shard=1", "adamw_fused", ()),
         ("1xH100", "dp_shard=1", "muon", ()),
     ],

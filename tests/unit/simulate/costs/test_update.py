@@ -35,8 +35,8 @@ def test_an_unmeasured_update_is_one_kernel():
 
 
 def test_a_measured_update_pays_for_every_operator():
-    assert update_seconds(np.array([512]), "sgd", DEVICE, 2).tolist() == [16 + 4 + 3]
-    assert update_seconds(np.array([512]), "momentum", DEVICE, 2).tolist() == [16 + 3 * 4 + 8]
+    assert update_seconds(np.array([512]), "sgd", DEVICE, 2).tolist() == [16 + 1 + 3]
+    assert update_seconds(np.array([512]), "momentum", DEVICE, 2).tolist() == [16 + 3 * 1 + 8]
 
 
 def test_one_rank_updates_plain_tensors():
@@ -47,7 +47,7 @@ def test_how_fast_an_update_is_depends_on_what_one_operator_passes_over():
     curve = Curve(((512 * 3.0, 0.25), (2 * 512 * 3.0, 0.5)))
     device = replace(DEVICE, efficiency=Efficiency(update=curve))
     found = update_seconds(np.array([512, 1024]), "sgd", device, 2)
-    assert found.tolist() == pytest.approx([16 + 4 + 6, 16 + 4 + 6])
+    assert found.tolist() == pytest.approx([16 + 1 + 6, 16 + 1 + 6])
 
 
 def test_an_update_on_a_gpu_costs_what_its_implementation_does():
@@ -65,8 +65,9 @@ def test_an_update_on_a_gpu_costs_what_its_implementation_does():
 
     assert seconds("adamw_fused", 1) == seconds("adamw_fused", 2) == [1 + 7]
     assert seconds("adamw", 1) == seconds("adamw_foreach", 2) == [1 + 21]
-    assert seconds("adamw", 2) == seconds("adamw_loop", 1) == [8 * 5], "the host is slower"
-    assert seconds("adamw", 2, 8 * 512) == [8 + 8 * 21]
+    assert seconds("adamw", 2) == seconds("adamw", 1), "tiles are plain tensors"
+    assert seconds("adamw_loop", 2) == seconds("adamw_loop", 1) == [8 * 5], "the host is slower"
+    assert seconds("adamw_loop", 2, 8 * 512) == [8 + 8 * 21]
     tiles = [UpdatedTile((100,), 400, 4), UpdatedTile((50,), 200, 4)]
     expected = {"adamw_fused": 0, "adamw_foreach": 600, "adamw_loop": 800}
     for name, size in expected.items():
