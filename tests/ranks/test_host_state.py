@@ -89,8 +89,12 @@ def measured(plans):
     for text, plan in plans.items():
         module = sw.parallelize(copy.deepcopy(model), plan)
         optimizer = made(module.parameters(), foreach=False)
+        seen = []
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            register(lambda one, *_, seen=seen: seen.append(ids(one)))
         for _ in range(2):
             module.train_step(optimizer, batch)
+        assert seen == [[*map(id, module.parameters())]] * 4  # no tiles, whose norms are others
         saved = copy.deepcopy(optimizer.state_dict())
         optimizer.zero_grad()  # a loop of one's own
         module.forward_backward(batch)
@@ -117,6 +121,10 @@ def goes_on(made, module, optimizer, saved, batch):
     pairs = zip(other.state.values(), optimizer.state.values(), strict=True)
     assert before.keys() == saved.keys()
     return all(torch.equal(local(a[key]), local(b[key])) for a, b in pairs for key in b)
+
+
+def ids(optimizer):
+    return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def home_bytes(optimizer):

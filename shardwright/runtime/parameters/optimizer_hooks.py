@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from shardwright.ir.plan import PlanError
 from shardwright.runtime.parameters.host_state import load_on_host
@@ -43,6 +44,7 @@ from shardwright.runtime.parameters.update_groups import (
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
 _registered: list[Any] = []
+_splits: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 _given: WeakSet[nn.Module] = WeakSet()  # models that were given to `parallelize`
 
 
@@ -135,7 +137,10 @@ def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _given and all(p.grad is None for p in _parameters(optimizer)):
         _require_no_given(optimizer)
-    split_groups(optimizer)
+    if (handle := _splits.pop(optimizer, None)) is not None:
+        handle.remove()
+    # Behind all hooks of the optimizer, which read norms of whole parameters.
+    _splits[optimizer] = optimizer.register_step_pre_hook(_split)
     mode = _mode(optimizer)
     if mode is not None and _sharded(optimizer):
         if _entered and not isinstance(_entered[0], mode):  # an error left another one behind
@@ -143,6 +148,10 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _entered:
             _entered.append(mode())
             _entered[0].__enter__()
+
+
+def _split(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    split_groups(optimizer)
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

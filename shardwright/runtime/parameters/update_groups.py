@@ -56,6 +56,7 @@ class StepGroups(list[dict[str, Any]]):
             finally:
                 for parameter, tile in zip(group["params"], tiles, strict=True):
                     self._take_state(parameter, tile)
+        join_groups(self._optimizer)  # before other hooks read them
 
     def _tile(self, parameter: torch.Tensor) -> torch.Tensor:
         """The tile of a parameter with the tiles of gradient and state, if all lie as it does."""
