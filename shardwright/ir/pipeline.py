@@ -72,8 +72,8 @@ def stage_mesh(mesh: Mesh) -> Mesh:
     """
     axes = tuple((name, size) for name, size in mesh.axes if name != AXIS) or (("dp", 1),)
     outer, groups = mesh.names.index(AXIS) if AXIS in mesh.names else 0, groups_of(mesh)
-    apart = groups > 1 and prod(mesh.shape[:outer]) > 1
-    return Mesh(axes, PipelineAxis(outer, groups) if apart else None)
+    inside = groups > 1 and prod(mesh.shape[:outer]) > 1
+    return Mesh(axes, PipelineAxis(outer, groups) if inside else None)
 
 
 def whole_mesh(stage: Mesh, groups: int) -> Mesh:

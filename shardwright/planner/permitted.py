@@ -259,9 +259,7 @@ def _is_on(mesh: Mesh, constraint: OnMesh | OnShape) -> bool:
     given = constraint.mesh
     named = zip(given.names, mesh.names, strict=False)
     matches = mesh.shape == given.shape and PIPELINE not in given.names
-    return matches and all(
-        word not in ROLES or means(word, name) for word, name in named
-    )
+    return matches and all(word not in ROLES or means(word, name) for word, name in named)
 
 
 def permits_mesh(constraints: Sequence[Constraint], mesh: Mesh, groups: int) -> bool:
