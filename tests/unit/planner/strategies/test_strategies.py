@@ -252,6 +252,18 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
 
 
+def test_features_of_experts_are_split_where_ranks_have_one_expert_each(mixture):
+    wide = Expansion(mixture.graph, preset("2x4xH100"), "adamw")
+    limits = limited(wide, tp_across_hosts=False)
+    every = [s for s in strategies_on(wide.machine, limits) if s.pp == s.micro_batches == 1]
+    by_features = [s for s in every if s.ep > 1 and s.etp > 1]
+    assert {(s.tp, s.ep, s.etp) for s in by_features} == {(2, 4, 2)}
+    bounds = Bounds(wide)
+    for strategy in by_features:
+        seconds, peak = cost(wide, strategy)
+        assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+
+
 @pytest.mark.parametrize(
     "text, splits, layout",
     [
