@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.frameworks.errors import FrameworkError
+from shardwright.ir.strategy.fields import TP_PP_DP
 from shardwright.ir.strategy.strategy import Strategy
 
 Axes = tuple[tuple[str, int], ...]
@@ -60,7 +61,7 @@ def world_split(framework: str, strategy: Strategy) -> WorldSplit:
     )
     outer = _DENSE[framework]
     if swapped and framework in ("megatron", "megatron-bridge"):
-        outer = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
+        outer = TP_PP_DP
         swapped = tuple(name for name, _ in strategy.axes) != tuple(
             axis for axis in outer if degree.get(axis, 1) > 1
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import NewType
+from typing import NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)  # wall time of one optimizer step, or a part of it
 Bytes = NewType("Bytes", int)  # on one rank
@@ -76,6 +76,18 @@ def parse_placement(text: str) -> Placement:
     return Shard(int(found[1]), int(found[2] or 0))
 
 
+class PipelineAxis(NamedTuple):
+    """The pipeline's axis among those of the mesh of one stage.
+
+    Attributes:
+        outer: how many axes are outside of it, at least one.
+        groups: its size.
+    """
+
+    outer: int
+    groups: int
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """A named, logical view of the devices, as `dp=2 tp=4`, outermost axis first.
@@ -84,9 +96,12 @@ class Mesh:
 
     Attributes:
         axes: pairs (name, size).
+        pipeline: of the devices of a pipeline stage, the axis of the pipeline where it is inside of
+            another one, so that ranks of other stages lie between these; else None.
     """
 
     axes: tuple[tuple[str, int], ...]
+    pipeline: PipelineAxis | None = None
 
     def __post_init__(self) -> None:
         names = self.names

@@ -14,11 +14,11 @@ from shardwright.ir.graph import Source
 from shardwright.ir.layout import Bytes, Layout, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.ir.pipeline import NONE, Pipeline, groups_of, stage_mesh
+from shardwright.ir.pipeline import NONE, Pipeline, StageRanks, groups_of, stage_mesh
 from shardwright.ir.timeline import Timeline
 
 NO_TIME = Seconds(0.0)
-FORMAT = 1  # of plan files; raised when an older reader would misread them
+FORMAT = 2  # of plan files; raised when an older reader would misread them
 
 
 class PlanError(ValueError):
@@ -296,6 +296,12 @@ class Plan:
         if self.schedule == NONE:
             return None
         return Pipeline(self.cuts, self.schedule, groups_of(self.mesh))
+
+    @property
+    def stage_ranks(self) -> StageRanks:
+        """The ranks of each group of devices; without a pipeline there is one group."""
+        pipeline = self.pipeline
+        return StageRanks.of(self.layout_mesh, 1 if pipeline is None else pipeline.groups)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -7,6 +7,7 @@ communicate at the same time, as every rank runs the same program.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.layout import Mesh, Seconds
+from shardwright.ir.pipeline import AXIS, whole_mesh
 from shardwright.machine.model import Level, Machine
 
 
@@ -45,25 +47,20 @@ def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
     groups of one GPU per host get one network share each, one group of
     all eight GPUs gets all eight.
     """
-    if mesh.size > machine.devices:
+    whole = _with_pipeline(mesh)
+    if whole.size > machine.devices:
         raise ValueError(
-            f"mesh {mesh} needs {mesh.size} devices, machine {machine.name} has"
+            f"mesh {whole} needs {whole.size} devices, machine {machine.name} has"
             f" {machine.devices}; choose a smaller mesh or a larger machine"
         )
-    ranks = np.arange(mesh.size).reshape(mesh.shape)
-    return tuple(
-        _link(machine.levels, np.moveaxis(ranks, axis, -1).reshape(-1, size), mesh.size)
-        for axis, size in enumerate(mesh.shape)
-    )
+    return tuple(_link(machine.levels, groups, whole.size) for groups in _groups_along(mesh))
 
 
 @cache
 def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
     """For each mesh axis the numbers of the levels that its groups' messages cross."""
-    ranks = np.arange(mesh.size).reshape(mesh.shape)
     found = []
-    for axis, size in enumerate(mesh.shape):
-        groups = np.moveaxis(ranks, axis, -1).reshape(-1, size)
+    for groups in _groups_along(mesh):
         crossed, width = set[int](), 1
         for number, level in enumerate(machine.levels):
             units, outer = groups // width, groups // (width * level.size)
@@ -72,6 +69,20 @@ def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
             width *= level.size
         found.append(frozenset(crossed))
     return tuple(found)
+
+
+def _with_pipeline(mesh: Mesh) -> Mesh:
+    """The mesh of all stages, of that of one whose ranks lie between those of others."""
+    return mesh if mesh.pipeline is None else whole_mesh(mesh, mesh.pipeline.groups)
+
+
+def _groups_along(mesh: Mesh) -> Iterator[NDArray[np.int64]]:
+    """For each mesh axis the ranks of its groups, one group per row."""
+    whole = _with_pipeline(mesh)
+    ranks = np.arange(whole.size).reshape(whole.shape)
+    for axis, (name, size) in enumerate(whole.axes):
+        if mesh.pipeline is None or name != AXIS:
+            yield np.moveaxis(ranks, axis, -1).reshape(-1, size)
 
 
 def contention_of(machine: Machine, mesh: Mesh, one: str, other: str) -> float:

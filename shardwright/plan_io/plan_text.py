@@ -48,7 +48,8 @@ def plan_to_json(plan: Plan) -> str:
     groups = plan.update_group_bytes
     return _dump(
         {
-            "format": FORMAT,
+            # Readers of format 1 take the ranks of every stage for neighbours.
+            "format": 1 if plan.layout_mesh.pipeline is None else FORMAT,
             "name": plan.name,
             "fingerprint": plan.fingerprint,
             "machine": plan.machine,

@@ -22,7 +22,7 @@ from shardwright.ir.options.constraints import (
     Pin,
 )
 from shardwright.ir.pipeline import AXIS as PIPELINE
-from shardwright.ir.pipeline import stage_mesh
+from shardwright.ir.pipeline import StageRanks, stage_mesh
 from shardwright.planner.axes.axis_roles import DATA, ROLES, contradicted, means
 from shardwright.planner.meshes import factorisations, mesh_of_shape, meshes_of
 from shardwright.planner.space.constrain import Marks, exists, hits
@@ -149,7 +149,7 @@ def _of_wrong_size(named: Mapping[str, Mesh], devices: int, groups: int) -> Cons
         )
     return ConstraintError(
         f"{have}; {groups} stages on {every} devices need the mesh of one stage's group, of"
-        f" {devices}, or of all of them, {PIPELINE}={groups} first"
+        f" {devices}, or of all of them, {PIPELINE}={groups} included"
     )
 
 
@@ -253,13 +253,13 @@ def _keeps_mesh(constraint: Constraint, mesh: Mesh, every: Sequence[Constraint])
 
 
 def _is_on(mesh: Mesh, constraint: OnMesh | OnShape) -> bool:
+    """Whether `mesh`, of all devices or of one group, is that of the constraint without `pp`."""
     if isinstance(constraint, OnShape):
         return mesh.shape == constraint.shape
     given = constraint.mesh
     named = zip(given.names, mesh.names, strict=False)
-    return mesh.shape == given.shape and all(
-        word not in ROLES or means(word, name) for word, name in named
-    )
+    matches = mesh.shape == given.shape and PIPELINE not in given.names
+    return matches and all(word not in ROLES or means(word, name) for word, name in named)
 
 
 def permits_mesh(constraints: Sequence[Constraint], mesh: Mesh, groups: int) -> bool:
@@ -276,7 +276,8 @@ def permits_mesh(constraints: Sequence[Constraint], mesh: Mesh, groups: int) -> 
         one = _split_axes(stage_mesh(whole))
         named = isinstance(constraint, OnMesh)
         on_one = _is_on(plain, OnMesh(one) if named else OnShape(one.shape))
-        fits |= on_one and _groups(whole) in (1, groups)
+        ranks = StageRanks.of(stage_mesh(whole), groups)
+        fits |= on_one and _groups(whole) in (1, groups) and ranks == StageRanks.of(mesh, groups)
     caps = (c for c in constraints if isinstance(c, Cap))
     return fits and all(_keeps_mesh(cap, mesh, constraints) for cap in caps)
 

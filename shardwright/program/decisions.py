@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.pipeline import Pipeline
+from shardwright.ir.pipeline import Pipeline, StageRanks
 from shardwright.rules.rule import Tiling
 
 
@@ -64,6 +64,11 @@ class Decisions:
     def update(self) -> UpdateForm:
         """The form of the optimizer's update."""
         return UpdateForm(self.update_group_bytes, "optimizer" in self.offload)
+
+    @property
+    def stage_ranks(self) -> StageRanks:
+        """The ranks of each group of devices; without a pipeline there is one group."""
+        return StageRanks.of(self.mesh, 1 if self.pipeline is None else self.pipeline.groups)
 
     @property
     def offloaded(self) -> frozenset[int]:

@@ -174,7 +174,8 @@ def _train(
                 report = _report_both(report, metrics)
         if options.trace:
             steps = steps or Stepper.of(cast(Steppable, module), job.clip_norm, job.tokens)
-            if dist.get_rank() % plan.layout_mesh.size == 0:  # one rank of each stage
+            _, place = plan.stage_ranks.position(dist.get_rank())
+            if place == 0:  # one rank of each stage
                 steps = Traced(steps, trace_file(options.trace, dist.get_rank()), device)
         beat = watchdog.beat
         if not train(run, job, device, report, saving, Consensus(ahead), beat, steps):

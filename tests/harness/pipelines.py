@@ -9,7 +9,7 @@ from torch import nn
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Shard
 from shardwright.ir.options.numerics import Numerics
-from shardwright.ir.pipeline import Pipeline, stage_mesh
+from shardwright.ir.pipeline import Pipeline, groups_of, stage_mesh
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.program.decisions import Decisions, everything_whole
 from shardwright.program.lower.balance import balanced_cuts, operator_work
@@ -181,7 +181,7 @@ class Subject:
             frozenset(key for key in storage if draw.random() < 0.5),
             some_segments(self.graph, draw) if inner.size > 1 else {},
             count,
-            Pipeline(tuple(self.graph.ops[i].name for i in cuts), schedule, mesh.shape[0]),
+            Pipeline(tuple(self.graph.ops[i].name for i in cuts), schedule, groups_of(mesh)),
         )
         module = self.module(decisions, device_mesh)
         return [module.forward_backward(self.batch) for _ in range(2)], module

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Layout, Mesh
-from shardwright.ir.pipeline import Pipeline, stage_mesh
+from shardwright.ir.pipeline import Pipeline, groups_of, stage_mesh
 from shardwright.ir.plan import PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.schedules.weight_versions import weights_named
@@ -56,6 +56,7 @@ SHARED = [
     ("gpt2", "pp=2 tp=2", "adamw", "spectrain"),
     ("gpt2", "pp=2 tp=2", "momentum", "stash"),
     ("cnn", "pp=2 dp=2", "momentum", "stale"),
+    ("gpt2", "dp=2 pp=2", "momentum", "spectrain"),
 ]
 
 
@@ -188,7 +189,7 @@ def shared_stages(subjects):
         mesh = Mesh.parse(mesh_text)
         device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
         draw = random.Random(f"{mesh_text} {how}")
-        decisions.append(drawn(captured.graph, analysis, stage_mesh(mesh), mesh.shape[0], draw))
+        decisions.append(drawn(captured.graph, analysis, stage_mesh(mesh), groups_of(mesh), draw))
         stages = Stages.planned(captured, analysis, decisions[-1])
         pipeline = AsyncPipeline(
             stages, model, weights_named(how), device=CPU, device_mesh=device_mesh

@@ -66,6 +66,12 @@ CASES = {
         ("t5", "pp=2 tp=2", "1F1B", 2, 2),
         ("unet", "pp=4 dp=1", "GPipe", 4, 1),
         ("resnet", "pp=2 dp=2", "GPipe", 2, 1),
+        ("gpt2", "dp=2 pp=2", "1F1B", 2, 4),  # ranks of a stage are not neighbours
+        ("layers", "dp=2 pp=2", "InterleavedZeroBubble", 4, 4),
+    ],
+    8: [
+        ("gpt2", "dp=2 pp=2 tp=2", "1F1B", 2, 2),
+        ("layers", "dp=2 pp=2 tp=2", "ZBVZeroBubble", 4, 4),
     ],
 }
 

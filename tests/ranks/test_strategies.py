@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.hf]
 
 TOLERANCE = 1e-12
 ROUTED = 1e-8  # of a mixture, whose router computes in float32 whatever the model's dtype
+INSIDE = "order=dp_replicate,dp_shard,pp,cp,tp"  # stages near each other, replicas apart
 CASES = {
     2: [
         "dp_replicate=2 zero=0",
@@ -43,6 +44,8 @@ CASES = {
         "pp=2 tp=2 mb=4 cut=2,3",
         "cp=2 tp=2 ac=first(1)",
         "pp=2:InterleavedZeroBubble/v2 dp_shard=2 mb=2 ac=ops(mm/2,attention)",
+        f"pp=2 dp_shard=2 mb=4 {INSIDE}",
+        f"pp=2:ZBVZeroBubble/v2 dp_replicate=2 mb=4 zero=0 {INSIDE}",
     ],
 }
 

@@ -34,6 +34,7 @@ def graph():
         ("mesh pp=2 dp=2", (2,), {"pp=2 dp=2"}),
         ("mesh pp=2 dp=2", (1,), {"pp=2 dp=2"}),
         ("mesh dp=2 tp=2", (1, 2), {"dp=2 tp=2"}),
+        ("mesh dp=2 pp=2", (1,), {"dp=2 pp=2"}),  # the stages of a replica are neighbours
     ],
 )
 def test_a_mesh_is_of_a_stage_or_of_all_devices(graph, mesh, stages, meshes):

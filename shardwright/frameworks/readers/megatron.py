@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.frameworks.config import Batch, ModelHints
 from shardwright.frameworks.documents.document import Document
+from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.readers import megatron_options as options
 from shardwright.frameworks.readers.megatron_pipeline import pipeline
 from shardwright.frameworks.readers.understood import (
@@ -18,7 +19,7 @@ from shardwright.frameworks.readers.understood import (
     rest_of,
 )
 from shardwright.frameworks.settings import Settings
-from shardwright.ir.strategy.fields import AXES
+from shardwright.ir.strategy.fields import AXES, TP_PP_DP
 
 FLAGS, TEST_CASE, CONFIG = "command-line flags", "YAML of MODEL_ARGS", "YAML of flags"
 _MODEL_ARGS = "MODEL_ARGS."
@@ -120,7 +121,6 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
     model = _model(settings)
     batch, count = _batch(settings, dp)
     storage, recipe = options.storage(settings, dp), options.fp8(settings)
-    swapped = settings.switch("use-tp-pp-dp-mapping", False, "order")
     per_token = settings.switch("calculate-per-token-loss", False, "semantics")
     fields: dict[str, Any] = {
         "tp": tp,
@@ -128,7 +128,7 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         "cp": cp,
         "ep": ep,
         "etp": etp,
-        "order": ("dp_replicate", "dp_shard", "pp", "cp", "tp") if swapped else AXES,
+        "order": _order(settings, pp, etp * ep, tp * cp),
         "sequence_parallel": settings.switch("sequence-parallel", False, "sequence_parallel"),
         "async_tp": options.async_tp(settings, tp),
         "cp_style": options.cp_style(settings),
@@ -151,6 +151,23 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         loss_mean=STEP if per_token else MICRO,
         clip=settings.number("clip-grad", 1.0, "semantics") or None,
     )
+
+
+def _order(settings: Settings, pp: int, experts: int, dense: int) -> tuple[str, ...]:
+    """The order of the axes; raises `FrameworkError` where experts would have other stages.
+
+    `experts` are the ranks over which experts and their features are split, `dense` those over
+    which other layers are (`initialize_model_parallel` of Megatron-Core).
+    """
+    name = "use-tp-pp-dp-mapping"
+    if not settings.switch(name, False, "order"):
+        return AXES
+    if pp > 1 and experts != dense:
+        raise FrameworkError(
+            f"{name} with a pipeline needs etp x ep, {experts}, to be tp x cp, {dense}, as"
+            " Megatron-LM does; leave it out, or change the degrees"
+        )
+    return TP_PP_DP
 
 
 def _batch(settings: Settings, dp: int) -> tuple[Batch, int]:

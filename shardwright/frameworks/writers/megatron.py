@@ -10,11 +10,10 @@ from shardwright.frameworks.readers.megatron_options import CP_STYLES, MODULES, 
 from shardwright.frameworks.readers.megatron_pipeline import layout_text
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
 from shardwright.ir.options.fp8 import GATHERABLE
-from shardwright.ir.strategy.fields import AXES
+from shardwright.ir.strategy.fields import AXES, TP_PP_DP
 from shardwright.ir.strategy.recompute import FULL, Recompute
 from shardwright.ir.strategy.strategy import Strategy
 
-_SWAPPED = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 _NARROW = {"bfloat16": "bf16", "float16": "fp16"}
 _DTYPES = {
     **{
@@ -50,8 +49,13 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
     """The nearest strategy that Megatron-LM expresses, and the reasons."""
     near = Nearest(strategy)
     active = tuple(axis for axis, _ in near.strategy.axes)
-    if active != tuple(axis for axis in _SWAPPED if axis in active):
+    if active != tuple(axis for axis in TP_PP_DP if axis in active):
         near.plain_order()
+    now = near.strategy
+    if now.pp > 1 and now.order != AXES and now.ep * now.expert_tensor != now.tp * now.cp:
+        near.change(
+            "pipelines are outside of data parallelism unless etp x ep is tp x cp", order=AXES
+        )
     near.schedule(("1F1B", "Interleaved1F1B"), "pipelines run 1F1B, interleaved or not")
     now = near.strategy
     if now.pp > 1 and now.schedule == "Interleaved1F1B" and now.virtual_stages == 1:

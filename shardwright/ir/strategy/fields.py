@@ -12,6 +12,7 @@ from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.strategy.recompute import Recompute
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # outer to inner
+TP_PP_DP = ("dp_replicate", "dp_shard", "pp", "cp", "tp")  # Megatron-LM's other order
 CP_STYLES = ("ring-zigzag", "all-gather", "ulysses")
 DTYPES = ("float32", "bfloat16", "float16", "tf32")
 FP8 = ("rowwise", "tensorwise", "blockwise", "delayed", "mxfp8")

@@ -57,7 +57,7 @@ class AxisNames:
         if names == mesh.names:
             return plan
         new = dict(zip(mesh.names, names, strict=True))
-        inner = Mesh(tuple((new[name], size) for name, size in mesh.axes))
+        inner = replace(mesh, axes=tuple((new[name], size) for name, size in mesh.axes))
         return replace(
             plan,
             mesh=Mesh(tuple((new.get(name, name), size) for name, size in plan.mesh.axes)),

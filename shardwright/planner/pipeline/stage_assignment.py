@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.memory import Memory
 from shardwright.ir.options.optimizers import optimizer_spec
-from shardwright.ir.pipeline import AXIS
+from shardwright.ir.pipeline import AXIS, StageRanks, whole_mesh
 from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.topology import links
@@ -72,8 +72,8 @@ class Pipelines:
         self.cuts = cuts
         self.groups, self.each, self.stages = groups, each, groups * each
         model = writer.space.model
-        self.mesh = Mesh(((AXIS, groups), *model.mesh.axes))
-        self.link = links(model.machine, self.mesh)[0]
+        self.mesh, self.ranks = whole_mesh(model.mesh, groups), StageRanks.of(model.mesh, groups)
+        self.link = links(model.machine, self.mesh)[self.mesh.names.index(AXIS)]
         self.micro_batches = model.micro_batches
         self.schedule, self.spec = schedule, schedule_named(schedule)
         # Without a flush only the slowest stage determines the time; the sum breaks ties.
@@ -198,8 +198,7 @@ class Pipelines:
         waiting = {s: int(moment[s]) for s in np.flatnonzero(groups == group).tolist()}
         weights = sum(int(stage_bytes.weights[0, stage]) for stage in waiting)
         transient = staged.peak - fixed_bytes(self.writer.graph) - most
-        rank = group * self.mesh.size // self.groups
-        return stage_memory(costs, waiting, weights, transient, rank)
+        return stage_memory(costs, waiting, weights, transient, self.ranks.rank(group, 0))
 
     def _stage_bytes(self, costs: StageCosts) -> _StageBytes:
         begin = np.arange(self.stages)

@@ -83,8 +83,8 @@ class FoldedCosts:
             prices = replace(prices, update=prices.update.standing_for(folded.folded.stands_for))
             if plan.pipeline is None:
                 return step_seconds(folded.sections(0), prices, plan.micro_batches)
-            firsts = range(0, plan.devices, plan.layout_mesh.size)
-            groups = [folded.sections(rank) for rank in firsts]
+            ranks = plan.stage_ranks
+            groups = [folded.sections(ranks.rank(group, 0)) for group in range(ranks.groups)]
             repeats = folded.lowering.repeats([one.program for one in groups])
             return stages_seconds(groups, [prices] * len(groups), repeats)
 

@@ -101,12 +101,10 @@ class RankPeak(NamedTuple):
 
 def ranks_that_differ(lowering: PlanLowering) -> tuple[int, ...]:
     """The ranks to simulate; one of them has the largest peak memory of all ranks."""
-    decisions = lowering.decisions
-    size, pipeline = decisions.mesh.size, decisions.pipeline
-    alone = size == 1 or ranks_are_equal(lowering)
-    places = (0,) if alone else (0, size - 1)
-    groups = 1 if pipeline is None else pipeline.groups
-    return tuple(group * size + place for group in range(groups) for place in places)
+    ranks = lowering.decisions.stage_ranks
+    alone = ranks.size == 1 or ranks_are_equal(lowering)
+    places = (0,) if alone else (0, ranks.size - 1)
+    return tuple(ranks.rank(group, place) for group in range(ranks.groups) for place in places)
 
 
 def ranks_are_equal(lowering: PlanLowering) -> bool:

@@ -311,7 +311,8 @@ class Refinement:
 def _choices(plan: Plan) -> Hashable:
     """All that decides the time of a step; names of plans and axes do not."""
     return (
-        *(plan.mesh.shape, plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
+        *(plan.layout_mesh.shape, plan.stage_ranks),
+        *(plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
         *(plan.schedule, plan.cuts, plan.offload, plan.on_device, plan.async_tp),
         plan.update_group_bytes,
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),

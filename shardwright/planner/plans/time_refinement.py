@@ -51,10 +51,10 @@ class TimeRefinement:
     def _stages(self, plan: Plan, lowering: PlanLowering) -> tuple[Timeline, Seconds]:
         """The timeline of a pipeline, and the seconds of a step."""
         assert plan.pipeline is not None, "this plan has stages"
-        width = plan.layout_mesh.size
-        programs = [lowering.program(group * width) for group in range(plan.pipeline.groups)]
+        ranks = plan.stage_ranks
+        programs = [lowering.program(ranks.rank(group, 0)) for group in range(ranks.groups)]
         prices = prices_of(plan, self.graph, self.machine)
-        names = group_names(plan.pipeline.homes, width)
+        names = group_names(plan.pipeline.homes, ranks)
         if plan.is_asynchronous:
             return simulated_calls(plan, programs, prices, names)
         repeats = lowering.repeats(programs)

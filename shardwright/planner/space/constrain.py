@@ -199,7 +199,7 @@ class Limits:
             known = MeshInvariants(*one, compiled=compiled, micro_batches=micro_batches, like=same)
             self._meshless[compiled] = known
         step = optimizer, micro_batches, buckets, gradient_sync, compiled
-        key = id(known.forms), id(machine), mesh.shape, step
+        key = id(known.forms), id(machine), mesh.shape, mesh.pipeline, step
         like = self._models.get(key)  # alive, and so are its machine and `known`
         if like is None and self._other is not None:
             like = self._other._models.get(key)

@@ -142,10 +142,8 @@ def _heads(graph: Graph, analysis: Analysis) -> frozenset[int]:
     return frozenset(atom for atoms in found for atom in atoms)
 
 
-def inner_atoms(
-    graph: Graph, analysis: Analysis, whole: frozenset[int], degree: int = 1
-) -> frozenset[int]:
-    """The first atom of each weight matrix that `degree` divides and all operators can split.
+def inner_atoms(graph: Graph, analysis: Analysis, whole: frozenset[int]) -> frozenset[int]:
+    """The first atom of each weight matrix that all operators can split.
 
     The residual stream, which is the atom that most weights have, and the atoms in `whole` stay
     whole. One atom is chosen for each weight that has no chosen atom yet.
@@ -165,12 +163,8 @@ def inner_atoms(
     forbidden = unsplittable | stream | whole
     chosen: set[int] = set()
     for name in weights:
-        sizes = {
-            atom: size
-            for ids, lengths in zip(analysis.dims[name], analysis.atoms[name], strict=True)
-            for atom, size in zip(ids, lengths, strict=True)
-        }
-        if chosen.isdisjoint(sizes):
-            free = [a for a, size in sizes.items() if a not in forbidden and size % degree == 0]
+        atoms = [atom for dim in analysis.dims[name] for atom in dim]
+        if chosen.isdisjoint(atoms):
+            free = [atom for atom in atoms if atom not in forbidden]
             chosen.update(free[:1])
     return frozenset(chosen)

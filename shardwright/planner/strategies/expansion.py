@@ -149,7 +149,7 @@ class SpaceOfStrategy:
         self.expansion = expansion
         axes = role_axes(strategy)
         self.tilings = Tilings(strategy, axes, expansion.known_dimensions)
-        mesh, staged = mesh_of(axes), strategy.pp > 1
+        mesh, staged = mesh_of(strategy, axes), strategy.pp > 1
         machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
         word = strategy.recompute
         self.recomputable = recomputable_by(word, expansion.graph, expansion.layers)

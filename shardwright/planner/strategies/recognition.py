@@ -66,7 +66,7 @@ def _decisions(plan: Plan) -> object:
     computed = {op.name: (op.tiling, op.runs_again) for op in plan.ops}
     pipeline = plan.cuts, plan.schedule, plan.stages, plan.micro_batches
     options = plan.gradient_sync, plan.compiled, plan.offload, plan.on_device
-    return plan.mesh.shape, pipeline, options, stored, computed
+    return plan.layout_mesh.shape, plan.stage_ranks, pipeline, options, stored, computed
 
 
 def _of_name(plan: Plan) -> Strategy | None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import AXIS, stage_mesh
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -80,9 +81,16 @@ def nests(strategy: Strategy) -> bool:
     return True
 
 
-def mesh_of(axes: tuple[RoleAxis, ...]) -> Mesh:
-    """The mesh of one group of devices; a single device gets one axis of size 1."""
-    return Mesh(tuple((axis.name, axis.size) for axis in axes) or (("dp_shard", 1),))
+def mesh_of(strategy: Strategy, axes: tuple[RoleAxis, ...]) -> Mesh:
+    """The mesh of one group of devices; a single device gets one axis of size 1.
+
+    `axes` are those of `role_axes`.
+    """
+    sizes = [(axis.name, axis.size) for axis in axes]
+    before = strategy.order[: strategy.order.index(AXIS)]
+    outer = sum(axis.role in before for axis in axes)
+    whole = (*sizes[:outer], (AXIS, strategy.pp), *sizes[outer:])
+    return stage_mesh(Mesh(whole)) if sizes else Mesh((("dp_shard", 1),))
 
 
 def _refused(strategy: Strategy) -> StrategyError:

@@ -68,13 +68,7 @@ class Tilings:
         """
         if model.mesh.size == 1:
             return Allowed()
-        constant, dims = constant_values(model.graph), self._dimensions_of(model)
-        wanted: dict[str, tuple[int, ...]] = {}
-        for op in model.graph.ops:
-            if constant.issuperset(op.outputs):
-                wanted[op.name] = (UNSPLIT,) * len(self.axes)
-                continue
-            wanted[op.name] = self.wanted(op, model.analysis.rules[op.name], dims)
+        wanted = self.choices(model)
         only = {
             name: tuple(frozenset({UNSPLIT, choice}) for choice in choices)
             for name, choices in wanted.items()
@@ -90,13 +84,24 @@ class Tilings:
         }
         return Allowed(only, parameters, tilings)
 
+    def choices(self, model: CostModel) -> dict[str, tuple[int, ...]]:
+        """For each operator the numbers of its choices, as `wanted`; constants are not split."""
+        constant, dims = constant_values(model.graph), self._dimensions_of(model)
+        whole = (UNSPLIT,) * len(self.axes)
+        return {
+            op.name: whole
+            if constant.issuperset(op.outputs)
+            else self.wanted(op, model.analysis.rules[op.name], dims)
+            for op in model.graph.ops
+        }
+
     def wanted(self, op: Op, rule: Rule, dims: ModelDimensions) -> tuple[int, ...]:
         """The number of an operator's choice along each axis among `Rule.choices()`."""
         attention = is_attention(op, rule)
         whole = self.strategy.loss == "whole" and op.name in dims.logits
         return tuple(
             UNSPLIT
-            if whole and axis.role == "tp"
+            if axis.size == 1 or (whole and axis.role == "tp")
             else self._choice(rule, axis, dims, attention=attention)
             for axis in self.axes
         )

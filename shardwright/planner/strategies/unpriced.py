@@ -12,7 +12,9 @@ from shardwright.ir.strategy.fields import DTYPE_FIELDS, LOSSES, MLPS
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Device, Machine
+from shardwright.machine.topology import crossed_levels
 from shardwright.planner.strategies.form import recipe_for, runs_as
+from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.rules.operators.fp8_layers import MULTIPLE, fp8_layers
 
 
@@ -28,11 +30,18 @@ def require_priced(strategy: Strategy, graph: Graph, machine: Machine) -> None:
     assert runs_as(recipe_for(strategy), graph.numerics.fp8), "the graph is in another form"
     _require_dtypes(strategy, graph)
     _require_tiles(strategy, graph)
-    if strategy.async_tp and strategy.tp > machine.levels[0].size:
+    if strategy.async_tp and _crosses_hosts(strategy, machine):
         raise StrategyError(
             f"async_tp=on is not yet priced; its {strategy.tp} ranks are not all in one host of"
             f" {machine.levels[0].size} devices, so leave it out or take a smaller tp"
         )
+
+
+def _crosses_hosts(strategy: Strategy, machine: Machine) -> bool:
+    """Whether ranks along `tp` are in several hosts."""
+    axes = role_axes(strategy)
+    levels = zip(axes, crossed_levels(machine, mesh_of(strategy, axes)), strict=False)
+    return any(axis.role == "tp" and max(crossed) > 0 for axis, crossed in levels)
 
 
 def require_recipe(strategy: Strategy, machine: Machine) -> None:
@@ -48,8 +57,6 @@ def unpriced_fields(
 
     `numerics` have the chunks in which the captured graph computes its loss and its MLPs.
     """
-    if strategy.pp > 1 and strategy.order[0] != "pp":
-        yield "order", "ranks of a stage are neighbours here, so put pp first"
     if strategy.offload and (instead := _instead_of_offload(strategy, device.host_bytes_per_s)):
         yield "offload", instead
     if instead := _instead_of_fp8(strategy, device):

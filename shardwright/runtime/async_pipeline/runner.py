@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.ir.pipeline import AXIS
+from shardwright.ir.pipeline import StageRanks
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.schedules.weight_versions import Weights, weights_named
 from shardwright.runtime.async_pipeline.stage import AsyncStage, Scheduler, StageUpdate
@@ -90,7 +90,7 @@ class AsyncPipeline(StageModule):
     ) -> None:
         _agree([*stages.fingerprints, weights.name])
         self._sw_board = FirstErrorRecord()
-        seat = _seat(device_mesh, dist.get_rank(), len(stages.parts))
+        seat = _seat(device_mesh, dist.get_rank(), stages.staged.decisions.stage_ranks)
         group = device_mesh[stages.staged.decisions.mesh.names] if device_mesh else None
         stages = stages.under(weights)
         programs = stages.programs(seat.stage, seat.place)
@@ -224,15 +224,15 @@ class AsyncPipeline(StageModule):
         self._sw_link.fail(self._sw_failure)
 
 
-def _seat(device_mesh: DeviceMesh | None, rank: int, stages: int) -> Seat:
+def _seat(device_mesh: DeviceMesh | None, rank: int, ranks: StageRanks) -> Seat:
     """The position of a rank; its neighbours are at the same place of their groups."""
     if device_mesh is None:
-        return Seat(rank, 0, (tuple(range(stages)),))
-    size = device_mesh.size() // stages
-    stage, place = device_mesh.get_local_rank(AXIS), place_in(device_mesh) % size
-    ranks = device_mesh.mesh.reshape(stages, size)
-    others = [other for other in ranks[stage].tolist() if other != rank]
-    return Seat(stage, place, tuple(map(tuple, ranks.T.tolist())), tuple(others))
+        return Seat(rank, 0, (tuple(range(ranks.groups)),))
+    everywhere = device_mesh.mesh.flatten().tolist()
+    groups = [[everywhere[one] for one in ranks.of_group(group)] for group in range(ranks.groups)]
+    stage, place = ranks.position(place_in(device_mesh))
+    others = [other for other in groups[stage] if other != rank]
+    return Seat(stage, place, tuple(zip(*groups, strict=True)), tuple(others))
 
 
 def _first_line(error: Exception) -> str:

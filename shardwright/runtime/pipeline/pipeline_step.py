@@ -49,7 +49,8 @@ class PipelineStep(ProgramModule):
         super().__init__(program, evaluation, staged.graph, groups, make, device)
         # For each stage, its part of the batch by path, and the names of these leaves.
         self.inputs: list[tuple[dict[str, InputPart], dict[str, str]]] = []
-        group, homes = program.rank // staged.decisions.mesh.size, staged.pipeline.homes
+        group, _ = staged.decisions.stage_ranks.position(program.rank)
+        homes = staged.pipeline.homes
         for stage in (stage for stage, home in enumerate(homes) if home == group):
             parts, prefix = stage_inputs(staged, stage, place), stage_prefix(staged, stage)
             leaves = staged.parts[stage].graph.leaves_of(LeafKind.INPUT)

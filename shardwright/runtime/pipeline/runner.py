@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Mesh
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
@@ -78,10 +77,10 @@ class PipelineModule(TrainModule):
         written = (buffer for buffer, _ in captured.graph.updates)
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)
-        program = pipeline_program(staged, home * decisions.mesh.size + place)
+        program = pipeline_program(staged, decisions.stage_ranks.rank(home, place))
         known: Channels = shares._sw_channels if shares is not None else {}
         self._sw_channels: Channels = _channel_groups(
-            pipeline_channels(staged), pipeline_mesh(staged), device_mesh, known, device
+            pipeline_channels(staged), staged, device_mesh, known, device
         )
         groups = {name: group for name, group in self._sw_channels.items() if group is not None}
         self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
@@ -181,12 +180,12 @@ class PipelineModule(TrainModule):
 
 def _channel_groups(
     channels: Sequence[str],
-    mesh: Mesh,
+    staged: StagedGraph,
     device_mesh: DeviceMesh,
     known: Mapping[str, dist.ProcessGroup | None],
     device: torch.device,
 ) -> Channels:
-    """The process group of each channel of `mesh`, None where this rank is no member.
+    """The process group of each channel of a pipeline, None where this rank is no member.
 
     Groups in `known` are reused. Every rank must call this, because all ranks must create all
     groups in the same order. Each direction between two pipeline groups has a communicator of its
@@ -195,15 +194,18 @@ def _channel_groups(
     NCCL makes a communicator at the first message of two ranks, where each waits for the other: in
     a step some would wait in a circle, so a first message is sent here, by all in one order.
     """
+    mesh, ranks = pipeline_mesh(staged), staged.decisions.stage_ranks
     found: Channels = {name: device_mesh[name].get_group() for name in mesh.names}
-    everywhere = device_mesh.mesh.reshape(mesh.shape[0], -1)
+    everywhere = device_mesh.mesh.flatten().tolist()
     for channel in channels:
         if channel in known:
             found[channel] = known[channel]
             continue
         some = sorted(members(channel, mesh))
-        ranks = [everywhere[some, place].tolist() for place in range(everywhere.shape[1])]
-        found[channel] = dist.new_subgroups_by_enumeration(ranks)[0]
+        chains = [
+            [everywhere[ranks.rank(group, place)] for group in some] for place in range(ranks.size)
+        ]
+        found[channel] = dist.new_subgroups_by_enumeration(chains)[0]
         if (group := found[channel]) is not None:
             _connect(group, device)
     return found

@@ -77,7 +77,8 @@ class Stages:
 
     def programs(self, stage: int, place: int) -> StagePrograms:
         """The programs of the rank at `place` of the group that has the stage."""
-        return stage_programs(self.staged, stage * self.staged.decisions.mesh.size + place)
+        ranks = self.staged.decisions.stage_ranks
+        return stage_programs(self.staged, ranks.rank(stage, place))
 
     @property
     def fingerprints(self) -> tuple[str, ...]:

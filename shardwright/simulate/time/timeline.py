@@ -9,9 +9,10 @@ longer. This module depends on neither plans nor machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.ir.layout import Seconds
+from shardwright.ir.pipeline import StageRanks
 from shardwright.ir.timeline import Task, Timeline, Track
 
 
@@ -79,17 +80,28 @@ def schedule(tasks: Iterable[Task]) -> Timeline:
     return found.timeline
 
 
-def group_names(homes: Sequence[int], width: int) -> list[str]:
-    """Names of the groups of a pipeline: their stages and their ranks, `width` each.
+def group_names(homes: Sequence[int], ranks: StageRanks) -> list[str]:
+    """Names of the groups of a pipeline: their stages and their ranks.
 
-    >>> group_names((0, 1, 0, 1), 2)
+    >>> group_names((0, 1, 0, 1), StageRanks(groups=2, size=2, neighbours=2))
     ['stages 1, 3, ranks 0-1', 'stages 2, 4, ranks 2-3']
+    >>> group_names((0, 1), StageRanks(groups=2, size=4, neighbours=2))
+    ['stage 1, ranks 0-1, 4-5', 'stage 2, ranks 2-3, 6-7']
     """
     names = []
-    for group in range(max(homes) + 1):
+    for group in range(ranks.groups):
         mine = [str(stage + 1) for stage, home in enumerate(homes) if home == group]
         stages = f"stage{'s' if mine[1:] else ''} {', '.join(mine)}"
-        first = group * width
-        ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
-        names.append(f"{stages}, {ranks}")
+        numbers = ", ".join(_spans(ranks.of_group(group)))
+        names.append(f"{stages}, rank{'s' if ranks.size > 1 else ''} {numbers}")
     return names
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[str]:
+    """Ascending numbers as text, with the first and the last of those that follow each other."""
+    first = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            one, last = numbers[first], numbers[at - 1]
+            yield str(one) if one == last else f"{one}-{last}"
+            first = at

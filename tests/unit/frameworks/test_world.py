@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.reading import read_text
 from shardwright.frameworks.world import world_split
+from shardwright.frameworks.writers.nearest import ConfigFacts
+from shardwright.frameworks.writing import write_config
 from shardwright.ir.strategy.strategy import Strategy, divisors
 
 DEGREE = st.integers(1, 4)
@@ -122,3 +124,28 @@ def test_experts_over_replicas_are_refused_where_meshes_end_at_a_replica():
     assert world_split("megatron", strategy).experts[1:3] == (("edp", 2), ("ep", 4))
     with pytest.raises(FrameworkError, match="does not divide the 2 ranks"):
         world_split("torchtitan", strategy)
+
+
+SWAPPED = (
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer"
+    " --use-tp-pp-dp-mapping --micro-batch-size 1 --global-batch-size 16"
+)
+
+
+def test_stages_near_each_other_are_read_and_written_as_one_flag():
+    found = read_text(SWAPPED, devices=16)
+    assert found.strategy.axes == (("dp_shard", 4), ("pp", 2), ("tp", 2))
+    written = write_config("megatron", found.strategy, ConfigFacts(batch=found.batch))
+    assert "--use-tp-pp-dp-mapping" in written.text and not written.reasons
+    assert read_text(written.text).strategy == found.strategy
+
+
+def test_experts_on_other_ranks_than_dense_layers_keep_the_pipeline_outermost():
+    """Megatron-Core asserts that both have equally many data-parallel ranks."""
+    with pytest.raises(FrameworkError, match="needs etp x ep, 8, to be tp x cp, 2"):
+        read_text(f"{SWAPPED} --expert-model-parallel-size 4", devices=16)
+    swapped = read_text(SWAPPED, devices=16)
+    experts = swapped.strategy.but(ep=4, etp=1)
+    written = write_config("megatron", experts, ConfigFacts(batch=swapped.batch))
+    assert any("pipelines are outside of data parallelism" in one for one in written.reasons)
+    assert read_text(written.text).strategy.order[0] == "pp"

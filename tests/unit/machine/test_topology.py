@@ -1,8 +1,9 @@
 import pytest
 
 from shardwright.ir.layout import Mesh
+from shardwright.ir.pipeline import stage_mesh
 from shardwright.machine.presets import preset
-from shardwright.machine.topology import links
+from shardwright.machine.topology import contention_of, crossed_levels, links
 from tests.harness.small_graphs import toy_machine
 
 # Two hosts of four: links of 16 B/s and 1 s, a network share of 2 B/s and 10 s.
@@ -73,3 +74,25 @@ def test_long_rings_are_counted_once_around():
     away = 1 - 4 / 8192  # of each tile: all but the four in the same host
     assert dp.exchange_seconds_per_byte == pytest.approx(away / hosts.bytes_per_s)
     assert tp.ranks == 2
+
+
+def test_stages_near_each_other_send_inside_a_host_and_replicas_across():
+    """The pipeline inside of data parallelism: a stage has two ranks of each host."""
+    mesh = Mesh.parse("dp=2 pp=2 tp=2")
+    dp, pp, tp = links(HOSTS, mesh)
+    assert (pp.bytes_per_s, pp.lap_seconds) == (16.0, 1.0)
+    stage = stage_mesh(mesh)
+    assert links(HOSTS, stage) == (dp, tp)
+    # Four groups of both stages cross between the hosts, each with one device's share.
+    assert (dp.bytes_per_s, dp.lap_seconds) == (2.0, 10.0)
+    assert crossed_levels(HOSTS, stage) == ({1}, {0})
+    outermost = stage_mesh(Mesh.parse("pp=2 dp=2 tp=2"))
+    assert crossed_levels(HOSTS, outermost) == ({0}, {0})
+    assert contention_of(HOSTS, stage, "dp", "tp") == 0.0
+    assert contention_of(HOSTS, outermost, "dp", "tp") == HOSTS.contention > 0
+
+
+def test_stages_of_more_devices_than_a_machine_are_refused():
+    stage = stage_mesh(Mesh.parse("dp=4 pp=2 tp=2"))
+    with pytest.raises(ValueError, match=r"mesh dp=4 pp=2 tp=2 needs 16 devices"):
+        links(HOSTS, stage)

@@ -127,7 +127,8 @@ class Bounds:
     def _messages(self, strategy: Strategy) -> tuple[float, float]:
         """Seconds by which one group's gathers of weights and sums of gradients delay a step."""
         axes = role_axes(strategy)
-        along = dict(zip(axes, links(self.expansion.machine, mesh_of(axes)), strict=False))
+        mesh = mesh_of(strategy, axes)
+        along = dict(zip(axes, links(self.expansion.machine, mesh), strict=False))
         model, count = strategy.tp * strategy.ep, strategy.micro_batches
         weights, gradients = self._weights / model, self._gradients / model
         others = self._others / model

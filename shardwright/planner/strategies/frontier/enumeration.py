@@ -3,9 +3,9 @@
 Degrees divide the number of devices and the sizes that they split; tensor parallelism stays on the
 innermost links. Omitted are: GPipe, which needs more memory than 1F1B; ZeRO-2, which equals ZeRO-3
 that keeps gathered parameters; context parallelism of short sequences, unless data parallelism has
-more ranks than the batch has samples; tensor parallelism inside of experts that are split; more
-pipeline groups than micro-batches. Pipelines use 1F1B; other schedules are tried on the best of
-them (`rescheduled`).
+more ranks than the batch has samples; tensor parallelism inside of experts while a rank has several
+of them; more pipeline groups than micro-batches; pipelines inside of data parallelism. Pipelines
+use 1F1B; other schedules are tried on the best of them (`rescheduled`).
 """
 
 from __future__ import annotations
@@ -75,13 +75,18 @@ def _degrees(machine: Machine, limited: Limited) -> Iterator[Strategy]:
 
 
 def _experts(dense: Strategy, model: ModelLimits) -> Iterator[Strategy]:
-    """Replicated experts, or expert parallelism over the innermost ranks without expert tp."""
+    """Replicated experts, or expert parallelism over the innermost ranks.
+
+    Features of experts are split as those of dense layers only where ranks have one expert each,
+    because before that more expert parallelism leaves larger products.
+    """
     yield dense
     ranks = dense.dp_shard * dense.cp * dense.tp
     for ep in divisors(model.experts or 1)[1:]:
-        one = replace(dense, ep=ep, etp=1) if ranks % ep == 0 else None
-        if one is not None and nests(one):
-            yield one
+        for etp in dict.fromkeys((1, dense.tp if ep == model.experts else 1)):
+            one = replace(dense, ep=ep, etp=etp) if ranks % (ep * etp) == 0 else None
+            if one is not None and nests(one):
+                yield one
 
 
 def _splits_sequence(cp: int, model: ModelLimits) -> bool:

@@ -230,7 +230,7 @@ class StartingStrategies:
         if (strategy.pp == 1 or given) and strategy.micro_batches not in counts:
             return False
         wanted, axes = self.options.constraints, role_axes(strategy)
-        if wanted and not permits_mesh(wanted, mesh_of(axes), strategy.pp):
+        if wanted and not permits_mesh(wanted, mesh_of(strategy, axes), strategy.pp):
             return False
         return not (axes and self.factory.marks.of) or self._keeps(strategy)
 
@@ -249,7 +249,7 @@ class StartingStrategies:
                 constraint, along = marks.statements[number]
                 meant = hits(along, rule, self._names)
                 does = [choice in meant for choice in choices]
-                mesh = mesh_of(axes)
+                mesh = mesh_of(strategy, axes)
                 if meant and not keeps(constraint, along, mesh, does, whole=0 in meant):
                     return False
         return True

@@ -66,7 +66,7 @@ class _StageProgram:
 
     def __init__(self, staged: StagedGraph, rank: int, rewrite: Rewrite | None) -> None:
         self.staged, self.rank = staged, rank
-        self.stage, position = divmod(rank, staged.decisions.mesh.size)
+        self.stage, position = staged.decisions.stage_ranks.position(rank)
         self.is_last = self.stage == staged.pipeline.stages - 1
         self.table = RegionTable(staged.graph.numerics.rng == "fast")
         self.instructions: list[StepInstruction] = []

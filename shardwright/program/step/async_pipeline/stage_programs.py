@@ -30,5 +30,6 @@ def stage_programs(
     """The programs of `rank`, counted over all groups, after `passes`."""
     assert staged.weights is not None, "the pipeline is asynchronous"
     both = optimized(lower_stage(staged, rank, in_place), passes)
-    stage, stages = rank // staged.decisions.mesh.size, staged.pipeline.stages
+    stage, _ = staged.decisions.stage_ranks.position(rank)
+    stages = staged.pipeline.stages
     return StagePrograms(steady_call(both, staged.weights, stage, stages), evaluation_of(both))

@@ -15,7 +15,7 @@ from itertools import pairwise
 from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, local_atoms
-from shardwright.ir.pipeline import AXIS
+from shardwright.ir.pipeline import AXIS, whole_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.schedules.schedule import Kind
 from shardwright.program.instructions import Load, Move, Program, Shape, flat
@@ -51,8 +51,8 @@ _PARTS = {
 
 
 def pipeline_mesh(staged: StagedGraph) -> Mesh:
-    """The mesh of all groups: the pipeline's axis, and then those of a group."""
-    return Mesh(((AXIS, staged.pipeline.groups), *staged.decisions.mesh.axes))
+    """The mesh of all groups: the axes of a group, and that of the pipeline."""
+    return whole_mesh(staged.decisions.mesh, staged.pipeline.groups)
 
 
 def shared_parameters(staged: StagedGraph) -> dict[str, tuple[int, ...]]:
@@ -101,7 +101,7 @@ class _GroupBuilder:
         self, staged: StagedGraph, rank: int, rewrite: Rewrite | None, same_as: Sequence[int]
     ) -> None:
         self.staged, self.rank = staged, rank
-        self.group, self.position = divmod(rank, staged.decisions.mesh.size)
+        self.group, self.position = staged.decisions.stage_ranks.position(rank)
         self.count = len(same_as)  # micro-batches
         self.instructions: list[StepInstruction] = []
         table = RegionTable(staged.graph.numerics.rng == "fast")

@@ -109,7 +109,7 @@ class StepSimulation:
         self.graph, self.analysis = lowering.graph, lowering.analysis
         self.decisions = lowering.decisions
         self.allocator = Allocator(trainer.rank.backend.allocation_bytes)
-        self.group, self.position = divmod(rank, self.decisions.mesh.size)
+        self.group, self.position = self.decisions.stage_ranks.position(rank)
         self.coordinate = self.decisions.mesh.coordinate(self.position)
         self.updated = {buffer for buffer, _ in self.graph.updates}
         self.stored_dtypes = stored_dtypes(self.graph)

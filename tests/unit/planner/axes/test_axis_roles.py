@@ -89,6 +89,7 @@ def test_a_pin_brings_the_meshes_of_its_role():
         ("mesh 4x2", "dp_shard=4 tp=2", 1, True),
         ("mesh pp=2,dp=4", "dp_replicate=4", 2, True),
         ("mesh pp=2,dp=4", "dp_replicate=4", 1, False),
+        ("mesh dp=4,pp=2", "dp_replicate=4", 2, False),  # whose stages are neighbours
         ("cap dp=4", "dp_replicate=2 dp_shard=4", 1, False),
         ("cap sp=1", "dp_shard=2 cp=2", 1, False),
     ],

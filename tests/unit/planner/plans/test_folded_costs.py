@@ -207,6 +207,7 @@ STAGED = residual_layers(20)
         ("pp=2:InterleavedZeroBubble/v2 tp=2 mb=16", 0.0),
         ("pp=4:ZBVZeroBubble/v2 mb=16", 0.5),
         ("pp=2:ZBVZeroBubble/v2 dp_shard=2 mb=16", 0.0),
+        ("pp=2 dp_shard=2 mb=16 order=dp_replicate,dp_shard,pp,cp,tp", 0.5),
     ],
 )
 def test_pipelines_fold(strategy, contention):

@@ -16,6 +16,7 @@ TEXTS = (
     "dp_shard=2 tp=2",
     "dp_shard=2 tp=2 sp=off ac=full mb=2",
     "dp_shard=2 tp=2 order=pp,dp_replicate,tp,cp,dp_shard",
+    "dp_shard=2 pp=2 mb=4 order=dp_replicate,dp_shard,pp,cp,tp",
     "dp_shard=2 cp=2 ac=every(2)",
     "dp_shard=2 cp=2 cp_style=all-gather",
     "dp_shard=2 cp=2 cp_style=ulysses ac=first(3)",

@@ -1,5 +1,6 @@
 """Strategies become plans: fields that change them or are refused, bounds, and the enumeration."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import fields, replace
@@ -12,6 +13,7 @@ from shardwright.ir.layout import Bytes
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
+from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.frontier.bounds import Bounds
@@ -23,6 +25,7 @@ from shardwright.planner.strategies.frontier.priced_frontier import (
     limited,
     priced,
 )
+from shardwright.report.text.axis_table import axis_rows
 
 BASE = "dp_shard=2 tp=2 mb=2"
 STAGED = "pp=2 dp_shard=2 mb=4"
@@ -145,6 +148,30 @@ def test_axes_have_the_names_of_their_roles(graph):
     assert weight.regathered
 
 
+def test_stages_near_each_other_send_in_a_host_and_replicas_reduce_across(graph, expansion):
+    """On two hosts of two devices; the plan is read from its file as it was written."""
+    apart = f"{STAGED} order=dp_replicate,dp_shard,pp,cp,tp"
+    outside, inside = (sw.price(graph, "2x2xH100", text) for text in (STAGED, apart))
+    assert (str(outside.mesh), str(inside.mesh)) == ("pp=2 dp_shard=2", "dp_shard=2 pp=2")
+    assert inside.receive_seconds[0] < outside.receive_seconds[0]
+
+    def sharding(plan):
+        weights = {one.name for one in plan.parameters}
+        return sum(t.seconds for t in plan.transfers if t.value in weights)
+
+    assert sharding(inside) > sharding(outside)
+    tracks = {task.track.ranks for task in inside.timeline.tasks}
+    assert tracks == {"stage 1, ranks 0, 2", "stage 2, ranks 1, 3"}
+    texts = [plan_to_json(plan) for plan in (outside, inside)]
+    assert [json.loads(text)["format"] for text in texts] == [1, 2]
+    assert [plan_from_json(text) for text in texts] == [outside, inside]
+    strategy = Strategy.parse(apart)
+    assert Bounds(expansion).seconds(strategy) <= cost(expansion, strategy)[0]
+    assert {row.axis: row.link for row in axis_rows(inside)} == {
+        "dp_shard": "network", "pp": "nvlink"
+    }  # fmt: skip
+
+
 def test_enumeration_finds_what_brute_force_finds_and_bounds_hold(expansion):
     limits = limited(expansion, tp_across_hosts=False)
     every = list(strategies_on(expansion.machine, limits))
@@ -222,6 +249,18 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
     )
     for strategy in (*split, *by_features):
         seconds, peak = cost(mixture, strategy)
+        assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+
+
+def test_features_of_experts_are_split_where_ranks_have_one_expert_each(mixture):
+    wide = Expansion(mixture.graph, preset("2x4xH100"), "adamw")
+    limits = limited(wide, tp_across_hosts=False)
+    every = [s for s in strategies_on(wide.machine, limits) if s.pp == s.micro_batches == 1]
+    by_features = [s for s in every if s.ep > 1 and s.etp > 1]
+    assert {(s.tp, s.ep, s.etp) for s in by_features} == {(2, 4, 2)}
+    bounds = Bounds(wide)
+    for strategy in by_features:
+        seconds, peak = cost(wide, strategy)
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
 
 

@@ -86,7 +86,7 @@ def staged(schedule, groups, stages, count):
 def played(schedule, groups, stages, count, way=0.0):
     one = staged(schedule, groups, stages, count)
     programs = [optimized(lower_pipeline(one, rank)) for rank in range(groups)]
-    names = group_names(one.pipeline.homes, 1)
+    names = group_names(one.pipeline.homes, one.decisions.stage_ranks)
     return simulated_stages(programs, [prices(way)] * groups, names)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.ir.graph import LeafKind, VerifyError
 from shardwright.ir.layout import Mesh
-from shardwright.ir.pipeline import Pipeline, stage_mesh
+from shardwright.ir.pipeline import Pipeline, groups_of, stage_mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.schedules.schedule import Kind, Pass, PipelineError, Schedule
@@ -98,7 +98,7 @@ def staged(schedule, mesh, stages, count, seed=0):
         for leaf in graph.leaves_of(LeafKind.PARAMETER)
     }
     again = frozenset(key for key in storage if draw.random() < 0.5)
-    pipeline = Pipeline(tuple(graph.ops[i].name for i in cuts), schedule, mesh.shape[0])
+    pipeline = Pipeline(tuple(graph.ops[i].name for i in cuts), schedule, groups_of(mesh))
     decisions = Decisions(inner, chosen, storage, again, {}, count, pipeline)
     return StagedGraph(graph, analysis, decisions)
 
@@ -115,7 +115,12 @@ def stages_of(schedule, groups):
 
 def cases():
     for schedule in SYNCHRONOUS:
-        for mesh, groups in (("pp=2 dp=1", 2), ("pp=4 dp=1", 4), ("pp=2 dp=2", 2)):
+        for mesh, groups in (
+            ("pp=2 dp=1", 2),
+            ("pp=4 dp=1", 4),
+            ("pp=2 dp=2", 2),
+            ("dp=2 pp=2", 2),
+        ):
             for count in (4, 8):
                 stages = stages_of(schedule, groups)
                 if count >= stages or not SCHEDULES[schedule].needs(groups, stages, count):
