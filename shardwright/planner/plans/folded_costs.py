@@ -153,6 +153,7 @@ class FoldedCosts:
                 few.gradient_sync,
                 few.ahead,
                 few.offloaded,
+                few.update,
             ),
             *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
             *(tuple(few.segments.values()), few.kept),

@@ -17,7 +17,9 @@ from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Wait
 from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.sections import NotPeriodicError, sections_of
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.time import stages
@@ -60,18 +62,22 @@ class LargeUpdate(Trainer):
         return 2**36
 
 
+def as_in_sequence_parallelism(plan):
+    """The plan in which each rank scales and adds a part of the batch."""
+    ops = [
+        replace(op, tiling=("d0",) * len(op.tiling)) if op.name.endswith(("scaled", ".sum")) else op
+        for op in plan.ops
+    ]
+    return replace(plan, ops=tuple(ops))
+
+
 @pytest.mark.parametrize("strategy", ["tp=4", "dp_shard=2 tp=2", "dp_shard=2 tp=2 mb=4"])
 def test_strategies_fold_although_all_layers_share_sums(strategy):
     graph = residual_layers(8, scaled=True)
     expansion = Expansion(graph, MACHINE, "adamw")
     analysis = expansion.sources.analysis
     plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
-    # As in sequence parallelism: each rank scales and adds a part of the batch.
-    ops = [
-        replace(op, tiling=("d0",) * len(op.tiling)) if op.name.endswith(("scaled", ".sum")) else op
-        for op in plan.ops
-    ]
-    plan = replace(plan, ops=tuple(ops))
+    plan = as_in_sequence_parallelism(plan)
     decisions = read_plan(plan, graph, analysis)
     tracer = Footprints(on_cpu=False)
     whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(plan)
@@ -254,3 +260,41 @@ def test_cycles_of_passes_that_repeat_in_pairs_are_not_all_played(monkeypatch):
     assert costs.seconds(plan, decisions)
     times, cycles = played[-1]
     assert cycles is not None and cycles < times / 2
+
+
+def test_a_bucket_of_two_neighbours_is_not_one_of_all_layers(monkeypatch):
+    """Its parts are of both layers beside a gap, and the layer behind it waits for it."""
+    graph, found = residual_layers(8, scaled=True), []
+
+    def kept(program, folded):
+        found.append((program, folded))
+        return sections_of(program, folded)
+
+    monkeypatch.setattr("shardwright.planner.plans.folded_costs.sections_of", kept)
+    expansion = Expansion(graph, MACHINE, "adamw")
+    plan = expansion.expanded(Strategy.parse("tp=4")).plan(0.0, ())
+    plan = as_in_sequence_parallelism(plan)
+    analysis = expansion.sources.analysis
+    costs = FoldedCosts(graph, analysis, MACHINE)
+    assert costs.seconds(plan, read_plan(plan, graph, analysis)) is not None
+    program, folded = found[-1]
+    instructions, spans = list(program.instructions), sections_of(program, folded).spans
+    at = next(at for at in spans if isinstance(instructions[at], Wait))
+    instructions[at] = replace(instructions[at], results=instructions[at].results[:1])
+    with pytest.raises(NotPeriodicError, match="is waited for by one layer"):
+        sections_of(replace(program, instructions=tuple(instructions)), folded)
+
+
+def test_programs_with_state_on_the_host_are_not_those_without():
+    graph, costs = residual_layers(12), None
+    expansion = Expansion(graph, MACHINE, "adamw")
+    analysis, tracer = expansion.sources.analysis, Footprints(on_cpu=False)
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    refinement = Refinement(graph, MACHINE, "adamw", tracer, analysis)
+    for one in (plan, replace(plan, offload=("optimizer",), update_group_bytes=2**22)):
+        whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(one)
+        found = refinement.compared(one)
+        assert found.peak_bytes == whole.peak_bytes
+        assert found.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+        assert costs is None or (costs[0] < whole.step_seconds and costs[1] > whole.peak_bytes)
+        costs = whole.step_seconds, whole.peak_bytes
