@@ -150,8 +150,21 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             _entered[0].__enter__()
 
 
-def _split(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    split_groups(optimizer)
+def _split(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Split the groups for the step; behind its closure, which sets gradients to None itself."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        split_groups(optimizer)
+        return None
+
+    def then_split() -> Any:
+        found = closure()
+        split_groups(optimizer)
+        return found
+
+    return (args[0], then_split), {}
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
