@@ -1,5 +1,6 @@
 """Updates in groups: the same numbers, and the predicted temporaries."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,8 @@ from shardwright.rules.analysis import analyze
 from tests.harness.peak_memory import counted, predicted
 
 MIB = 2**20
+# `torch.optim` hides its modules.
+SGD_MODULE, ADAM_MODULE = (sys.modules[f"torch.optim.{name}"] for name in ("sgd", "adam"))
 
 
 def model():
@@ -92,7 +95,7 @@ def test_own_loops_step_in_groups_too_and_end_what_an_error_left(plan, monkeypat
     _, found = plan
     module = parallelized(replace(found, update_group_bytes=1))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    updated, update = [], torch.optim.sgd.sgd
+    updated, update = [], SGD_MODULE.sgd
 
     def counted_update(parameters, *args, **kwargs):
         updated.append(len(parameters))
@@ -107,7 +110,7 @@ def test_own_loops_step_in_groups_too_and_end_what_an_error_left(plan, monkeypat
         loss.backward()
         return loss
 
-    monkeypatch.setattr(torch.optim.sgd, "sgd", counted_update)
+    monkeypatch.setattr(SGD_MODULE, "sgd", counted_update)
     with pytest.raises(RuntimeError, match="in mid-step"):
         optimizer.step(closure)
     optimizer.step(closure)
@@ -131,12 +134,12 @@ def test_a_fused_update_is_one_group(plan, monkeypatch):
     _, found = plan
     module = parallelized(replace(found, update_group_bytes=1))
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-    counts, update = [], torch.optim.adam.adam
+    counts, update = [], ADAM_MODULE.adam
 
     def counted_update(parameters, *args, **kwargs):
         counts.append(len(parameters))
         update(parameters, *args, **kwargs)
 
-    monkeypatch.setattr(torch.optim.adam, "adam", counted_update)
+    monkeypatch.setattr(ADAM_MODULE, "adam", counted_update)
     module.train_step(optimizer, batch())
     assert counts == [5]
