@@ -137,6 +137,7 @@ def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _given and all(p.grad is None for p in _parameters(optimizer)):
         _require_no_given(optimizer)
+    join_groups(optimizer)  # after an error in the step before
     if (handle := _splits.pop(optimizer, None)) is not None:
         handle.remove()
     # Behind all hooks of the optimizer, which read norms of whole parameters.

@@ -104,7 +104,6 @@ def split_groups(optimizer: Optimizer) -> None:
 
     An optimizer of a class whose updates may depend on each other is left as it is, with a warning.
     """
-    join_groups(optimizer)  # after an error in the step before
     if not _parts:
         return
     if torch.compiler.is_compiling():
