@@ -40,7 +40,7 @@ class Peaks:
         found: Ints = workspaces.max(axis=1)
         if not self._switches.size:
             return found
-        more, less, behind = self._held(choices)
+        more, less, behind = self._segment_bytes(choices)
         again = choices[:, self._switches].T == 1
         extra = np.where(again, more - less, 0)
         if self.in_order:
@@ -49,7 +49,7 @@ class Peaks:
         largest: Ints = found + np.maximum(extra, 0).max(axis=0)
         return largest
 
-    def _moments(self, workspaces: Ints, held: Ints, extra: Ints, behind: Ints) -> Ints:
+    def _moments(self, workspaces: Ints, kept: Ints, extra: Ints, behind: Ints) -> Ints:
         """The most bytes of all moments of the backward pass, beside the sums: (P,).
 
         Where most is kept, the largest workspace outside of segments is there. Later there are the
@@ -58,7 +58,7 @@ class Peaks:
 
         Args:
             workspaces: of all nodes, (P, nodes).
-            held: what each segment keeps, (segments, P).
+            kept: what each segment keeps, (segments, P).
             extra: what it has beside while it runs again, (segments, P).
             behind: what the operators behind all segments keep, (P,).
         """
@@ -66,8 +66,8 @@ class Peaks:
         inside, number = np.zeros_like(extra), np.searchsorted(self._switches, switch)
         for nodes in (node, twin):
             np.maximum.at(inside, number, workspaces[:, nodes].T)
-        held = held[self._order]
-        later = behind + np.cumsum(held[::-1], axis=0)[::-1] - held
+        kept = kept[self._order]
+        later = behind + np.cumsum(kept[::-1], axis=0)[::-1] - kept
         outside = workspaces[:, self._outside].max(axis=1, initial=0)
         found: Ints = np.maximum(outside, ((inside + extra)[self._order] - later).max(axis=0))
         return found
@@ -112,7 +112,7 @@ class Peaks:
         if not self._switches.size:
             return None
         first = np.zeros((1, len(self.problem_node)), np.int64)
-        sizes = self._held(first)[0][self._order, 0]
+        sizes = self._segment_bytes(first)[0][self._order, 0]
         switch = int(self._switches[self._order[np.flatnonzero(sizes == sizes.max())[-1]]])
         nodes = list(self.space.problem.nodes)
         if switch >= len(nodes) or any(switch in run.nodes for run in self.space.folded.runs):
@@ -205,7 +205,7 @@ class Peaks:
             first[node] = min(number[op.name] for op in reading.readers)
         return [node for node, i in first.items() if node is not None and i > end]
 
-    def _held(self, choices: Ints) -> tuple[Ints, Ints, Ints]:
+    def _segment_bytes(self, choices: Ints) -> tuple[Ints, Ints, Ints]:
         """Bytes of activations that wait for the backward pass, for whole assignments (P, nodes).
 
         Returns:
