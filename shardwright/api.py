@@ -146,8 +146,9 @@ def search(
         method: `"joint"`: the frontier over all axes of a mesh at once. `"kcut"`: one plan,
             SoyBean's: the devices are cut by one prime factor after the other, or along the axes of
             the one mesh in `meshes`, so that the fewest bytes are communicated.
-        exact: whether the frontier of the additive costs is exact. Without, its supported points
-            are exact, and each plan has a lower bound on its time.
+        exact: whether the frontier of the additive costs is exact; then parts of layers may be
+            recomputed, too. Without, its supported points are exact, and each plan has a lower
+            bound on its time.
         recompute: whether segments of the graph, such as layers, may be recomputed in the backward
             pass.
         meshes: the meshes to search; None: all of one and of two axes over all devices.

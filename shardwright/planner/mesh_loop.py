@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.settle import most_counted, most_shared
 from shardwright.planner.space.assembly import FREE, SEARCHED, SEARCHED_EXACTLY
 from shardwright.planner.space.constrain import Marks
+from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.space import Space
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.frontier.union import AroundStrategies
@@ -117,7 +118,7 @@ class MeshLoop:
     host: bool = False  # whether inputs of recomputed segments may wait in its memory
     bounds: list[MeshBound] = field(default_factory=list)  # by additive memory
     best_start: float = math.inf  # seconds of the fastest strategy of `start_from` that fits
-    made: dict[tuple[Mesh, int], _Result] = field(default_factory=dict)  # without stages
+    made: dict[tuple[Mesh, int, bool], _Result] = field(default_factory=dict)  # without stages
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
 
     @property
@@ -177,6 +178,7 @@ class MeshLoop:
         *,
         compare: bool,
         decide: Callable[[CostModel], Allowed] | None = None,
+        parts: bool = False,
     ) -> bool:
         """Search one mesh with `count` micro-batches.
 
@@ -186,6 +188,7 @@ class MeshLoop:
             seconds: the time limit.
             compare: whether to add the baselines.
             decide: the choices to search, if not all, of a mesh of this search's own.
+            parts: whether parts of layers are recomputed, or whole ones.
 
         Returns:
             Whether a plan was found that is clearly faster or smaller than each known one, or the
@@ -195,7 +198,7 @@ class MeshLoop:
             ConstraintError: the constraints leave an operator or parameter no choice.
         """
         costs = self._costs
-        writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide)
+        writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide, parts)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         self.bounds.append(self._bound_of(writer, bound, mesh, count))
         one = Searched(writer, bound, (*self.notes, *narrowed))
@@ -216,14 +219,15 @@ class MeshLoop:
         seconds: float,
         costs: Sequence[tuple[Seconds, Bytes]],
         decide: Callable[[CostModel], Allowed] | None,
+        parts: bool,
     ) -> _Result:
         """The search of a mesh; one of all choices is made once if `costs` do not matter."""
-        known = self.made.get((mesh, count)) if decide is None else None
+        known = self.made.get((mesh, count, parts)) if decide is None else None
         if known is not None:
             worth = may_improve(costs, known.writer.least_overhead)
             if known.refused is None or not worth(known.refused):
                 return known
-        writer = self.writer(self.factory, mesh, count, decide=decide)
+        writer = self.writer(self.factory, mesh, count, decide=decide, parts=parts)
         worth, refused = may_improve(costs, writer.least_overhead), list[DualBound]()
 
         def asked(bound: DualBound) -> bool:
@@ -232,9 +236,11 @@ class MeshLoop:
             return not refused
 
         points, bound, notes = mesh_frontier(writer.space, self.options.exact, seconds, asked)
+        if self.options.exact and (space := writer.transients.with_largest_kept) is not None:
+            points += mesh_frontier(space, True, seconds, asked)[0]
         found = _Result(writer, points, bound, notes, next(iter(refused), None))
         if decide is None:
-            self.made[mesh, count] = found
+            self.made[mesh, count, parts] = found
         return found
 
     def run_around(self, one: AroundStrategies, seconds: float) -> None:
@@ -414,17 +420,20 @@ class MeshLoop:
         *,
         staged: bool = False,
         decide: Callable[[CostModel], Allowed] | None = None,
+        parts: bool = False,
     ) -> PlanBuilder:
         """The plan builder of one mesh, or of the group of a pipeline."""
         machine = self._waiting(mesh, count, staged=staged)
         optimizer = self.options.optimizer
         # Stages of asynchronous pipelines recompute all operators of a segment.
-        skeleton = SEARCHED_EXACTLY if self.options.exact else SEARCHED
+        skeleton = replace(SEARCHED_EXACTLY if self.options.exact else SEARCHED, parts=parts)
         if staged and self.options.allow_async:
             skeleton = FREE
         host = self.host and not staged
         space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton, host=host)
-        return PlanBuilder(space, factory.graph, short, optimizer)
+        found = PlanBuilder(space, factory.graph, short, optimizer)
+        found.transients = Peaks(space, in_order=self.options.exact and not staged)
+        return found
 
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine with the straggler time of `mesh` in one of `count` micro-batches."""

@@ -52,6 +52,7 @@ from shardwright.solve.frontier.frontier_sampling import spaced
 Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
+_MOST_EXACT = 96  # plans of an exact search, whose decisions are finer
 _MOST_PIPELINES = 2  # of each kind, that may be simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
 _FIRST_SHARE = 0.1  # the fraction of the progress bar for strategies
@@ -307,17 +308,19 @@ def _search_meshes(
     """
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
-    turns = [(count, mesh) for count in counts for mesh in meshes]
-    for i, (count, mesh) in enumerate(turns):
+    by_parts = (False, True) if loop.options.exact and loop.factory.has_parts else (False,)
+    turns = [(count, mesh, parts) for count in counts for mesh in meshes for parts in by_parts]
+    for i, (count, mesh, parts) in enumerate(turns):
         factor = 2 if math.isfinite(loop.best_within_limit) else 4
         if while_useful and count > factor * useful[mesh]:
             continue
         best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
         batches = f", {count} micro-batches" if count > 1 else ""
         notify(f"mesh {_shown(mesh, loop.options)}{batches}{best}", i / len(turns))
-        first = count == counts[0]
+        first = count == counts[0] and not parts
+        left = end - time.perf_counter()
         try:
-            if loop.run(mesh, count, end - time.perf_counter(), compare=first and compare):
+            if loop.run(mesh, count, left, compare=first and compare, parts=parts):
                 useful[mesh] = count
         except ConstraintError as e:
             if first:
@@ -373,7 +376,8 @@ def _frontier_of(
 
     permitted = [c for one in loops for c in one.permitted]
     every = [*(c for one in loops for c in one.found), *permitted]
-    kept = spaced(every, [c.cost for c in every], _PLANS, RESOLUTION, [c.cost for c in permitted])
+    most = _MOST_EXACT if loop.options.exact else _PLANS
+    kept = spaced(every, [c.cost for c in every], most, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each([c for one in loops for c in one.known])
     staged = _few_pipelines([c for one in loops for c in one.pipelines])
     plans, baselines = _plans(kept, write), _plans(shown, write)

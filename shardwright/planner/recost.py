@@ -6,6 +6,7 @@ other. So an unedited plan of the search gets the same cost as in the search.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ from shardwright.planner.pipeline.stage_costs import Offer
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.planner.plans.time_refinement import TimeRefinement
-from shardwright.planner.space.assembly import FREE
+from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import ShortGraph, find_repeats
 from shardwright.planner.space.space import Space, make_space
 from shardwright.planner.strategies.layers import layers_of
@@ -107,12 +108,10 @@ def additive(
         ),
         Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
     )
-    possible = _recomputable(plan, graph)
-    segments = None if possible is None else possible.segments
-    skeleton = FREE if possible is None else possible.skeleton
-    skeleton = replace(skeleton, kept=decisions.kept)
+    possible = _recomputable(plan, graph, decisions.segments)
+    skeleton = replace(possible.skeleton, kept=decisions.kept)
     again = any(decisions.segments.values())
-    space = make_space(model, segments if again else (), skeleton)
+    space = make_space(model, possible.segments if again else (), skeleton)
     point = PriceList.of(space.folded).point(_assignment(space, decisions))
     writer = PlanBuilder(space, graph, ShortGraph(graph, (), (), {}, {}), optimizer)
     if plan.pipeline is None:
@@ -158,12 +157,22 @@ def _pipelined(plan: Plan, pipeline: Pipeline, point: Point, writer: PlanBuilder
     )
 
 
-def _recomputable(plan: Plan, graph: Graph) -> Recomputable | None:
-    """The operators that the strategy of a plan may recompute; None for a plan of the search."""
-    if not is_strategy(plan):
-        return None
-    layers = layers_of(graph, tuple(find_repeats(graph)))
-    return recomputable_by(Strategy.parse(plan.name).recompute, graph, layers)
+def _recomputable(plan: Plan, graph: Graph, segments: Mapping[str, int]) -> Recomputable:
+    """The segments that the strategy of a plan, or its search, may recompute."""
+    repeats = tuple(find_repeats(graph))
+    if is_strategy(plan):
+        layers = layers_of(graph, repeats)
+        return recomputable_by(Strategy.parse(plan.name).recompute, graph, layers)
+    whole = checkpoint_segments(graph, repeats)
+    parts = checkpoint_segments(graph, repeats, parts=True)
+
+    def number(part: range) -> int:
+        return max(segments.get(graph.ops[i].name, 0) for i in part)
+
+    for one in whole:
+        if len({number(part) for part in parts if part.start in one}) > 1:
+            return Recomputable(parts)
+    return Recomputable(whole)
 
 
 def _operators(decisions: Decisions, graph: Graph, analysis: Analysis) -> dict[str, Only]:

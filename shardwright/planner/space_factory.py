@@ -77,16 +77,25 @@ class SpaceFactory:
         )  # the same on all meshes
         self._counts: dict[bool, MicroBatchCounts] = {}
         self._limits: dict[tuple[int, bool], Limits] = {}
+        self._segments: dict[bool, tuple[range, ...]] = {}
 
     @cached_property
     def cuts(self) -> StageCuts:
         """The positions at which the whole graph may be cut into stages."""
         return StageCuts(self.graph)
 
-    @cached_property
-    def _segments(self) -> tuple[range, ...]:
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of layers may be recomputed that are no whole layers."""
+        whole, parts = (self._segments_of(parts=one) for one in (False, True))
+        return self.recompute and whole != parts
+
+    def _segments_of(self, *, parts: bool) -> tuple[range, ...]:
         """The segments of the whole graph; independent of marks, which may only remove choices."""
-        return checkpoint_segments(self.graph, self.short.whole)
+        if parts not in self._segments:
+            whole = self.short.whole
+            self._segments[parts] = checkpoint_segments(self.graph, whole, parts=parts)
+        return self._segments[parts]
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -122,9 +131,10 @@ class SpaceFactory:
         """The space on `mesh` with `count` micro-batches.
 
         Recomputation is omitted if the tables would be too large with it. `decide` gives the
-        choices of operators and parameters, in place of what constraints permit. Of `skeleton` only
-        the operators count that may be kept. With `host` inputs of recomputed segments may wait in
-        the memory of the host, unless the tables would be too large with that.
+        choices of operators and parameters, in place of what constraints permit. `skeleton` says
+        which operators may be kept and whether parts of layers are segments; nothing else of it
+        counts. With `host` inputs of recomputed segments may wait in the memory of the host, unless
+        the tables would be too large with that.
 
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
@@ -137,10 +147,11 @@ class SpaceFactory:
             return free if decide is None else free.with_allowed(decide(free))
 
         if self.recompute and mesh not in self.too_wide:
-            share = self._share_of_host(machine, optimizer) if host else None
+            segments = self._segments_of(parts=skeleton.parts)
+            share = self._share_of_host(machine, optimizer, segments) if host else None
             for one in dict.fromkeys((replace(skeleton, host_bytes=share), skeleton)):
                 try:
-                    space, short = self._space(model, self._segments, one)
+                    space, short = self._space(model, segments, one)
                 except TooWideError:
                     continue  # build the space without recomputation
                 if not space.solver.pinned and space.solver.entries <= _MOST_ENTRIES:
@@ -148,14 +159,14 @@ class SpaceFactory:
             self.too_wide.add(mesh)
         return self._space(model, ())
 
-    def _share_of_host(self, machine: Machine, optimizer: str) -> int:
+    def _share_of_host(self, machine: Machine, optimizer: str, segments: Sequence[range]) -> int:
         """Bytes of the memory of a device's host for the input of each segment.
 
         State of the optimizer that is there leaves less, by an even share of all state.
         """
         state = state_bytes(self.graph, placed(optimizer, ())) - state_bytes(self.graph, optimizer)
         left = (machine.device.host_memory_bytes or 0) - state // machine.devices
-        return max(0, left) // max(1, len(self._segments))
+        return max(0, left) // max(1, len(segments))
 
     def decided_space(
         self,

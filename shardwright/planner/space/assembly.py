@@ -58,6 +58,7 @@ class Skeleton:
         kept: operators inside of recomputed segments that may run once and keep their results; None
             for those that are worth it (`kept_operators.py`).
         chains: whether chains of elementwise operators may be kept as products are.
+        parts: whether parts of a layer, such as attention and MLP, are segments of their own.
         host_bytes: bytes of the memory of the host that the input of a recomputed segment may take;
             None if inputs stay on the device.
         last_moves: whether the input of the last segment may wait there, too.
@@ -70,6 +71,7 @@ class Skeleton:
     shared: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     kept: frozenset[str] | None = frozenset()
     chains: bool = False
+    parts: bool = False
     host_bytes: int | None = None
     last_moves: bool = False
     ends_again: bool = False

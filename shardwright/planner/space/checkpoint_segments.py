@@ -1,8 +1,9 @@
 """Segments of a graph that may be recomputed in the backward pass (activation checkpointing).
 
 The inputs of a segment are kept; the tensors that autograd saves inside are recomputed in the
-backward pass. Every repeated layer is a segment. Operators between repeats are cut where
-the fewest activations cross, into segments that save about equally many bytes.
+backward pass. Every repeated layer is a segment, or each of its parts between points that no more
+activations cross than the border of the layer, such as attention and MLP. Operators between repeats
+are cut where the fewest activations cross, into segments that save about equally many bytes.
 
 Paper: Chen et al. 2016 (arXiv 1604.06174), segments between kept activations.
 Deviation: the search decides which segments are recomputed.
@@ -11,6 +12,7 @@ Deviation: the search decides which segments are recomputed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,11 +24,14 @@ _SEGMENTS = 8  # outside of repeats
 _LEAST_PART = 0.1  # segments that save less than this fraction of the largest are dropped
 
 
-def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range, ...]:
+def checkpoint_segments(
+    graph: Graph, repeats: Sequence[Repeat], *, parts: bool = False
+) -> tuple[range, ...]:
     """The checkpoint segments of `graph` as ranges of operator indices, in order.
 
-    `repeats` are the repeats of `graph`. The last operators are in no segment, because their
-    backward pass begins as soon as they have run.
+    `repeats` are the repeats of `graph`, whose layers are segments, or with `parts` parts of them.
+    The last operators are in no segment, because their backward pass begins as soon as they have
+    run.
     """
     saved = _saved(graph)
     crossing = _crossing(graph)
@@ -42,7 +47,16 @@ def checkpoint_segments(graph: Graph, repeats: Sequence[Repeat]) -> tuple[range,
     found = [segment for segment in found if all(_may_run_again(graph.ops[i]) for i in segment)]
     sizes = [int(saved[segment.start : segment.stop].sum()) for segment in found]
     least = _LEAST_PART * max(sizes, default=0)
-    return tuple(segment for segment, size in zip(found, sizes, strict=True) if size > least)
+    found = [segment for segment, size in zip(found, sizes, strict=True) if size > least]
+    if not parts:
+        return tuple(found)
+    cuts = {
+        layer.start: inside
+        for repeat in repeats
+        for inside in [_cuts_of_layer(repeat, saved, crossing)]
+        for layer in repeat.every_layer()
+    }
+    return tuple(part for one in found for part in _cut(one, cuts.get(one.start, ())))
 
 
 def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tuple[range, ...]:
@@ -54,6 +68,25 @@ def kept_segments(segments: Sequence[range], whole: Graph, short: Graph) -> tupl
     at = {op.name: i for i, op in enumerate(short.ops)}
     starts = ((at.get(whole.ops[segment.start].name), len(segment)) for segment in segments)
     return tuple(range(start, start + size) for start, size in starts if start is not None)
+
+
+def _cut(segment: range, cuts: Sequence[int]) -> Iterator[range]:
+    """A segment in parts; `cuts` are numbers of operators before each cut."""
+    for start, stop in pairwise((0, *cuts, len(segment))):
+        yield segment[start:stop]
+
+
+def _cuts_of_layer(repeat: Repeat, saved: Ints, crossing: Ints) -> list[int]:
+    """Numbers of operators before each cut of a layer into parts, which save a fair share each."""
+    layer = list(repeat.every_layer())[1]  # what only the first one reads crosses that one, too
+    least = _LEAST_PART * saved[layer.start : layer.stop].sum()
+    start, cuts = layer.start, list[int]()
+    for cut in layer[1:]:
+        few = crossing[cut] <= crossing[layer.start]
+        if few and min(saved[start:cut].sum(), saved[cut : layer.stop].sum()) > least:
+            cuts.append(cut - layer.start)
+            start = cut
+    return cuts
 
 
 def _even_segments(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:

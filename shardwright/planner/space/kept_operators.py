@@ -50,8 +50,8 @@ class KeptOperator:
 
     Attributes:
         op: the operator.
-        ops: its name, those of its chain, and those of views of their results, which are kept with
-            it.
+        ops: its name, those of its chain, those of views of their results, and of copies before a
+            residual sum, all of which are kept with it.
         bytes: what is kept in addition, for each option of the operator.
         choice: its cost, for each choice of its node.
     """
@@ -157,7 +157,7 @@ class KeptOperators:
         return self._model.meshless.workload(op).kind in _PRODUCTS
 
     def _with_views(self, op: Op) -> frozenset[str]:
-        """An operator, and the views of its results that are decided with it."""
+        """An operator, and the views of its results and copies at the end decided with it."""
         graph, nodes = self._model.graph, self._clusters.op_nodes
         node, found = nodes[op.name].node, [op]
         for one in found:
@@ -165,9 +165,16 @@ class KeptOperators:
                 for reader in graph.consumers[name]:
                     views = all(self._root[out] in op.outputs for out in reader.outputs)
                     named = self._named is None or reader.name in self._named
-                    if views and named and nodes[reader.name].node == node:
+                    one_node = nodes[reader.name].node == node
+                    if (views or self._is_end(reader)) and named and one_node:
                         found.append(reader)
         return frozenset(one.name for one in found)
+
+    def _is_end(self, op: Op) -> bool:
+        """Whether an operator runs again, and no one needs what it makes then."""
+        readers = [one for name in op.outputs for one in self._model.graph.consumers[name]]
+        needed = any(one.name in self._recomputed for one in readers)
+        return op.name in self._recomputed and not needed and self._is_passing(op)
 
     def _is_worth_it(self, op: Op, ops: frozenset[str]) -> bool:
         """Whether the search may keep an operator: what it computes, and who reads its results."""

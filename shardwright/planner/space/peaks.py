@@ -2,7 +2,8 @@
 
 Transient memory is a maximum over a plan, not a sum, so the search does not optimise it; it is
 added to the points found. During its backward pass a recomputed segment holds the activations that
-it would otherwise have kept since the forward pass.
+it would otherwise have kept since the forward pass. By then everything behind it is free, so the
+last segment, where it is kept, adds to sums no more than its second run would hold.
 """
 
 from __future__ import annotations
@@ -20,24 +21,63 @@ from shardwright.solve.elimination.problem import Floats, Ints, Node, Problem
 
 @final
 class Peaks:
-    """Computes transient bytes, which add to the summed bytes, of whole assignments of `space`."""
+    """Computes transient bytes, which add to the summed bytes, of whole assignments of `space`.
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    With `in_order` they are those of a step without stages, moment by moment. Otherwise they are an
+    upper bound, whatever the order of segments: the largest workspace, and what the recomputed
+    segment that holds most has beyond what it keeps.
+    """
+
+    def __init__(self, space: Space, *, in_order: bool = False) -> None:
+        self.space, self.in_order = space, in_order
         self.problem_node = space.folded.node_tables()  # whole node -> node of the problem
         sizes = [node.num_choices for node in space.problem.nodes]
         self.first = np.cumsum([0, *sizes[:-1]])[self.problem_node]
 
     def at(self, choices: Ints) -> Ints:
         """Bytes for whole assignments: (P, nodes) -> (P,)."""
-        transient = np.concatenate(self.space.workspaces)[self.first + choices].max(axis=1)
-        found: Ints = transient + self._recomputed(choices)
+        workspaces = np.concatenate(self.space.workspaces)[self.first + choices]
+        found: Ints = workspaces.max(axis=1)
+        if not self._switches.size:
+            return found
+        more, less, behind = self._segment_bytes(choices)
+        again = choices[:, self._switches].T == 1
+        extra = np.where(again, more - less, 0)
+        if self.in_order:
+            moments = self._moments(workspaces, more - extra, extra, behind)
+            return np.where(again.any(axis=0), moments, found)
+        largest: Ints = found + np.maximum(extra, 0).max(axis=0)
+        return largest
+
+    def _moments(self, workspaces: Ints, kept: Ints, extra: Ints, behind: Ints) -> Ints:
+        """The most bytes of all moments of the backward pass, beside the sums: (P,).
+
+        Where most is kept, the largest workspace outside of segments is there. Later there are the
+        workspace of a segment, and what it holds if it runs again, but nothing that the segments
+        and operators behind it kept.
+
+        Args:
+            workspaces: of all nodes, (P, nodes).
+            kept: what each segment keeps, (segments, P).
+            extra: what it has beside while it runs again, (segments, P).
+            behind: what the operators behind all segments keep, (P,).
+        """
+        node, twin, switch = self._recomputable
+        inside, number = np.zeros_like(extra), np.searchsorted(self._switches, switch)
+        for nodes in (node, twin):
+            np.maximum.at(inside, number, workspaces[:, nodes].T)
+        kept = kept[self._order]
+        later = behind + np.cumsum(kept[::-1], axis=0)[::-1] - kept
+        outside = workspaces[:, self._outside].max(axis=1, initial=0)
+        found: Ints = np.maximum(outside, ((inside + extra)[self._order] - later).max(axis=0))
         return found
 
     @cached_property
     def least(self) -> int:
         """Bytes that every assignment needs."""
-        return max(int(workspace.min()) for workspace in self.space.workspaces)
+        nodes = self._outside if self.in_order else np.arange(len(self.problem_node))
+        each = (self.space.workspaces[node] for node in np.unique(self.problem_node[nodes]))
+        return max((int(workspace.min()) for workspace in each), default=0)
 
     def of_one_choice(self, choice: tuple[int, ...]) -> int:
         """Transient bytes of the choice that needs most in a whole assignment."""
@@ -58,6 +98,26 @@ class Peaks:
             if not np.isfinite(known[key]).any():
                 return None
             nodes.append(Node(node.name, known[key], node.memory))
+        problem = Problem.unchecked(nodes, self.space.problem.edges)
+        return replace(self.space, folded=replace(self.space.folded, problem=problem))
+
+    @cached_property
+    def with_largest_kept(self) -> Space | None:
+        """The space in which the last of the largest segments is kept; None if there is none.
+
+        While that segment runs again it holds as much as if it were kept, and no other one, with
+        what is kept before it, holds more. So plans that recompute it are none of the best, unless
+        most is held before its backward pass begins.
+        """
+        if not self._switches.size:
+            return None
+        first = np.zeros((1, len(self.problem_node)), np.int64)
+        sizes = self._segment_bytes(first)[0][self._order, 0]
+        switch = int(self._switches[self._order[np.flatnonzero(sizes == sizes.max())[-1]]])
+        nodes = list(self.space.problem.nodes)
+        if switch >= len(nodes) or any(switch in run.nodes for run in self.space.folded.runs):
+            return None  # it stands for other copies, too
+        nodes[switch] = Node(nodes[switch].name, np.array([0.0, np.inf]), nodes[switch].memory)
         problem = Problem.unchecked(nodes, self.space.problem.edges)
         return replace(self.space, folded=replace(self.space.folded, problem=problem))
 
@@ -109,38 +169,78 @@ class Peaks:
             found.append(rows[:, np.array(inside, np.int64).reshape(-1, size)].reshape(-1, size))
         return np.concatenate(found).T
 
-    def _recomputed(self, choices: Ints) -> Ints:
-        """Bytes that the largest recomputed segment would keep, less what it keeps: (P,)."""
+    @cached_property
+    def _switches(self) -> Ints:
+        """The switches of all segments of whole assignments, sorted: (segments,)."""
+        return np.unique(self._recomputable[2])
+
+    @cached_property
+    def _outside(self) -> Ints:
+        """The nodes of whole assignments that are in no segment."""
+        node, twin, _ = self._recomputable
+        return np.setdiff1d(np.arange(len(self.problem_node)), np.concatenate([node, twin]))
+
+    @cached_property
+    def _order(self) -> Ints:
+        """The indices of `_switches` in the order of the graph."""
+        place = {switch: (switch, 0, switch) for switch in self._switches.tolist()}
+        for number, run in enumerate(self.space.folded.runs):
+            inside = [node for node in run.nodes if node in place]
+            columns = [run.nodes.index(node) for node in inside]
+            for copy, row in enumerate(self.space.folded.positions(number)[:, columns].tolist()):
+                place |= {one: (inside[0], copy, own) for one, own in zip(row, inside, strict=True)}
+        places = [place[switch] for switch in self._switches.tolist()]
+        return np.array(sorted(range(len(places)), key=places.__getitem__))
+
+    @cached_property
+    def _behind(self) -> list[int]:
+        """The nodes of operators, and of what they read, behind all segments."""
+        space, ops = self.space, self.space.model.graph.ops
+        number = {op.name: i for i, op in enumerate(ops)}
+        nodes = [space.op_nodes[op.name].node for op in ops]
+        at = [-1 if node is None else space.segment_of.get(node, -1) for node in nodes]
+        end = max(i for i, segment in enumerate(at) if segment == max(at))
+        first = {node: i for i, node in reversed(list(enumerate(nodes)))}  # its first operator
+        for node, reading in enumerate(space.readings, space.first_reading):
+            first[node] = min(number[op.name] for op in reading.readers)
+        return [node for node, i in first.items() if node is not None and i > end]
+
+    def _segment_bytes(self, choices: Ints) -> tuple[Ints, Ints, Ints]:
+        """Bytes of activations that wait for the backward pass, for whole assignments (P, nodes).
+
+        Returns:
+            What each segment keeps, or would if it were not recomputed, and what it keeps if it is:
+            (segments, P). What the operators behind all segments keep: (P,).
+        """
         node, twin, switch = self._recomputable
-        if not node.size:
-            return np.zeros(len(choices), np.int64)
-        segments, number = np.unique(switch, return_inverse=True)
-        keep, wait = self._keeping, self._waiting
-        beside = np.concatenate([keep[0], wait[0]])  # what is on the device beside the twins
-        own = np.searchsorted(segments, np.concatenate([keep[1], wait[1]]))
+        count = len(self._switches)
         kept = choices.copy()
         kept[:, node] = np.where(choices[:, switch] == 1, choices[:, twin], choices[:, node])
         kept[:, twin] = self._sizes[twin] - 1  # absent
-        more = self._kept_bytes(kept, dict(zip(node.tolist(), number.tolist(), strict=True)))
-        keeping = dict(zip(beside.tolist(), own.tolist(), strict=True))
-        twins = dict(zip(twin.tolist(), number.tolist(), strict=True))
-        less = self._kept_bytes(choices, twins | keeping)
-        largest: Ints = np.maximum((more - less).T * choices[:, segments], 0).max(axis=1)
-        return largest
+        active = self.problem_node[node] < self.space.first_parameter
+        owner = np.searchsorted(self._switches, switch[active]).tolist()
+        behind = dict.fromkeys(self._behind, count)
+        own = dict(zip(node[active].tolist(), owner, strict=True))
+        more = self._kept_bytes(kept, own | behind, count + 1)
+        again = dict(zip(twin[active].tolist(), owner, strict=True))
+        for beside, of in (self._keeping, self._waiting):  # on the device beside the twins
+            numbers = np.searchsorted(self._switches, of).tolist()
+            again |= zip(beside.tolist(), numbers, strict=True)
+        return more[:-1], self._kept_bytes(choices, again, count), more[-1]
 
     @cached_property
     def _sizes(self) -> Ints:
         """The number of choices of each whole node."""
         return np.array(self.space.problem.sizes)[self.problem_node]
 
-    def _kept_bytes(self, choices: Ints, owner: Mapping[int, int]) -> Ints:
-        """Bytes of some nodes and of the edges to them, by their owner: (owners, P)."""
+    def _kept_bytes(self, choices: Ints, owner: Mapping[int, int], count: int) -> Ints:
+        """Bytes of some nodes and of the edges to them, by their owner: (count, P)."""
         problem = self.space.problem
         owners = np.full(choices.shape[1], -1)
         nodes = np.fromiter(owner, np.int64, len(owner))
         owners[nodes] = np.fromiter(owner.values(), np.int64, len(owner))
         memory = np.concatenate([part.memory for part in problem.nodes])
-        totals = np.zeros((int(owners.max()) + 1, len(choices)), np.int64)
+        totals = np.zeros((count, len(choices)), np.int64)
         np.add.at(totals, owners[nodes], memory[self.first[nodes] + choices[:, nodes]].T)
         table, tail, head = self.space.folded.edge_ends()
         inside = owners[head] >= 0

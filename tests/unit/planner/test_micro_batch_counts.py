@@ -83,7 +83,7 @@ def test_the_exact_frontier_bounds_the_fast_one():
     exact = search(tiny, two, PlanOptions.of(meshes=mesh, micro_batches=(1, 2), exact=True))
     fast = search(tiny, two, PlanOptions.of(meshes=mesh, micro_batches=(1, 2)))
     assert exact[0].step_seconds == pytest.approx(fast[0].step_seconds)
-    assert exact.plans[-1].peak_bytes == fast.plans[-1].peak_bytes
+    assert exact.plans[-1].peak_bytes <= fast.plans[-1].peak_bytes  # memory in order of the graph
     assert exact.plans[-1].micro_batches == 2
     for plan in fast:
         best = fastest_by_sums(exact, plan.peak_bytes).step_seconds

@@ -64,6 +64,38 @@ def test_plans_of_the_search_cost_what_the_search_said(graph, front):
         assert found.lower_bound_seconds <= found.step_seconds
 
 
+class Branches(nn.Module):
+    """Layers of two residual branches; the second is wider."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(32), nn.Linear(32, n), nn.GELU(), nn.Tanh(), nn.Linear(n, 32)
+            )
+            for n in [64, 128] * 6
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def test_plans_of_an_exact_search_that_recompute_parts_of_layers_cost_what_it_said():
+    """One plan of each number of segments."""
+    graph = sw.capture(Branches(), (torch.zeros(64, 32),))
+    options = {"exact": True, "micro_batches": (1,)}
+    found = sw.search(graph, sw.Machine.preset("1xcpu"), optimizer="sgd", **options)
+    known = {max(op.segment for op in plan.ops): plan for plan in found}
+    assert max(known) > 6  # segments are pairs of branches, or single ones
+    for plan in known.values():
+        other = recosted(plan, graph, sw.Machine.preset("1xcpu"), "sgd", found)
+        settled = found.settled(plan)
+        assert other.step_seconds == pytest.approx(settled.step_seconds, rel=1e-9)
+        assert other.peak_bytes == settled.peak_bytes
+
+
 @pytest.mark.parametrize("measured", [None, MEASURED], ids=["adding up", "settled"])
 def test_plans_of_a_search_with_skew_cost_what_it_said(graph, measured):
     # Settled plans pay for waits that tables charge nothing for, as one more costs nothing then.

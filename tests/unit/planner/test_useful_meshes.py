@@ -16,11 +16,13 @@ def test_a_mesh_is_left_out_once_more_micro_batches_bring_nothing(monkeypatch, w
     """After one such number if a plan fits, else after two; the other mesh goes on."""
     runs = []
 
-    def run(mesh, count, seconds, *, compare):
+    def run(mesh, count, seconds, *, compare, parts):
         runs.append((mesh, count))
         return mesh is OTHER or count == 1
 
-    options = SimpleNamespace(counts=None, constraints=(), meshes=None, memory_limit="unlimited")
+    options = SimpleNamespace(
+        counts=None, constraints=(), meshes=None, memory_limit="unlimited", exact=False
+    )
     loop = SimpleNamespace(
         options=options, best=None, best_within_limit=within, run=run, machine=None
     )

@@ -1,6 +1,6 @@
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import shorten
-from tests.harness.layered_graphs import residual_layers
+from tests.harness.layered_graphs import INNER, residual_layers
 
 
 def test_every_copy_of_a_repeated_layer_is_a_piece():
@@ -8,6 +8,19 @@ def test_every_copy_of_a_repeated_layer_is_a_piece():
     (repeat,) = short.repeats
     found = checkpoint_segments(short.graph, short.repeats)
     assert [repeat.copy(i) for i in range(3)] == [p for p in found if p.start >= repeat.start]
+
+
+def test_a_layer_of_two_residual_branches_has_two_parts():
+    graph = residual_layers(10, inner=lambda layer: INNER // (1 + layer % 2))
+    (repeat,) = shorten(graph).whole
+    whole = checkpoint_segments(graph, (repeat,))
+    parts = checkpoint_segments(graph, (repeat,), parts=True)
+    layers = list(repeat.every_layer())
+    assert len(layers) == 5 and set(layers) <= set(whole)
+    assert [one for one in parts if one.start >= repeat.start] == [
+        range(start, start + 7) for start in range(repeat.start, repeat.end, 7)
+    ]
+    assert all(graph.ops[part.stop - 1].name.endswith("sum") for part in parts)
 
 
 def test_what_does_not_repeat_is_cut_where_one_value_crosses():

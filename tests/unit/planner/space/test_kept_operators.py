@@ -66,7 +66,8 @@ def chained_layers(count):
         hard = w.call(f"{at}.hard", "relu.default", size, up, saves=(f"{at}.hard",))
         both = w.call(f"{at}.both", "mul.Tensor", size, soft, hard, saves=(soft, hard))
         down = w.linear(f"{at}.down", both, BATCH, WIDTH)
-        x = w.call(f"{at}.sum", "add.Tensor", (BATCH, WIDTH), x, down)
+        copy = w.call(f"{at}.copy", "clone.default", (BATCH, WIDTH), down)
+        x = w.call(f"{at}.sum", "add.Tensor", (BATCH, WIDTH), x, copy)
     last = w.linear("last", x, BATCH, WIDTH)
     return w.graph(w.call("loss", "sum.default", (), last))
 
@@ -92,6 +93,16 @@ def test_chains_are_kept_as_a_whole_for_the_bytes_of_their_last_result():
         graph, replace(SEARCHED_EXACTLY, kept=frozenset({chains[0].op.name})), mesh="dp=1"
     )
     assert [one.ops for one in part.kept_operators] == [{chains[0].op.name}]
+
+
+def test_the_last_product_is_kept_for_nothing_with_its_copy():
+    """No operator that runs again reads the copy, which only the residual sum needs."""
+    space, _ = space_of(chained_layers(5), mesh="dp=1")
+    ends = [one for one in space.kept_operators if one.op.name.endswith("down")]
+    assert len(ends) == 3  # layers of the short graph
+    for one in ends:
+        assert one.ops == {one.op.name, f"{one.op.source.module}.copy"}
+        assert one.bytes.tolist() == [0] and one.choice.time[0, 0] > 0
 
 
 def test_readers_of_one_layout_share_a_reading(graph):
