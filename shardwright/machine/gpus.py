@@ -1,10 +1,10 @@
 """Published figures of GPUs and of the servers that they are sold in.
 
-Peaks are dense, without structured sparsity, float32 without TF32 (PyTorch's default). `memory` is
-what `torch.cuda.get_device_properties` reports, in GiB: less than the figure on the box, because
-the box counts 10^9 bytes and the driver and error correction keep some. It was read from messages
-of torch in public issues where one is named, and is assumed elsewhere. docs/reference/machines.md
-names the documents of every figure.
+Peaks are dense, without structured sparsity; those of float32 are without TF32, which has its own.
+`memory` is what `torch.cuda.get_device_properties` reports, in GiB: less than the figure on the
+box, because the box counts 10^9 bytes and the driver and error correction keep some. It was read
+from messages of torch in public issues where one is named, and is assumed elsewhere.
+docs/reference/machines.md names the documents of every figure.
 """
 
 from __future__ import annotations
@@ -68,9 +68,12 @@ class Gpu:
 
 
 def _peaks(
-    half: float, single: float, double: float, eighth: float = 0.0
+    half: float, single: float, double: float, eighth: float = 0.0, *, tf32: bool = True
 ) -> tuple[tuple[str, float], ...]:
+    """Peaks by dtype; products in TF32 have half the rate of those in 16 bits on all that do."""
     found = [*((name, half) for name in _HALF), ("float32", single), ("float64", double)]
+    if tf32:
+        found.append(("tf32", half / 2))
     if eighth:
         found.append(("float8_e4m3fn", eighth))
     return tuple(found)
@@ -343,7 +346,7 @@ GPUS = (
         "MI355X",
         "cdna4",
         287.98,
-        _peaks(2516.6, 157.3, 78.6, 5033.2),
+        _peaks(2516.6, 157.3, 78.6, 5033.2, tf32=False),
         8.0,
         256,
         "xgmi",

@@ -198,7 +198,9 @@ def _precision(plan: Plan) -> Iterator[tuple[str, str]]:
     """The line on the precision, and on who chose it if the plan says that."""
     if plan.chosen_precision:
         yield "precision", plan.chosen_precision
-    elif plan.numerics.precision != "model":
+    elif plan.numerics.precision == "tf32":
+        yield "precision", "float32 with products in TF32"
+    elif plan.numerics.is_mixed:
         yield "precision", f"{plan.numerics.precision} mixed precision"
 
 

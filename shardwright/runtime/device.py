@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.plan import PlanError
 from shardwright.machine.backends import BACKENDS
 
@@ -127,6 +128,16 @@ def _of_rank(kind: str) -> torch.device:
 def _model_device(model: nn.Module | None) -> torch.device:
     first = None if model is None else next(model.parameters(), None)
     return torch.device("cpu") if first is None or first.is_meta else first.device
+
+
+def permit_tf32(device: torch.device, numerics: Numerics) -> None:
+    """Let the process's products of float32 matrices run in TF32 if `numerics` ask for it.
+
+    It is torch's switch for the whole process. On CPUs, whose products it may round further than
+    TF32 does, it is left as it is.
+    """
+    if device.type == "cuda" and numerics.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -24,7 +24,7 @@ from shardwright.runtime.async_pipeline.runner import AsyncPipeline
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.comm.equal_ranks import warn_of_other_weights
 from shardwright.runtime.deferred.sources import RecordedSources, give_memory, with_sources
-from shardwright.runtime.device import default_device
+from shardwright.runtime.device import default_device, permit_tf32
 from shardwright.runtime.model_values import Stored, with_values
 from shardwright.runtime.modes import Modes, recapture
 from shardwright.runtime.module_options import ModuleOptions
@@ -135,6 +135,7 @@ def _parallelized(
     if plan.mesh.size > 1:
         _check_world(plan.mesh)
         warn_of_other_weights(dict(model.named_parameters()))
+    permit_tf32(device, plan.numerics)
     backend = backend_for(device.type)
     if tune_host:
         backend.tune_host()

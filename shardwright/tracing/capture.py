@@ -128,7 +128,7 @@ def _require_whole_precision(updated: str, numerics: Numerics, calls: Mapping[st
             " step",
             refused=True,
         )
-    if numerics.precision != "model":
+    if numerics.is_mixed:
         raise CaptureError(
             f"the model changes its parameter {updated} in place while it runs, which a copy in"
             f" {numerics.precision} would round; plan with precision='model', or change it after"

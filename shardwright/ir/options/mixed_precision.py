@@ -82,5 +82,6 @@ def dtypes_of(graph: Graph) -> tuple[str, str, str, str]:
     used = {dtype for dtype in used if "float" in dtype}
     compute = used.pop() if len(used) == 1 else ""
     if not master_weights(graph):
-        return compute, compute, compute, compute
+        in_tf32 = graph.numerics.precision == "tf32" and compute == MASTER
+        return "tf32" if in_tf32 else compute, compute, compute, compute
     return compute, MASTER if graph.numerics.reduce == "stored" else compute, MASTER, MASTER

@@ -29,6 +29,10 @@ _MEANING = {
         " gradients are summed, in float32; the loss is scaled, and updates whose gradients are not"
         " finite are skipped"
     ),
+    ("precision", "tf32"): (
+        "tf32: products of float32 matrices round their operands to 10 bits behind the point on"
+        " GPUs that have TF32; elsewhere they are those of float32"
+    ),
     ("reduce", "bf16"): (
         "bf16: gradients of parameters kept in float32 are rounded to bfloat16 before devices sum"
         " them, which halves what is sent; sums over micro-batches stay in float32"
@@ -54,7 +58,7 @@ _MLP_CHUNKS = (
 CHOICES = {
     "rng": ("exact", "fast"),
     "batch_norm": ("exact", "local"),
-    "precision": ("model", "bf16", "fp16"),
+    "precision": ("model", "bf16", "fp16", "tf32"),
     "reduce": ("stored", "bf16", "fp16"),
     "norms": ("fused", "model"),
 }
@@ -74,6 +78,7 @@ class Numerics:
       each device's own part of it, without reducing anything;
     * `precision`: "model" computes in the model's own dtypes; "bf16" in bfloat16 and "fp16" in
       float16 on casts of the parameters, which stay float32 (`ir/options/mixed_precision.py`);
+      "tf32" in float32, with products that GPUs may compute in TF32;
     * `reduce`: "stored" sums gradients over devices in the dtype in which parameters
       are stored; "bf16" and "fp16" in 16 bits, with that precision alone;
     * `norms`: "fused" computes RMS norms of single operators by torch's kernel, which rounds once
@@ -97,6 +102,11 @@ class Numerics:
     loss_chunks: int = 1
     mlp_chunks: int = 1
     fp8: str = ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether operators compute in 16 bits on casts of parameters kept in float32."""
+        return self.precision in ("bf16", "fp16")
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

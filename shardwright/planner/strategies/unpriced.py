@@ -110,9 +110,12 @@ def _require_tiles(strategy: Strategy, graph: Graph) -> None:
                 )
 
 
+_PRECISIONS = {"float16": "fp16", "tf32": "tf32"}  # of parameters, where it is not bf16
+
+
 def mixed_precision(strategy: Strategy) -> dict[str, str]:
     """Options of `capture` for parameters kept in float32 and used in 16 bits, summed as stated."""
-    half = "fp16" if strategy.param_dtype == "float16" else "bf16"
+    half = _PRECISIONS.get(strategy.param_dtype or "", "bf16")
     if strategy.reduce_dtype in ("bfloat16", "float16"):
         return {"precision": half, "reduce": half}
     return {"precision": half}
@@ -124,7 +127,7 @@ def _require_dtypes(strategy: Strategy, graph: Graph) -> None:
         wanted = getattr(strategy, name)
         if wanted is not None and wanted != found:
             has = found or "several dtypes"
-            half = "fp16" if wanted == "float16" else "bf16"
+            half = _PRECISIONS.get(wanted, "bf16")
             how = f'reduce="{half}"' if name == "reduce_dtype" else f'precision="{half}"'
             raise StrategyError(
                 f"{name}={wanted} is not how the model was captured, with {has}; capture it with"

@@ -93,7 +93,7 @@ class ModuleComparison:
         """The comparison without float64; None where it would be the same again."""
         dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
         narrowest = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float64)
-        if narrowest is torch.float64 or self.captured.graph.numerics.precision != "model":
+        if narrowest is torch.float64 or self.captured.graph.numerics.is_mixed:
             return None
         graph = comparable(self.captured.graph)
         payload = {

@@ -66,7 +66,7 @@ def notes(graph: Graph) -> tuple[str, ...]:
             "rng='fast' draws other numbers under every plan, so they are not compared; both sides"
             " dropped out the same elements here, those of rng='exact'"
         )
-    if graph.numerics.precision != "model":
+    if graph.numerics.is_mixed:
         found.append(
             f"precision={graph.numerics.precision!r} rounds sums, in another order under every"
             " plan, so both sides computed in float64 here"

@@ -60,6 +60,17 @@ class OperatorClass(Enum):
     PART = "part"  # a view of some elements, or of repeated ones: only backward has a kernel
 
 
+# Products that `torch.set_float32_matmul_precision` is about.
+_PRODUCTS = frozenset(
+    {
+        OperatorClass.MATMUL,
+        OperatorClass.EXPERTS,
+        OperatorClass.CHUNKED_LOSS,
+        OperatorClass.CHUNKED_MLP,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Port:
     """One operand or result in the formulas.
@@ -214,8 +225,8 @@ def workload(
         contracted = contracted[:2]  # hidden states and weight
     names = (*op.operands, *op.outputs)
     return Workload(
-        kind=_class(op, rule, graph),
-        dtype=graph.tensor[names[0]].dtype if names else "float32",
+        kind=(kind := _class(op, rule, graph)),
+        dtype=_computed_in(kind, names, graph),
         sizes=tuple(factor.size for factor in rule.factors),
         operands=operands,
         results=results,
@@ -358,6 +369,18 @@ def _extra(op: Op, work: tuple[int, ...], ports: list[tuple[str, Port]], graph: 
         return Port(work, 1, False, False)
     name = extra_scales_with(op, graph.tensor)
     return next(port for value, port in ports if value == name)
+
+
+def _computed_in(kind: OperatorClass, names: Sequence[str], graph: Graph) -> str:
+    """The dtype that decides the rate of an operator, that of its first operand or result.
+
+    Convolutions of float32 are in TF32 by torch's default, other products where the precision is.
+    """
+    dtype = graph.tensor[names[0]].dtype if names else "float32"
+    in_tf32 = kind in _PRODUCTS and graph.numerics.precision == "tf32"
+    if dtype == "float32" and (in_tf32 or kind is OperatorClass.CONVOLUTION):
+        return "tf32"
+    return dtype
 
 
 def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:

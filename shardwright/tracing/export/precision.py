@@ -26,10 +26,12 @@ def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     """A context in which the parameters of `model` have the dtype in which operators compute.
 
     In mixed precision, uninitialised parameters of 16 bits replace those outside of batch norms.
-    Raises `CaptureError` for a floating-point parameter that is not float32, float16 or bfloat16.
+    Raises `CaptureError` for a floating-point parameter that is not float32, float16 or bfloat16,
+    and for TF32 in a model without a parameter in float32.
     """
     compute = compute_dtype(numerics)
     if compute is None:
+        _require_float32(model, numerics)
         yield
         return
     owned = [
@@ -56,6 +58,16 @@ def computation_dtype(model: nn.Module, numerics: Numerics) -> Iterator[None]:
     finally:
         for module, name, parameter in owned:
             setattr(module, name, parameter)
+
+
+def _require_float32(model: nn.Module, numerics: Numerics) -> None:
+    """Raise `CaptureError` for products in TF32 of a model that has none in float32."""
+    dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    if numerics.precision == "tf32" and dtypes and torch.float32 not in dtypes:
+        raise CaptureError(
+            "precision='tf32' is for products in float32, and parameters are"
+            f" {min(map(str, dtypes))}; give the model in float32, or leave precision out"
+        )
 
 
 def cast_input(tensor: torch.Tensor, numerics: Numerics) -> torch.Tensor:

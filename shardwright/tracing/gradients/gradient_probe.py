@@ -178,7 +178,7 @@ def _has_values(model: nn.Module, tensors: Mapping[str, torch.Tensor], captured:
     return (
         not any(t.is_meta for t in every)
         and not any(op.target == UNIFORM for op in graph.ops)
-        and graph.numerics.precision == "model"
+        and not graph.numerics.is_mixed
         and sum(value.num_elements for value in graph.values) <= _MOST_ELEMENTS
     )
 

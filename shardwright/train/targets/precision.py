@@ -25,7 +25,7 @@ class ChosenPrecision:
     """The option `precision` of a capture, and the reason for it.
 
     Attributes:
-        option: "model", "bf16" or "fp16"; None keeps that of the job.
+        option: "model", "bf16", "fp16" or "tf32"; None keeps that of the job.
         reason: words that follow the name of the dtype.
         hint: follows the reason where the model is captured in float32.
     """
@@ -38,6 +38,8 @@ class ChosenPrecision:
         """The precision of a captured graph and its reason, as "float32, from config.json"."""
         if (mixed := graph.numerics.precision) in _MIXED:
             return f"{mixed} mixed precision, {self.reason}: {_MIXED[mixed]}"
+        if mixed == "tf32":
+            return f"float32 with products in TF32, {self.reason}"
         leaves = graph.leaves_of(LeafKind.PARAMETER)
         dtypes = {graph.tensor[leaf.name].dtype for leaf in leaves}
         found = " and ".join(sorted(name for name in dtypes if "float" in name)) or "float32"

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch import nn
 
 import shardwright as sw
+from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.plan import PlanError
-from shardwright.runtime.device import default_device, group_devices, rank_device
+from shardwright.runtime.device import default_device, group_devices, permit_tf32, rank_device
 
 
 @pytest.fixture
@@ -129,3 +130,13 @@ def test_a_rank_takes_its_gpu_before_ranks_compare_values(gpus, monkeypatch):
     with pytest.raises(PlanError, match="rank 1 would give the model other values"):
         sw.parallelize(lambda: nn.Linear(2, 2), plan)
     assert current == [1]
+
+
+def test_products_in_tf32_are_switched_on_for_gpus_whose_plan_asks_for_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    for device, precision in (("cuda", "model"), ("cuda", "bf16"), ("cpu", "tf32")):
+        permit_tf32(torch.device(device), Numerics(precision=precision))
+    assert asked == []
+    permit_tf32(torch.device("cuda"), Numerics(precision="tf32"))
+    assert asked == ["high"]
