@@ -108,7 +108,8 @@ def captured_model(
     strategy = found.strategy
     is_half = strategy.param_dtype in _HALF
     all_half = is_half and strategy.state_dtype != _MASTER
-    mixed = dict(mixed_precision(strategy)) if is_half and not all_half else {}
+    others = (is_half and not all_half) or strategy.param_dtype == "tf32"
+    mixed = dict(mixed_precision(strategy)) if others else {}
     if found.framework in _RUN_TRANSFORMERS:
         mixed["norms"] = "model"
 

@@ -94,5 +94,5 @@ def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]
     """The numerics of the capture: those of the strategy's dtypes, unless others are `given`."""
     if strategy.param_dtype is None:
         return given
-    mixed = strategy.param_dtype in _HALF and strategy.state_dtype == _MASTER
+    mixed = strategy.param_dtype in (*_HALF, "tf32") and strategy.state_dtype == _MASTER
     return {**(mixed_precision(strategy) if mixed else {"precision": "model"}), **given}

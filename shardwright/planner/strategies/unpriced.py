@@ -114,7 +114,7 @@ _PRECISIONS = {"float16": "fp16", "tf32": "tf32"}  # of parameters, where it is 
 
 
 def mixed_precision(strategy: Strategy) -> dict[str, str]:
-    """Options of `capture` for parameters kept in float32 and used in 16 bits, summed as stated."""
+    """Options of `capture` for parameters kept in float32 and used in others, summed as stated."""
     half = _PRECISIONS.get(strategy.param_dtype or "", "bf16")
     if strategy.reduce_dtype in ("bfloat16", "float16"):
         return {"precision": half, "reduce": half}
