@@ -89,13 +89,15 @@ def steps_of(make, strategies):
         for text in strategies:
             plan = sw.price(graph, "128x8xH100", text, "sgd")
             parallel = sw.parallelize(model, plan, device="meta")
-            optimizer = torch.optim.SGD(parallel.parameters())
+            optimizer = torch.optim.SGD(parallel.parameters(), momentum=0.9)
             parallel.train_step(optimizer, batch)  # the first compares batches
             optimizer.zero_grad()
             for calls in (backend.begun, backend.messages, backend.within):
                 calls.clear()
             with guarded() as guard:
                 parallel.forward_backward(batch)
+            with guarded() as update:  # of tiles, as their DTensors need a device for it
+                optimizer.step()
             decisions = read_plan(plan, graph, analysis)
             program = PlanLowering(graph, analysis, decisions, SPEC.alone_bytes).program(RANK)
             found.append(
@@ -109,6 +111,8 @@ def steps_of(make, strategies):
                     "within": [call[:2] for call in backend.within],
                     "forbidden": guard.forbidden,
                     "kernels": guard.kernels,
+                    "update": (update.forbidden, update.kernels),
+                    "updated": sum(one.grad is not None for one in parallel.parameters()),
                 }
             )
     with guarded() as guard:
@@ -135,6 +139,8 @@ def check(make, strategies):
     ((plain, found),) = run_ranks(1, steps_of, make, strategies)
     for text, step in zip(strategies, found, strict=True):
         assert step["forbidden"] == [], text
+        forbidden, kernels = step["update"]
+        assert forbidden == [] and kernels <= 4 * step["updated"], text
         assert step["begun"] == step["wanted"], text
         assert step["messages"] == step["wanted messages"], text
         # Operators wait for sums of their own: maxima and sums over a vocabulary that is split.
