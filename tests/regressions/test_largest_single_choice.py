@@ -43,7 +43,7 @@ def search(graph, **options):
 def test_plans_without_the_largest_single_choice_are_searched(graph, monkeypatch):
     every = search(graph)
     (_, most), (_, least) = every[0], every[-1]
-    limit = int(least + 0.65 * (most - least))
+    limit = int(least + 0.76 * (most - least))
 
     def fastest():
         costs = search(graph, memory_limit=limit)

@@ -193,7 +193,7 @@ class Refinement:
                 *self._note_on_host(found),
                 *self._note_on_reserved(found),
             )
-            found = replace(found, notes=(*found.notes, *notes))
+            found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes))))
             self._settled[id(plan)] = self._settled[id(found)] = plan, found
         return self._settled[id(plan)][1]
 

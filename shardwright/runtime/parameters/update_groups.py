@@ -91,12 +91,22 @@ class StepGroups(list[dict[str, Any]]):
 def streamed_parameters() -> frozenset[int]:
     """The parameters, by id, whose state is kept on the host."""
     return frozenset(
-        id(module.get_parameter(name))
-        for module, parts in _parts.items()
+        identity
+        for one, parts in _parts.items()
         if parts.on_host
-        for names in parts.groups
-        for name in names
+        for identity in _numbers(one, parts)
     )
+
+
+def _numbers(module: nn.Module, parts: UpdateParts) -> dict[int, int]:
+    """The number of the group of each parameter, by id; scripts may have replaced some."""
+    known = dict(module.named_parameters(remove_duplicate=False))
+    return {
+        id(known[name]): number
+        for number, names in enumerate(parts.groups)
+        for name in names
+        if name in known
+    }
 
 
 def split_groups(optimizer: Optimizer) -> None:
@@ -113,12 +123,9 @@ def split_groups(optimizer: Optimizer) -> None:
                 " without torch.compile, or take offload=optimizer out of the plan"
             )
         return
-    numbers = {
-        id(module.get_parameter(name)): number
-        for module, parts in _parts.items()
-        for number, names in enumerate(parts.groups)
-        for name in names
-    }
+    numbers: dict[int, int] = {}
+    for module, parts in _parts.items():
+        numbers |= _numbers(module, parts)
     given, streamed = optimizer.param_groups, streamed_parameters()
     mine = {id(one) for group in given for one in group["params"]}
     if mine.isdisjoint(numbers):

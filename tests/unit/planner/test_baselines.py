@@ -36,7 +36,7 @@ def test_a_baseline_has_the_price_of_its_strategy(graph, mesh):
     assert found.keys() == texts.keys()
     for name, text in texts.items():
         seconds, peak = expansion.expanded(Strategy.parse(text.format(*mesh.shape))).cost
-        assert found[name].cost == (pytest.approx(seconds, rel=0.01), peak), name
+        assert found[name].cost == (pytest.approx(seconds, rel=0.02), peak), name
 
 
 @pytest.mark.hf

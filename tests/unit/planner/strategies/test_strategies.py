@@ -224,7 +224,8 @@ def test_bounds_that_are_computed_late_choose_the_same_strategies(expansion, par
     assert [one.name for one in found] == eagerly_priced(expansion, every, *given)
 
 
-def test_pricing_ends_after_some_strategies_that_are_no_better(expansion):
+def test_pricing_ends_after_some_strategies_that_are_no_better(graph):
+    expansion = Expansion(graph, preset("2x2xH100"), "adamw_loop")  # whose bounds exclude less
     every = list(strategies_on(expansion.machine, limited(expansion, tp_across_hosts=False)))
     limits = [expansion.machine.device.usable_bytes]
     found = priced(expansion, every, limits=limits, reschedule=False)

@@ -53,7 +53,7 @@ def test_whole_batches_that_hide_nothing_take_about_their_serial_sum():
     """They differ by what tables leave out: launches of partly filled buckets, copies into them."""
     found = frontier()
     for plan in (*found, *found.baselines):
-        assert seconds(plan, MACHINE) == pytest.approx(plan.added_seconds, rel=0.06), plan
+        assert seconds(plan, MACHINE) == pytest.approx(plan.added_seconds, rel=0.07), plan
 
 
 @pytest.mark.parametrize("overlap", [0.0, 1.0])

@@ -58,11 +58,11 @@ def test_no_space_around_strategies_is_worse_than_they_are():
 
 def test_three_axes_are_searched_where_strategies_have_them():
     seen = []
-    sw.search(llama(), "8x8xH100", progress=lambda what, _: seen.append(what))
+    sw.search(llama(), "16x8xH100", progress=lambda what, _: seen.append(what))
     assert any(what.startswith("around the strategy dp_replicate=") for what in seen)
     seen.clear()
     bound = ["pin model.layers.*=*:R"]  # which these spaces would not keep
-    sw.search(llama(), "8x8xH100", constraints=bound, progress=lambda what, _: seen.append(what))
+    sw.search(llama(), "16x8xH100", constraints=bound, progress=lambda what, _: seen.append(what))
     assert seen and not any("around" in what for what in seen)
 
 
