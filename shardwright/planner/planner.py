@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
@@ -120,25 +121,19 @@ def _joint(
     refinements = Refinements(tracer)
 
     def run(*, tight: bool, on_host: bool = options.offload is True) -> SearchedFrontier:
-        """The frontier; forms and numbers that only save memory are searched if it is `tight`.
-
-        With `on_host` plans may have the optimizer's state there, in every form.
-        """
+        """The frontier; what only saves memory is searched if `tight`, or state there `on_host`."""
         start, found = time.perf_counter(), list[MeshLoop]()
         counts = options.micro_batches or (ALL if tight else (1,))
         host = tight if offload is None else offload
         these = replace(options, micro_batches=counts, offload=host)
-        searched = starts if tight else starts[:first]
-        for name in (options.optimizer, *([optimizer] if on_host and optimizer else ())):
-            for number, strategies in enumerate(searched):
-                key = number, counts, host, name
-                if key not in loops:
-                    same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
-                    given = found, next(same, None)
-                    one = strategies.with_optimizer(name)
-                    asked = replace(these, optimizer=name)
-                    loops[key] = _search(one, asked, end, notify, given)
-                found.append(loops[key])
+        names = options.optimizer, *([optimizer] if on_host and optimizer else ())
+        for name, (number, one) in product(names, enumerate(starts if tight else starts[:first])):
+            key = number, counts, host, name
+            if key not in loops:
+                same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
+                given = replace(these, optimizer=name), end, notify, (found, next(same, None))
+                loops[key] = _search(one.with_optimizer(name), *given)
+            found.append(loops[key])
         return _frontier_of(found, start, refinements, known)
 
     if None in (options.micro_batches, offload) or (

@@ -1,11 +1,13 @@
 """State of the optimizer on the host: exact steps, a peak that falls as predicted, state dicts."""
 
 import copy
+import sys
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 import shardwright as sw
 from shardwright.ir.plan import PlanError
@@ -21,6 +23,7 @@ from tests.ranks.test_random_tilings import error
 pytestmark = pytest.mark.ranks
 
 OFFLOAD = " offload=optimizer"
+ADAM_MODULE = sys.modules["torch.optim.adam"]  # which `torch.optim` hides
 TEXTS = (
     "dp_replicate=2",
     "dp_shard=2",
@@ -77,7 +80,13 @@ def measured(plans):
 
     Also whether a new optimizer goes on from the state dict as this one does.
     """
-    found = {}
+    found, updated, update = {}, [], ADAM_MODULE.adam
+
+    def noted_update(parameters, *args, **kwargs):
+        updated.extend(parameters)
+        update(parameters, *args, **kwargs)
+
+    ADAM_MODULE.adam = noted_update
     model, batch = subject()
     made = partial(torch.optim.AdamW, lr=1e-2)
     serial = copy.deepcopy(model)
@@ -95,6 +104,14 @@ def measured(plans):
         for _ in range(2):
             module.train_step(optimizer, batch)
         assert seen == [[*map(id, module.parameters())]] * 4  # no tiles, whose norms are others
+        assert all(
+            isinstance(value, DTensor) and value.placements == parameter.placements
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+            if key != "step"
+        )
+        assert updated and not any(isinstance(one, DTensor) for one in updated)
+        updated.clear()
         saved = copy.deepcopy(optimizer.state_dict())
         closure = partial(computed, module, optimizer, batch)
         optimizer.step(closure=closure) if "tp" in text else optimizer.step(closure)
@@ -138,7 +155,7 @@ def home_bytes(optimizer):
 
 
 def local(value):
-    return value.to_local() if isinstance(value, torch.distributed.tensor.DTensor) else value
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def test_optimizers_that_are_not_updated_by_parameter_are_refused():

@@ -278,8 +278,7 @@ class PlanBuilder:
         """Peak memory per rank of each point: additive memory, fixed bytes, and `Peaks`."""
         if not points:
             return []
-        choices = np.array([point.choice for point in points], np.int64)
-        transient = self.transients.at(choices)
+        transient = self.transients.at(np.array([point.choice for point in points], np.int64))
         fixed = fixed_bytes(self.graph)
         return [
             Bytes(point.memory + fixed + extra)
@@ -327,7 +326,8 @@ class PlanBuilder:
         stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
         offload = ("activations",) if len(stay) < len(segments) else ()
         on_host = optimizer_spec(self.optimizer).on_host
-        trained = sum(one.bytes for one in self._parameters(point.choice))  # weights and gradients
+        parameters = tuple(self._parameters(point.choice))
+        stored = sum(parameter.bytes for parameter in parameters)  # half of it gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         seconds = Seconds(point.time - saved)
@@ -341,7 +341,7 @@ class PlanBuilder:
             lower_bound_seconds=Seconds(min(bound, seconds)),
             inputs=tuple(InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors),
             constants=self.graph.constants,
-            parameters=tuple(self._parameters(point.choice)),
+            parameters=parameters,
             ops=tuple(ops),
             transfers=tuple(transfers),
             name=name,
@@ -353,7 +353,7 @@ class PlanBuilder:
             compiled=self.space.model.compiled,
             offload=(*offload, "optimizer") if on_host else offload,
             on_device=tuple(stay) if offload else (),
-            update_group_bytes=Bytes(host_group_bytes(trained // 2)) if on_host else None,
+            update_group_bytes=Bytes(host_group_bytes(stored // 2)) if on_host else None,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
@@ -445,7 +445,6 @@ class PlanBuilder:
     def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
         model, leaf = self.space.model, self.space.parameters[number]
         only = np.array([code], np.int64)
-        layout = model.layout(leaf.name, code)
         size = Bytes(int(model.parameter(leaf, only)[1][0]))
-        update_seconds = Seconds(float(model.seconds_on_device(leaf, only)[0]))
-        return PlannedParameter(name, layout, size, update_seconds, regathered)
+        update = Seconds(float(model.seconds_on_device(leaf, only)[0]))
+        return PlannedParameter(name, model.layout(leaf.name, code), size, update, regathered)

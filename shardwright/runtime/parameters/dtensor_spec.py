@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
@@ -20,14 +21,7 @@ def placed_like(tile: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor of this rank's `tile`, in the layout of `like` on its mesh; plain if that is."""
     if not isinstance(like, DTensor):
         return tile
-    return DTensor.from_local(
-        tile,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    return _of_tile(tile, like.device_mesh, like.placements, like.shape, like.stride())
 
 
 def plain_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
@@ -86,12 +80,16 @@ class DTensorSpec:
         node of the autograd graph first and a new specification, and takes five times as long.
         """
         if torch.is_grad_enabled():
-            return DTensor.from_local(
-                tile,
-                self.mesh,
-                self.placements,
-                run_check=False,
-                shape=self.shape,
-                stride=self.stride,
-            )
+            return _of_tile(tile, self.mesh, self.placements, self.shape, self.stride)
         return DTensor(tile, self._spec, requires_grad=False)
+
+
+def _of_tile(
+    tile: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: torch.Size,
+    stride: tuple[int, ...],
+) -> DTensor:
+    """The DTensor of this rank's `tile`, whose whole has this shape and stride."""
+    return DTensor.from_local(tile, mesh, placements, run_check=False, shape=shape, stride=stride)

@@ -23,7 +23,7 @@ _homes: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # on the
 
 
 class _Copy(NamedTuple):
-    """A tensor of a parameter's state on its way."""
+    """A tensor of a parameter's state in flight."""
 
     parameter: torch.Tensor
     key: str

@@ -165,7 +165,9 @@ def _split(
         split_groups(optimizer)
         return found
 
-    return (args[0], then_split), {}
+    if len(args) > 1:
+        return (args[0], then_split, *args[2:]), kwargs
+    return args, {**kwargs, "closure": then_split}
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -118,6 +118,32 @@ def test_own_loops_step_in_groups_too_and_end_what_an_error_left(plan, monkeypat
     assert len(optimizer.param_groups) == 1
 
 
+def test_state_of_three_groups_is_on_the_device_at_once(plan):
+    graph, _ = plan
+    found = replace(sw.price(graph, "1xcpu", "dp_shard=1 offload=optimizer"), update_group_bytes=1)
+    analysis = analyze(graph)
+    decisions = read_plan(found, graph, analysis)
+    expected = predicted(graph, analysis, decisions, optimizer="adamw_on_host").peak
+    temporaries = expected - 2 * 5 * MIB  # weights and gradients
+    assert temporaries == pytest.approx((2 * 3 + 2) * MIB, rel=0.05)  # and those of a loop
+    assert counted(parallelized(found), batch()) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_step_keeps_its_other_arguments(plan):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None, factor=1):
+            factors.append(factor)
+            return super().step(closure)
+
+    _, found = plan
+    factors, module = [], parallelized(found)
+    optimizer = Own(module.parameters(), lr=0.1)
+    with torch.no_grad():
+        optimizer.step(lambda: None, 2)
+        optimizer.step(closure=lambda: None, factor=3)
+    assert factors == [2, 3]
+
+
 def test_an_optimizer_that_may_mix_parameters_steps_at_once_and_says_so(plan):
     class Own(torch.optim.SGD):
         def step(self, closure=None):
