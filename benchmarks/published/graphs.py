@@ -22,6 +22,7 @@ from shardwright.ir.graph import Graph
 FOLDER = Path(__file__).with_name("graphs.rows")  # git ignores it
 OWN = "gpu_check"  # the family of rows whose modules are those of `scripts.gpu_check`, by name
 _CAPTURE = ("tracing/**/*.py", "rules/**/*.py", "ir/graph.py")  # what graphs depend on
+_LOSS_PART = 128  # rows of logits in a part of LitGPT's loss
 
 
 class UnpriceableError(ValueError):
@@ -35,7 +36,7 @@ class Shape:
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
     `model` is the name of a module of `OWN`, else empty; `adapters`: roles and rank of `Linears`,
-    and `joint` what it says. `experts`: of a layer, and of a token. `at_once` says that
+    and `loss_part` the positions of a part of LitGPT's loss. `experts`: of a layer, and of a token. `at_once` says that
     TransformerEngine's kernels compute rotary positions, gated MLPs and grouped attention.
     """
 
@@ -58,7 +59,7 @@ class Shape:
     dropout: float
     model: str = ""
     adapters: tuple[str, int] = ("", 0)
-    joint: bool = False
+    loss_part: int = 0
     shared_norms: bool = False
     experts: tuple[int, int] = (0, 0)
     at_once: bool = False
@@ -93,11 +94,16 @@ class Shape:
             row.dropout,
             row.model if row.family == OWN else "",
             (adapters[0], int(adapters[1])) if adapters else ("", 0),
-            row.source == "litgpt",
+            _loss_part(row) if row.source == "litgpt" else 0,
             row.norms == "shared",
             (row.experts, row.chosen),
             row.source == "megatron-bridge",
         )
+
+
+def _loss_part(row: Row) -> int:
+    """Positions of a part of LitGPT's loss: of each sample, or where it trains all, of all."""
+    return _LOSS_PART // row.micro_batch if row.tuning == "all" else _LOSS_PART
 
 
 @lru_cache(maxsize=2)  # rows of one graph are priced after each other
@@ -183,10 +189,11 @@ def _llama(shape: Shape) -> nn.Module:
         tied=shape.tied,
         composed_norms=shape.composed_norms,
         wide_loss=shape.wide_loss,
-        linear=Linears(*shape.adapters, joint=shape.joint),
+        linear=Linears(*shape.adapters, joint=shape.loss_part > 0),
         neox=shape.family == "neox",
         shared=shape.shared_norms,
         fused=shape.at_once,
+        loss_part=shape.loss_part,
     )
 
 

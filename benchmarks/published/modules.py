@@ -44,17 +44,19 @@ class JointAdapter(nn.Linear):
             for part, adapted in zip(parts, self.adapted, strict=True)
             if adapted
         )
+        places = torch.arange(sum(parts)).split(parts)
+        adapted = [one for one, has in zip(places, self.adapted, strict=True) if has]
+        self.register_buffer("places", torch.cat(adapted), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., sum of the parts)."""
         made = super().forward(x)
         inner = self.lora_a(F.dropout(x, ADAPTER_DROPOUT, self.training))
-        given = iter(zip(self.lora_b, inner.chunk(len(self.lora_b), dim=-1), strict=True))
-        change = []
-        for part, adapted in zip(made.split(self.parts, dim=-1), self.adapted, strict=True):
-            layer, own = next(given) if adapted else (torch.zeros_like, part)
-            change.append(layer(own))
-        return made + torch.cat(change, dim=-1) * 0.5
+        given = zip(self.lora_b, inner.chunk(len(self.lora_b), dim=-1), strict=True)
+        change = torch.cat([layer(own) for layer, own in given], dim=-1)
+        if not all(self.adapted):  # `index_copy` keeps its source for the backward pass
+            change = torch.zeros_like(made).index_copy(-1, self.places, change)
+        return made + change * 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,16 @@ class ComposedNorm(nn.Module):
         return (wide * scale).to(x.dtype) * self.weight
 
 
+class WideNorm(ComposedNorm):
+    """As LitGPT has it: the weight, too, is multiplied in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) -> the same."""
+        wide = x.float()
+        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)
+
+
 class LlamaBlock(nn.Module):
     """A block of Llama: RMS norms, rotary positions, SwiGLU."""
 
@@ -311,6 +323,7 @@ class Llama(nn.Module):
     """Llama with its loss, or with `neox` a GPT-NeoX, whose blocks may have one `shared` norm.
 
     With `fused` kernels rotary positions, SwiGLU and grouped attention are one kernel each.
+    With `loss_part` norms and loss are LitGPT's (`WideNorm`, `loss_in_parts`).
     """
 
     def __init__(
@@ -329,10 +342,13 @@ class Llama(nn.Module):
         neox: bool = False,
         shared: bool = False,
         fused: bool = False,
+        loss_part: int = 0,
     ) -> None:
         super().__init__()
-        self.wide_loss = wide_loss
-        rms = ComposedNorm if composed_norms else nn.RMSNorm
+        self.wide_loss, self.loss_part = wide_loss, loss_part
+        rms: type[nn.Module] = nn.RMSNorm
+        if composed_norms:
+            rms = WideNorm if loss_part else ComposedNorm
         self.width = hidden // heads
         self.tokens = nn.Embedding(vocab, hidden)
         sizes = hidden, heads, kv_heads, ffn
@@ -354,6 +370,8 @@ class Llama(nn.Module):
         cos, sin = rotary(input_ids, self.width)
         for block in self.blocks:
             x = block(x, cos, sin)
+        if self.loss_part:
+            return loss_in_parts(self.head, self.norm(x), labels, self.loss_part)
         return loss_of(self.head(self.norm(x)), labels, wide=self.wide_loss)
 
 
@@ -397,3 +415,19 @@ def gated_at_once(gate: Tensor, up: Tensor) -> Tensor:
 def loss_of(logits: Tensor, labels: Tensor, *, wide: bool) -> Tensor:
     """The mean cross entropy, of logits in float32 where it is `wide`."""
     return F.cross_entropy((logits.float() if wide else logits).flatten(0, 1), labels.flatten())
+
+
+def loss_in_parts(head: nn.Module, x: Tensor, labels: Tensor, positions: int) -> Tensor:
+    """The mean cross entropy as LitGPT computes it: of logits in float32, by parts of the sequence.
+
+    Where weights are frozen, the head makes the logits of a part; else those of all are divided.
+    """
+    if head.weight.requires_grad:
+        logits = head(x).float()[:, :-1].split(positions, dim=1)
+        labels = labels[:, 1:]
+    else:
+        logits = [head(part).float() for part in x.split(positions, dim=1)]
+    total = torch.zeros((), device=x.device)
+    for part, target in zip(logits, labels.split(positions, dim=1), strict=True):
+        total = total + F.cross_entropy(part.flatten(0, 1), target.flatten(), reduction="sum")
+    return total / labels.numel()

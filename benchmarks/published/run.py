@@ -20,8 +20,15 @@ from pathlib import Path
 
 from benchmarks.published.graphs import Shape, UnpriceableError, code_digest, graph_of
 from benchmarks.published.row import Row
-from benchmarks.published.setups import approximations, machine_of, optimizer_of, strategy_of
+from benchmarks.published.setups import (
+    approximations,
+    held_bytes,
+    machine_of,
+    optimizer_of,
+    strategy_of,
+)
 from shardwright.ir.options.fp8 import Fp8Recipe
+from shardwright.ir.layout import Bytes
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -81,8 +88,8 @@ def predict(row: Row) -> Prediction:
     return Prediction(
         row.key,
         seconds=plan.step_seconds,
-        gib=(plan.peak_bytes + machine.device.workspace_bytes) / _GIB,
-        reserved_gib=plan.memory.reserved / _GIB if plan.memory is not None else None,
+        gib=(plan.peak_bytes + machine.device.workspace_bytes + held_bytes(row)) / _GIB,
+        reserved_gib=plan.memory and (plan.memory.reserved + held_bytes(row)) / _GIB,
         capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
         approximated=approximations(row),
     )
@@ -95,7 +102,8 @@ def _has_memory(row: Row) -> bool:
 def _plan(expansion: Expansion, strategy: Strategy, *, simulated: bool) -> Plan:
     machine, optimizer = expansion.machine, expansion.optimizer
     analysis = expansion.sources.analysis
-    plan = expansion.plan(strategy)
+    # Frameworks update all parameters at once.
+    plan = replace(expansion.plan(strategy), update_group_bytes=Bytes(0))
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(expansion.graph, machine, optimizer, tracer, analysis)
     near = plan.peak_bytes > _NEAR * machine.device.usable_bytes

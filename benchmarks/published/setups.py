@@ -110,6 +110,17 @@ def optimizer_of(row: Row) -> str:
     return known_optimizer(replace(spec, name=f"{name}_in_buffers", keeps_gradients=True))
 
 
+def held_bytes(row: Row) -> int:
+    """Bytes that a source's loop keeps on the device beside the step.
+
+    LitGPT's keeps the logits of a micro-batch, which its wrapper has cast to float32, until the next
+    ones have replaced them.
+    """
+    if row.source != "litgpt":
+        return 0
+    return 4 * row.micro_batch * row.sequence * row.vocab
+
+
 def approximations(row: Row) -> tuple[str, ...]:
     """In which ways the priced step differs from the published one, the same for all rows."""
     found = []
