@@ -36,8 +36,9 @@ class Shape:
     `mixed` says that parameters are float32 and computing is in half precision, `reduced` that
     gradients are summed in half precision then; `wide_loss`, that logits are cast to float32.
     `model` is the name of a module of `OWN`, else empty; `adapters`: roles and rank of `Linears`,
-    and `loss_part` the positions of a part of LitGPT's loss. `experts`: of a layer, and of a token. `at_once` says that
-    TransformerEngine's kernels compute rotary positions, gated MLPs and grouped attention.
+    and `loss_part` the positions of a part of LitGPT's loss. `experts`: of a layer, and of a
+    token. `at_once` says that TransformerEngine's kernels compute rotary positions, gated MLPs and
+    grouped attention.
     """
 
     family: str

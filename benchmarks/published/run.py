@@ -27,8 +27,8 @@ from benchmarks.published.setups import (
     optimizer_of,
     strategy_of,
 )
-from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.ir.layout import Bytes
+from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy

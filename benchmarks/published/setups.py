@@ -113,8 +113,8 @@ def optimizer_of(row: Row) -> str:
 def held_bytes(row: Row) -> int:
     """Bytes that a source's loop keeps on the device beside the step.
 
-    LitGPT's keeps the logits of a micro-batch, which its wrapper has cast to float32, until the next
-    ones have replaced them.
+    LitGPT's keeps the logits of a micro-batch, which its wrapper has cast to float32, until the
+    next ones have replaced them.
     """
     if row.source != "litgpt":
         return 0

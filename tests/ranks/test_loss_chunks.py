@@ -117,7 +117,17 @@ class Words(nn.Module):
 
     def forward(self, words, labels):
         logits = self.head(self.layer(self.table(words)).tanh())
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return F.cross_entropy(self.wide(logits).flatten(0, 1), labels.flatten())
+
+    def wide(self, logits):
+        return logits.float()
+
+
+class HalfWords(Words):
+    """Its loss is on logits in half precision, which a split loss casts by itself."""
+
+    def wide(self, logits):
+        return logits
 
 
 STRATEGIES = ("dp_replicate=2", "dp_shard=2 mb=2", "tp=2", "pp=2 mb=2")
@@ -128,6 +138,13 @@ def words(count=4001, length=64):
     torch.manual_seed(0)
     ids = torch.randint(count, (16, length))
     return Words(count), {"words": ids, "labels": ids}
+
+
+def half_words():
+    model, batch = words(4000)
+    half = HalfWords(4000).to(torch.bfloat16)
+    half.load_state_dict(model.state_dict())
+    return half, batch
 
 
 def test_predicted_memory_is_what_ranks_take_and_falls_with_chunks():
@@ -144,7 +161,7 @@ def test_predicted_memory_is_what_ranks_take_and_falls_with_chunks():
             decisions = read_plan(plan, chunked, analysis)
             both = [predicted(chunked, analysis, decisions, rank).peak for rank in range(2)]
             plans[text, count], expected[text, count] = (plan, decisions), max(both)
-    ranks = run_ranks(2, _counted, plans)
+    ranks = run_ranks(2, _counted, words, plans)
     for case, peak in expected.items():
         measured = max(found[case] for found in ranks)
         assert abs(peak / measured - 1) <= 0.02, f"{case}: {peak} predicted, {measured} counted"
@@ -153,8 +170,23 @@ def test_predicted_memory_is_what_ranks_take_and_falls_with_chunks():
         assert peaks == sorted(peaks, reverse=True) and peaks[1] < 0.6 * peaks[0], (text, peaks)
 
 
-def _counted(plans):
-    model, batch = words()
+def test_a_split_loss_in_half_precision_takes_what_is_predicted():
+    model, batch = half_words()
+    graph = sw.capture(model, (), batch)
+    analysis = analyze(graph)
+    pinned = ["mesh tp=2", "pin head=tp:classes"]
+    plan = sw.search(graph, "2xcpu", constraints=pinned).fastest()
+    assert plan.tilings["cross_entropy_loss"] != (None,)
+    decisions = read_plan(plan, graph, analysis)
+    peak = max(predicted(graph, analysis, decisions, rank).peak for rank in range(2))
+    measured = max(
+        found["half"] for found in run_ranks(2, _counted, half_words, {"half": (plan, decisions)})
+    )
+    assert abs(peak / measured - 1) <= 0.02, f"{peak} predicted, {measured} counted"
+
+
+def _counted(make, plans):
+    model, batch = make()
     found = {}
     for case, (plan, decisions) in plans.items():
         mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)

@@ -64,11 +64,17 @@ class _Loss(torch.autograd.Function):
         ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, module: TiledCrossEntropy
     ) -> Tensor:
         ctx.dim = dim = min(1, logits.dim() - 1)
+        smooth = module.smoothing / module.classes
+        again = bool(smooth) or target.is_floating_point()  # whether all logits are read again
         x = _precise(logits)
         largest = module.reduce(x.amax(dim), "max")
-        total = module.reduce((x - largest.unsqueeze(dim)).exp_().sum(dim), "sum")
+        if not target.is_floating_point():
+            kept, at, inside = _hit(target, module, dim)
+            own = x.gather(dim, at).squeeze(dim)
+        below_largest = _less(x, largest.unsqueeze(dim), in_place=x is not logits and not again)
+        total = module.reduce(below_largest.exp_().sum(dim), "sum")
+        del below_largest
         normalizer = largest + total.log()
-        smooth = module.smoothing / module.classes
         w = None if weight is None else _along(weight.to(x.dtype), x)
         if target.is_floating_point():
             below = normalizer.unsqueeze(dim) - x  # minus the logarithm of each probability
@@ -77,11 +83,10 @@ class _Loss(torch.autograd.Function):
             terms = (wanted * below).sum(dim)
             mass = module.reduce(wanted.sum(dim), "sum")
         else:
-            kept, at, inside = _hit(target, module, dim)
             chosen = (1.0 - module.smoothing) * inside.to(x.dtype)
             if weight is not None:
                 chosen = chosen * weight.to(x.dtype)[at.squeeze(dim)]
-            terms = chosen * (normalizer - x.gather(dim, at).squeeze(dim)).masked_fill(~inside, 0.0)
+            terms = chosen * (normalizer - own).masked_fill(~inside, 0.0)
             if smooth:
                 below = normalizer.unsqueeze(dim) - x
                 terms = terms + smooth * (below if w is None else below * w).sum(dim) * kept
@@ -106,7 +111,10 @@ class _Loss(torch.autograd.Function):
         scale = grads[0].to(x.dtype).expand(normalizer.shape)
         smooth = module.smoothing / module.classes
         w = None if weight is None else _along(weight.to(x.dtype), x)
-        grad = (x - normalizer.unsqueeze(dim)).exp_().mul_((mass * scale).unsqueeze(dim))
+        again = target.is_floating_point() and ctx.needs_input_grad[1]
+        in_place = x is not logits and not again
+        grad = _less(x, normalizer.unsqueeze(dim), in_place=in_place).exp_()
+        grad.mul_((mass * scale).unsqueeze(dim))
         grad_target = None
         if target.is_floating_point():
             wanted = target * (1.0 - module.smoothing) + smooth
@@ -132,6 +140,10 @@ def _hit(target: Tensor, module: TiledCrossEntropy, dim: int) -> tuple[Tensor, T
     kept = target != module.ignored
     at, inside = local_index(target, module.tile)
     return kept, at.unsqueeze(dim), inside & kept
+
+
+def _less(x: Tensor, other: Tensor, *, in_place: bool) -> Tensor:
+    return x.sub_(other) if in_place else x - other
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ def stated(
     allocator, graph = tape.allocator, tape.graph
     names = tuple(dict.fromkeys(op.operands))
     joint = isinstance(one, Joint)
-    inside = tape.views[op.operands[0]].bytes if joint else 0  # logits minus their maximum
+    inside = _loss_workspace(tape, op) if joint else 0
     if isinstance(one, SharedAttention):
         inside = shared_bytes(tape, one)
     trained = [name for name in names if tape.views[name].grad]
@@ -262,7 +262,22 @@ def _kept_as_stated(tape: Tape, op: Op, result_bytes: int, *, joint: bool) -> Ke
         return Kept(2 * result_bytes, op.operands, 0)
     logits = tape.views[op.operands[0]]  # for each sample its normalizer and a flag
     own = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
-    return Kept(own, op.operands, 0)
+    cast = wide if (wide := _wide_bytes(logits)) > logits.bytes else 0
+    return Kept(own, op.operands, cast + logits.bytes if cast else 0)
+
+
+def _loss_workspace(tape: Tape, op: Op) -> int:
+    """Bytes of logits minus their maximum, in float32 at least, where they are not overwritten."""
+    logits = tape.views[op.operands[0]]
+    wide = _wide_bytes(logits)
+    if op.kind != "cross_entropy_loss" or wide == logits.bytes:
+        return logits.bytes
+    smoothing, target = argument(op, 5, "label_smoothing", 0.0), tape.views[op.operands[1]]
+    return 2 * wide if smoothing or target.dtype.startswith(("float", "bfloat")) else wide
+
+
+def _wide_bytes(logits: View) -> int:
+    return prod(logits.shape) * max(4, ITEM_BYTES[logits.dtype])
 
 
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:

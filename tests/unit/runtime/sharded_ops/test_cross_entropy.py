@@ -42,3 +42,26 @@ def test_loss_and_gradients_are_those_of_torch(weighted, smoothing, reduction, s
     want = torch.autograd.grad(expected, leaves, along)
     for one, other in zip(torch.autograd.grad(found, leaves, along), want, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("smoothing", (0.0, 0.3))
+def test_half_precision_is_computed_in_float32_and_leaves_the_logits(smoothing):
+    torch.manual_seed(0)
+    given = torch.randn(SAMPLES, CLASSES).bfloat16()
+    logits = given.clone().requires_grad_()
+    target = torch.tensor([0, IGNORED, 4, 1, IGNORED, 3])
+    args = (Ref("x"), Ref("t"), None, 2, IGNORED, smoothing)
+    op = Op("loss", "aten.cross_entropy_loss.default", args, (), ("loss",))
+    module = TiledCrossEntropy(
+        Joint(op, ("tp",), ((0, CLASSES, CLASSES),), True, ((),)), lambda x, how: x
+    )
+    wide = given.float().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(
+        wide, target, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
+    found = module(logits, target)
+    assert torch.equal(found, expected.bfloat16())
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(logits.grad, wide.grad.bfloat16(), rtol=1e-2, atol=0)
+    assert torch.equal(logits.detach(), given)
