@@ -66,12 +66,14 @@ class Along:
     def gather(self, counts):
         return torch.stack(self.meeting.met(self.rank, [self.axis], counts))
 
-    def send(self, rows, sent, received):
+    def send(self, parts, sent, received):
         here = self.meeting.mesh.coordinate(self.rank)[self.axis]
-        parts = self.meeting.met(self.rank, [self.axis], rows.split(sent))
-        found = [of_rank[here] for of_rank in parts]
-        assert [len(part) for part in found] == received
-        return torch.cat(found)
+        given = list(zip(*(part.split(sent) for part in parts), strict=True))
+        found = [of_rank[here] for of_rank in self.meeting.met(self.rank, [self.axis], given)]
+        assert all(
+            len(part) == n for of_rank, n in zip(found, received, strict=True) for part in of_rank
+        )
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
 class Line:

@@ -1,9 +1,10 @@
 """All-to-all of tokens to the devices that hold their experts, and back (`Route`).
 
-Along each axis that routes, an operator runs two all-to-alls of rows in the forward pass and their
-reverse in the backward pass. The busiest device receives `Machine.expert_skew` times the mean
-number of rows, and all others wait for it. As routing depends on the data, devices exchange the
-numbers of rows first. Scores that scale rows at their experts go with the rows.
+Along each axis that routes, an operator runs two all-to-alls of tokens in the forward pass and
+their reverse in the backward pass. A token goes once to each device that has some of its experts,
+with its choice and its scores. The busiest device receives `Machine.expert_skew` times the mean
+number, and all others wait for it. As routing depends on the data, devices exchange the numbers of
+tokens first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.rule import Route, Rule
-from shardwright.simulate.costs.workload import Workload, routed_bytes
+from shardwright.simulate.costs.workload import (
+    Workload,
+    product_of,
+    routed_bytes,
+    routed_choices,
+    visited_share,
+)
+
+_CHOICE_BYTES = 4  # of an expert's index in a message
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,7 +36,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ExpertAllToAll:
-    """Seconds along each mesh axis under each option, (axes, K), and bytes of the rows, (K,)."""
+    """Seconds along each mesh axis under each option, (axes, K), and bytes of the tokens, (K,)."""
 
     forward: Floats
     backward: Floats
@@ -39,16 +48,27 @@ class ExpertAllToAll:
         return total
 
 
-def exchanges(rule: Rule, work: Workload, options: Options, measure: Objective) -> ExpertAllToAll:
-    """The exchanges of an operator with routes, under each of its options."""
+def exchanges(
+    rule: Rule, work: Workload, options: Options, measure: Objective, mesh: Mesh
+) -> ExpertAllToAll:
+    """The exchanges of an operator with routes, under each of its options on `mesh`."""
     routes = np.array([isinstance(choice, Route) for choice in rule.choices()])
     routed = routes[np.array(options.choices, np.int64).reshape(len(options), -1)].T
-    there, back = routed_bytes(work, options.sizes)
-    forward = np.zeros(routed.shape)
+    there, back = (bytes_.astype(np.float64) for bytes_ in routed_bytes(work, options.sizes))
+    experts, chosen = routed_choices(work)
+    width = product_of(options.sizes, [f for f in work.operands[0].factors if f not in work.routed])
+    choice = chosen * (_CHOICE_BYTES + work.operands[2].item_bytes)
+    there *= 1.0 + choice / (width * work.operands[0].item_bytes)
+    forward, largest = np.zeros(routed.shape), np.zeros(routed.shape[1])
+    devices = np.ones(routed.shape[1])
     for axis, here in enumerate(routed):
-        forward[axis] = np.where(here, measure.exchanges(axis, there + back), 0.0)
+        devices = np.where(here, devices * mesh.shape[axis], devices)
+        share = visited_share(experts, chosen, devices)
+        moved = np.ceil(share * (there + back)).astype(np.int64)
+        forward[axis] = np.where(here, measure.exchanges(axis, moved), 0.0)
+        largest = np.where(here, share * np.maximum(there, back), largest)
     backward = forward if work.has_backward else np.zeros(routed.shape)
-    return ExpertAllToAll(forward, backward, np.maximum(there, back))
+    return ExpertAllToAll(forward, backward, np.ceil(largest).astype(np.int64))
 
 
 def exchanged(

@@ -430,10 +430,10 @@ class CostModel:
         rule = self.analysis.rules[op.name]
         if not rule.routes or not self.mesh.axes:
             return None
-        key = id(self.meshless.workload(op)), id(self.options(op))
-        known = self._shared.exchanged
+        work, options = self.meshless.workload(op), self.options(op)
+        known, key = self._shared.exchanged, (id(work), id(options))
         if key not in known:
-            known[key] = exchanges(rule, self.meshless.workload(op), self.options(op), self.measure)
+            known[key] = exchanges(rule, work, options, self.measure, self.mesh)
         return known[key]
 
     def _unawaited(self, value: str, readers: Sequence[Op], recomputed: bool) -> bool:

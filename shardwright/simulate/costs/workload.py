@@ -281,8 +281,33 @@ def expert_share(work: Workload, sizes: Ints) -> Floats:
     return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
 
 
+def visited_share(experts: int, chosen: int, devices: Floats) -> Floats:
+    """Devices to which a token goes over the experts that it has chosen: (K,).
+
+    `devices` (K,) share the experts evenly, and every choice of `chosen` of them is as likely.
+
+    >>> visited_share(128, 8, np.array([1.0, 8.0, 64.0])).round(3)
+    array([0.125, 0.667, 0.972])
+    """
+    drawn = np.arange(chosen)[:, None]
+    others = np.maximum(0.0, experts - experts / devices - drawn) / (experts - drawn)
+    share: Floats = devices * (1.0 - others.prod(axis=0)) / chosen
+    return share
+
+
+def routed_choices(work: Workload) -> tuple[int, int]:
+    """The number of experts, and how many of them a token chooses."""
+    every = np.array(work.sizes)[:, None]
+    x, picked, *_ = work.operands
+    chosen = product_of(every, [f for f in picked.factors if f not in x.factors])
+    return int(product_of(every, work.experts)[0]), int(chosen[0])
+
+
 def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
-    """Bytes of the rows that the busiest device receives, and of their results: (K,) each."""
+    """Bytes of the rows that the busiest device works on, and of their results: (K,) each.
+
+    There is a row for each token and each of its experts on the device.
+    """
     rows = product_of(sizes, work.routed) * expert_share(work, sizes)
     sent, made = work.operands[0], work.results[0]
     widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))

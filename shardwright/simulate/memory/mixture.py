@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from math import ceil, prod
 
+import numpy as np
+
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import Seen
 from shardwright.ir.redistribution import Exchange
 from shardwright.program.instructions import Compute
+from shardwright.simulate.costs.workload import visited_share
 from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape
@@ -39,9 +42,12 @@ def local_experts(tape: Tape, one: Compute) -> None:
     made = [size for n, size in enumerate(seen.made, len(names)) if n in seen.saved]
     row = ITEM_BYTES[views[0].dtype] * views[0].shape[1]
     each = tape.views[op.operands[1]].shape[1]
-    moving = exchange_bytes(Exchange.ROWS, tokens * each * row, here * each * row)
-    if not routing.hops:
-        moving = 0
+    moving = 0
+    if routing.hops:
+        devices = prod(tape.sizes[axis] for axis, _ in routing.hops)
+        share = visited_share(len(routing.split), each, np.array([float(devices)]))[0]
+        row = ceil(row * each * share)
+        moving = exchange_bytes(Exchange.ROWS, tokens * row, here * row)
     tape.allocator.briefly(max(seen.peak, sum(made) + moving))
     operands = tuple(name for n, name in enumerate(names) if n in seen.saved)
     stated(tape, op, one.shapes, one, Kept(sum(made), operands, seen.peak))

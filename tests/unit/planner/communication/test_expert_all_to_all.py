@@ -1,6 +1,8 @@
 """What rows cost that travel to their experts: bytes, seconds and memory, at the stated skew."""
 
 from dataclasses import replace
+from itertools import combinations
+from math import ceil
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
+from shardwright.simulate.costs.workload import visited_share
 from tests.harness.operator_calls import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
@@ -41,11 +44,14 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
     assert [t.phase for t in sent] == [Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD]
     assert {t.collectives for t in sent} == {("all_to_all ep",) * 2}
     # Three tokens, then two of them, choose twice; three of five experts have 0.6 · 1.25 of both.
-    rows = 2 * 2 * 2 * 0.75
-    assert {t.bytes for t in sent} == {int(rows * WIDTH * ITEM)}
+    # Half of the experts are elsewhere: of two that a token chooses, both are with 0.5 · 1.5 / 4.
+    rows = 2 * 2 * 2 * 0.75 * (1 - 0.5 * 1.5 / 4)
+    choice = 2 * (4 + ITEM)  # the indices of its experts, and its scores
+    assert {t.bytes for t in sent} == {ceil(rows * (WIDTH * ITEM + choice))}
     price = step_price(Exchange.ROWS, links(costs.machine, MESH)[1], costs.machine)
     for t in sent:
-        assert t.seconds == pytest.approx(price.fixed + price.per_larger * 2 * rows * WIDTH * ITEM)
+        moved = rows * (2 * WIDTH * ITEM + choice)
+        assert t.seconds == pytest.approx(price.fixed + price.per_larger * ceil(moved))
     table = costs.operator(ONE.op)
     own = costs.measure.operator(costs.meshless.workload(ONE.op), costs.options(ONE.op).sizes)
     assert table.seconds[k] == pytest.approx(own[k] + sent[0].seconds + sent[2].seconds)
@@ -86,6 +92,15 @@ def test_received_rows_are_workspace():
     chosen, scores = sizes["n"] * 2 * 8, sizes["n"] * 2 * ITEM
     held = 2 * (x + weights + scores + x) + chosen
     assert costs.workspace(ONE.op)[routed] == held + 2 * 2 * (20 * 0.75 * WIDTH * ITEM)
+
+
+@pytest.mark.parametrize("experts, chosen, devices", [(8, 2, 4), (8, 3, 2), (6, 6, 3), (9, 1, 3)])
+def test_a_token_goes_once_to_each_device_with_experts_of_its_choice(experts, chosen, devices):
+    each = experts // devices
+    choices = list(combinations(range(experts), chosen))
+    visited = sum(len({e // each for e in one}) for one in choices) / len(choices)
+    share = visited_share(experts, chosen, np.array([1.0, devices]))
+    assert share == pytest.approx([1 / chosen, visited / chosen])
 
 
 def test_a_balanced_router_costs_less():
