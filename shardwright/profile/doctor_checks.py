@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.machine.backends import backend_on
+from shardwright.machine.host_memory import host_bytes
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.device import bound, rank_device
 from shardwright.runtime.ranks import RanksError, run_ranks
@@ -115,8 +116,8 @@ def _version(name: str) -> str | None:
 
 def _host() -> CheckResult:
     cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return CheckResult("host", CheckState.OK, f"{cores} cores, {memory / 2**30:.1f} GiB of memory")
+    memory = host_bytes() / 2**30
+    return CheckResult("host", CheckState.OK, f"{cores} cores, {memory:.1f} GiB of memory")
 
 
 def _gpus() -> Iterator[CheckResult]:

@@ -25,6 +25,7 @@ from shardwright.ir.atomic_io import write_atomically
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.files.loading import load_machine
 from shardwright.machine.files.toml import parse_toml, to_toml
+from shardwright.machine.host_memory import host_bytes
 from shardwright.machine.measurement import Measured
 from shardwright.machine.model import PLAIN_BLOCK, Device, Level, Machine, MachineError
 from shardwright.machine.presets import KINDS
@@ -306,11 +307,7 @@ def _memory_bytes(kind: str, processes: int) -> float:
     """Bytes of one device: of a GPU, or an equal share of the host's or container's memory."""
     if kind == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory)
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" when there is none
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-    return float(total // processes)
+    return float(host_bytes() // processes)
 
 
 class DeviceMemory(Protocol):

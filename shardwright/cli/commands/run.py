@@ -20,6 +20,7 @@ from shardwright.cli.planning import capturing, checked_plan, choosing, named_ma
 from shardwright.cli.runs.outcome import comparison
 from shardwright.cli.runs.outcome import content as run_content
 from shardwright.cli.runs.run_options import SAVING, RunOptions, run_options
+from shardwright.cli.runs.verifying import reason_against
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.plan_options import PlanOptions
@@ -89,7 +90,7 @@ def command(
         captured = _captured(target, devices, machine, wanted, numerics)
         _check_job(captured.job, training)
         chosen = _planned(captured, devices, machine, wanted, training, quiet=as_json)
-    _trained(target, captured.job, chosen, training, as_json=as_json)
+    _trained(target, captured, chosen, training, as_json=as_json)
 
 
 def _captured(
@@ -150,7 +151,14 @@ def _planned(
     return chosen
 
 
-def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_json: bool) -> None:
+def _trained(
+    target: Target,
+    captured: capturing.CapturedTarget,
+    plan: Plan,
+    training: RunOptions,
+    *,
+    as_json: bool,
+) -> None:
     """Train, compare with the prediction and with one device; ends with the run's status."""
     from shardwright.train.launch import launch
 
@@ -163,13 +171,14 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         click.echo(f"shardwright: training ended with status {done.status}", err=True)
         sys.exit(done.status)
     written = write_steps(training.trace, plan, done.traces) if training.trace else None
-    # An asynchronous plan gives other results than one device, so nothing is compared.
-    report = verified(job, plan) if training.verify and not plan.is_asynchronous else None
+    against = _reason_against(captured, plan, training)
+    report = verified(captured.job, plan) if against is None else None
     if as_json:
         further = {
             "tuned_host": training.launch.tune_host,
             "trace": written,
             "verify": content(report) if report else None,
+            "not_verified": against or None,
         }
         print_json(run_content(plan, done) | further)
     else:
@@ -181,7 +190,24 @@ def _trained(target: Target, job: Job, plan: Plan, training: RunOptions, *, as_j
         if report:
             for line in str(report).splitlines():
                 click.echo(wrapped(line))
+        if against:
+            say(
+                f"not verified: a comparison with one device in float64 {against}; --verify makes"
+                " it, and `shardwright verify` compares a smaller model, as with --set"
+            )
     sys.exit(NOT_EQUAL if report and not report.ok else 0)
+
+
+def _reason_against(
+    captured: capturing.CapturedTarget, plan: Plan, training: RunOptions
+) -> str | None:
+    """The text on why a run is not verified, empty if it was not to be; None if it is."""
+    # An asynchronous plan gives other results than one device, so nothing is compared.
+    if plan.is_asynchronous or training.verify is False:
+        return ""
+    if training.verify:
+        return None
+    return reason_against(captured.graph, plan) or None
 
 
 def _counted() -> str:

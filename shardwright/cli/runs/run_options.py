@@ -84,7 +84,10 @@ _OPTIONS = (
         help="Where to write the final weights: a .safetensors file, or a Hugging Face folder.",
     ),
     click.option(
-        "--verify/--no-verify", default=True, help="Compare with one device after training."
+        "--verify/--no-verify",
+        default=None,
+        help="Compare with one device after training; by default where this host has the memory"
+        " for it and takes ten minutes at most.",
     ),
 )
 _LAUNCH = (  # passed on under the same names
@@ -95,11 +98,14 @@ _LAUNCH = (  # passed on under the same names
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The launch of the ranks, the file of a `trace`, and whether to verify after training."""
+    """The launch of the ranks, the file of a `trace`, and whether to verify after training.
+
+    `verify` None leaves it to the effort (`verifying`).
+    """
 
     launch: LaunchOptions
     trace: str | None
-    verify: bool
+    verify: bool | None
 
 
 def run_options(function: Callable[..., Any]) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from shardwright.cli.commands import run
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.train import launch
 from shardwright.train.launch import Training
@@ -278,3 +279,18 @@ def test_run_names_what_a_job_lacks_that_plans_do_not_need(
     line = mistake("run", bare, "--devices", 2, "--machine", "2xcpu", "--steps", 3)
     assert "no optimizer and no data, so it can be planned and not trained; give optimizer=" in line
     assert not launched.calls
+
+
+def test_a_run_says_why_it_is_not_verified_and_can_be_asked_to_be(
+    api, target, plan_file, launched, as_json, shardwright_command, monkeypatch
+):
+    monkeypatch.setattr(run, "reason_against", lambda *_: "takes about 300 GiB of this host's 24")
+    text = " ".join(shardwright_command("run", target, plan_file).stdout.split())
+    assert "not verified: a comparison with one device in float64 takes about 300 GiB" in text
+    assert "equals" not in text
+    found = as_json("run", target, plan_file)
+    assert found["verify"] is None and found["not_verified"].endswith("of this host's 24")
+    asked = as_json("run", target, plan_file, "--verify")
+    assert asked["verify"]["ok"] and asked["not_verified"] is None
+    left_out = as_json("run", target, plan_file, "--no-verify")
+    assert left_out["verify"] is None and left_out["not_verified"] is None
