@@ -46,6 +46,7 @@ class JointAdapter(nn.Linear):
         )
         places = torch.arange(sum(parts)).split(parts)
         adapted = [one for one, has in zip(places, self.adapted, strict=True) if has]
+        self.places: Tensor
         self.register_buffer("places", torch.cat(adapted), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -89,7 +89,9 @@ def predict(row: Row) -> Prediction:
         row.key,
         seconds=plan.step_seconds,
         gib=(plan.peak_bytes + machine.device.workspace_bytes + held_bytes(row)) / _GIB,
-        reserved_gib=plan.memory and (plan.memory.reserved + held_bytes(row)) / _GIB,
+        reserved_gib=None
+        if plan.memory is None
+        else (plan.memory.reserved + held_bytes(row)) / _GIB,
         capacity_gib=(machine.device.memory_bytes - machine.device.context_bytes) / _GIB,
         approximated=approximations(row),
     )

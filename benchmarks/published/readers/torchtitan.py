@@ -20,7 +20,7 @@ _H200 = "benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 _OLD, _OLD_COMMIT = "docs/performance.md", "6a6f755d2d7fd65ea6013324ae130306a0761e2c"
 
 _H100 = {"gpu": "H100-96", "network_gbit": 3200}  # 96 GB of HBM2e at 2.4 TB/s, 500 W
-# `torch.compile` included the loss from 2025-04-02 (bbb1b616), and not at the end of 2024 (e8977b00).
+# `torch.compile` included the loss from 2025-04-02 (bbb1b616), not at the end of 2024 (e8977b00).
 _OF_2025 = {"optimizer": "adamw-fused", "loss": "fused"}
 _FP8 = {"compiled": True, "precision": "fp8-tensorwise"}
 _8B = {"model": "Llama 3.1 8B", **LLAMA3["8B"]}

@@ -21,7 +21,7 @@ _MOST_MEMORY = 0.8  # of the memory of the host
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ComparisonEffort:
     """Bytes of this host's memory that a comparison in float64 takes, and seconds, both roughly."""
 
     bytes: int
@@ -36,7 +36,7 @@ class Effort:
         return ""
 
 
-def effort(graph: Graph, plan: Plan) -> Effort:
+def effort(graph: Graph, plan: Plan) -> ComparisonEffort:
     """The effort of `sw.verify` on a step of `graph`, with the ranks of `plan` on this host."""
     tensors = [graph.tensor[leaf.name] for leaf in graph.leaves_of(LeafKind.PARAMETER)]
     parameters = _SIDES * _COPIES * _WIDE * sum(prod(one.shape) for one in tensors)
@@ -45,13 +45,13 @@ def effort(graph: Graph, plan: Plan) -> Effort:
     kept = plan.memory.saved + plan.memory.workspace if plan.memory is not None else 0
     activations = _SIDES * plan.devices * kept * max(1, _WIDE // narrowest)
     flop = _SIDES * useful_flop(graph, analyze(graph))
-    return Effort(parameters + activations, flop / (_cores() * _FLOP_PER_S))
+    return ComparisonEffort(parameters + activations, flop / (_cores() * _FLOP_PER_S))
 
 
 def reason_against(graph: Graph, plan: Plan) -> str:
     """The text on why a run is not verified unless asked to be; empty if it is.
 
-    >>> Effort(2**40, 60.0).reason_against(2**36)
+    >>> ComparisonEffort(2**40, 60.0).reason_against(2**36)
     "takes about 1024 GiB of this host's 64"
     """
     return effort(graph, plan).reason_against(host_bytes())

@@ -145,7 +145,7 @@ class LocalExperts(nn.Module):
         return chosen.masked_fill(self._split[chosen] != self._tile, -1)
 
     def _load(self, own: Tensor, chosen: Tensor) -> int:
-        """How many experts of this device's tile tokens have chosen."""
+        """The number of experts of this device's tile that tokens have chosen."""
         if own is chosen:
             return chosen.numel()
         tiles = max(self.routing.split) + 1

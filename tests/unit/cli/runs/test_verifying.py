@@ -3,7 +3,7 @@
 import pytest
 
 import shardwright as sw
-from shardwright.cli.runs.verifying import Effort, effort, reason_against
+from shardwright.cli.runs.verifying import ComparisonEffort, effort, reason_against
 from tests.harness import models
 
 
@@ -19,9 +19,9 @@ def test_the_effort_grows_with_the_model():
 @pytest.mark.parametrize(
     "found, reason",
     [
-        (Effort(7 * 2**30, 30.0), ""),
-        (Effort(9 * 2**30, 30.0), "takes about 9 GiB of this host's 10"),
-        (Effort(2**30, 1801.0), "takes about 31 minutes of"),
+        (ComparisonEffort(7 * 2**30, 30.0), ""),
+        (ComparisonEffort(9 * 2**30, 30.0), "takes about 9 GiB of this host's 10"),
+        (ComparisonEffort(2**30, 1801.0), "takes about 31 minutes of"),
     ],
 )
 def test_a_host_that_lacks_memory_or_minutes_does_not_verify(found, reason):
