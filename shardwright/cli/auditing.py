@@ -126,7 +126,7 @@ def captured_model(
         if not cached:
             return make()
         options = {**mixed, "parameters": "bfloat16"} if all_half else mixed
-        key = capture_key(target, options, optimizer, faster_in_bf16=False)
+        key = capture_key(target, options, optimizer, fast_halves=())
         return capturing.kept_or_made(key, load, make)
 
 

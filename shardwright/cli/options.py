@@ -313,7 +313,8 @@ numerics = (
         help="bf16, fp16: compute in bfloat16, or in float16 with a scaled loss, and keep"
         " parameters in float32; tf32: in float32, products in TF32 where GPUs have it; model: in"
         " the dtypes of the model as it is built. By default the"
-        " job's; that of a config.json in bfloat16 is bf16 where devices are faster in it.",
+        " job's; that of a config.json in 16 bits is bf16 where devices are faster in it, else"
+        " fp16 for one in float16.",
     ),
     click.option(
         "--reduce",

@@ -222,9 +222,10 @@ class Device:
         return peaks.get(dtype) or peaks.get("float32") or min(peaks.values())
 
     @property
-    def faster_in_bf16(self) -> bool:
-        """Whether its peak is higher in bfloat16 than in float32; false of CPUs without figures."""
-        return self.peak_flop_per_s("bfloat16") > self.peak_flop_per_s("float32")
+    def fast_halves(self) -> tuple[str, ...]:
+        """Of bfloat16 and float16 those with a higher peak than float32; none without figures."""
+        slow = self.peak_flop_per_s("float32")
+        return tuple(d for d in ("bfloat16", "float16") if self.peak_flop_per_s(d) > slow)
 
     def multiplies_in(self, dtype: str) -> bool:
         """Whether it has products in this dtype of 8 bits, which are faster than in bfloat16."""

@@ -69,7 +69,7 @@ def command(
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     searching.check(parts, wanted, target.batch)
     captured = capturing.capture(
-        target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
+        target, optimizer, numerics=numerics, fast_halves=known.device.fast_halves
     )
     searched, left_out = searching.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):

@@ -102,7 +102,7 @@ def command(
         numerics=numerics,
         machine=known,
         memory_limit=wanted.memory_limit,
-        faster_in_bf16=known.device.faster_in_bf16,
+        fast_halves=known.device.fast_halves,
     )
     found = choosing.choose(captured, known, objective, wanted, machine.timing_seconds)
     others = other_plans(found.plan, found.frontier, limit)

@@ -60,7 +60,7 @@ def command(
         target,
         optimizer,
         numerics=_numerics(strategy, numerics),
-        faster_in_bf16=known.device.faster_in_bf16,
+        fast_halves=known.device.fast_halves,
     )
     with working(f"pricing {strategy} on {known}"):
         from shardwright.planner.strategies import pricing

@@ -114,9 +114,7 @@ def _captured(
         numerics=numerics,
         machine=None if here else known,
         memory_limit=wanted.memory_limit,
-        faster_in_bf16=named_machines.host_faster_in_bf16()
-        if here
-        else known.device.faster_in_bf16,
+        fast_halves=named_machines.host_fast_halves() if here else known.device.fast_halves,
     )
 
 

@@ -46,7 +46,7 @@ def command(
     known = named_machines.machine_of(machine)
     limit = limit_on(known, wanted.memory_limit)
     captured = capturing.capture(
-        target, optimizer, numerics=numerics, faster_in_bf16=known.device.faster_in_bf16
+        target, optimizer, numerics=numerics, fast_halves=known.device.fast_halves
     )
     with working(f"pricing strategies on {known}") as progress:
         from shardwright.planner.strategies.frontier.priced_frontier import strategies

@@ -87,7 +87,7 @@ class Explorer:
                 target,
                 self._optimizer,
                 numerics=self._numerics,
-                faster_in_bf16=device.faster_in_bf16,
+                fast_halves=device.fast_halves,
             )
         self._graphs.move_to_end(target)
         while len(self._graphs) > _GRAPHS:

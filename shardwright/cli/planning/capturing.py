@@ -90,7 +90,7 @@ def capture(
     numerics: Mapping[str, str] = MappingProxyType({}),
     machine: Machine | None = None,
     memory_limit: int | str | None = None,
-    faster_in_bf16: bool = False,
+    fast_halves: tuple[str, ...] = (),
 ) -> CapturedTarget:
     """Load TARGET and capture its model, on the meta device if it can be built there.
 
@@ -107,10 +107,10 @@ def capture(
     with working(f"capturing {target.text}"):
         parsed = parse_target(target.text, target.batch, target.seq, target.settings)
         given = target, optimizer, numerics, checked
-        make = partial(_captured, *given, faster_in_bf16=faster_in_bf16)
+        make = partial(_captured, *given, fast_halves=fast_halves)
         if not target.cached or not isinstance(parsed, ConfigTarget):
             return make()
-        key = capture_key(parsed, numerics, optimizer, faster_in_bf16=faster_in_bf16)
+        key = capture_key(parsed, numerics, optimizer, fast_halves=fast_halves)
         return kept_or_made(key, partial(_job, target), make, checked)
 
 
@@ -148,7 +148,7 @@ def _captured(
     numerics: Mapping[str, str],
     check: Callable[[int], None],
     *,
-    faster_in_bf16: bool,
+    fast_halves: tuple[str, ...],
 ) -> CapturedTarget:
     """Capture the model of a target without the cache."""
     from shardwright.tracing.call import CaptureError
@@ -158,7 +158,7 @@ def _captured(
 
     job = _job(target)
     asked = numerics.get("precision")
-    chosen = chosen_precision(target, job, asked, faster_in_bf16=faster_in_bf16)
+    chosen = chosen_precision(target, job, asked, fast_halves=fast_halves)
     options = {"precision": chosen.option} if chosen.option is not None else {}
     try:
         found = capture_job(job, optimizer, numerics={**options, **numerics}, check=check)

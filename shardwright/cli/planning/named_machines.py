@@ -56,8 +56,11 @@ def devices_here() -> int:
     return torch.cuda.device_count() or os.cpu_count() or 1
 
 
-def host_faster_in_bf16() -> bool:
-    """Whether this host has GPUs with products in bfloat16, before it is measured."""
+def host_fast_halves() -> tuple[str, ...]:
+    """As `Device.fast_halves`, of the GPUs of this host before they are measured."""
     import torch
 
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.cuda.is_available():
+        return ()
+    wide = torch.cuda.is_bf16_supported(including_emulation=False)
+    return ("bfloat16", "float16") if wide else ("float16",)

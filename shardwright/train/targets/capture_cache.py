@@ -48,7 +48,7 @@ def capture_key(
     numerics: Mapping[str, str],
     optimizer: str | None,
     *,
-    faster_in_bf16: bool,
+    fast_halves: tuple[str, ...],
 ) -> str:
     """The key of a capture: a digest of the config, the options, and what is installed."""
     asked = {
@@ -59,7 +59,7 @@ def capture_key(
         "sizes": [target.batch, target.seq],
         "numerics": dict(numerics),
         "optimizer": optimizer,
-        "faster_in_bf16": faster_in_bf16,
+        "fast_halves": fast_halves,
         "installed": installed(),
     }
     return digest_of(json.dumps(asked, sort_keys=True))

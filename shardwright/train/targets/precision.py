@@ -1,7 +1,8 @@
 """Chooses the precision of a target where the user gives none, and says where it is from.
 
 A Hugging Face config names the dtype of its weights. Frameworks train such a model in mixed
-precision: they compute in bfloat16 and keep parameters and the optimizer's state in float32.
+precision: they compute in 16 bits and keep parameters and the optimizer's state in float32. Where
+devices have both, that is bfloat16, whose range needs no scaled loss; also of weights in float16.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _MIXED = {
     "bf16": "computes in bfloat16, keeps parameters in float32",
     "fp16": "computes in float16 of a scaled loss, keeps parameters in float32",
 }
-_HINT = f"; --precision bf16 {_MIXED['bf16']}"
-_HINT_IN_FLOAT16 = f"; --precision fp16 {_MIXED['fp16']}"
+_HINTS = {"bfloat16": f"; --precision bf16 {_MIXED['bf16']}"}
+_HINTS["float16"] = f"; --precision fp16 {_MIXED['fp16']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ChosenPrecision:
 
 
 def chosen_precision(
-    target: Target, job: Job, asked: str | None, *, faster_in_bf16: bool
+    target: Target, job: Job, asked: str | None, *, fast_halves: tuple[str, ...]
 ) -> ChosenPrecision:
     """The precision that is asked for, else that of the config's dtype, else that of the job.
 
@@ -55,34 +56,37 @@ def chosen_precision(
         target: what is trained.
         job: its job.
         asked: the option of the command, if given.
-        faster_in_bf16: whether the devices compute faster in bfloat16 than in float32; else a
-            config that names bfloat16 is trained in float32.
+        fast_halves: of bfloat16 and float16 those in which devices compute faster than in float32;
+            a config that names another one is trained in float32.
     """
     if asked is not None:
         return ChosenPrecision(asked, "as asked")
-    hint = _HINT if faster_in_bf16 else ""
+    hint = next((_HINTS[half] for half in fast_halves), "")
     found = parse_target(target.text, target.batch, target.seq, target.settings)
     if not isinstance(found, ConfigTarget):
         reason = "as the job says" if job.precision in _MIXED else "as the job builds the model"
         return ChosenPrecision(None, reason, hint)
     name, dtype = found.file.name, _dtype(found)
-    if dtype == "bfloat16" and faster_in_bf16:
-        return ChosenPrecision("bf16", f"from {name}")
-    why_not = {
-        "bfloat16": f"though {name} names bfloat16, in which this machine is no faster",
-        "float16": f"though {name} names float16, which needs loss scaling",
-        "float64": f"though {name} names float64",
-    }
-    if dtype in why_not:
-        return ChosenPrecision(
-            None, why_not[dtype], _HINT_IN_FLOAT16 if dtype == "float16" else _HINT
-        )
+    if dtype in ("bfloat16", "float16") and "bfloat16" in fast_halves:
+        half = "" if dtype == "bfloat16" else ", which names float16"
+        return ChosenPrecision("bf16", f"from {name}{half}")
+    if dtype == "float16" and dtype in fast_halves:
+        return ChosenPrecision("fp16", f"from {name}")
+    if dtype in ("bfloat16", "float16"):
+        slow = f"though {name} names {dtype}, in which this machine is no faster"
+        return ChosenPrecision(None, slow, hint)
+    if dtype == "float64":
+        return ChosenPrecision(None, f"though {name} names float64", hint)
     said = f"from {name}" if dtype == "float32" else f"as {name} names no dtype"
     return ChosenPrecision(None, said, hint)
 
 
 def _dtype(target: ConfigTarget) -> str:
-    """The dtype that a config, or `--set`, names for the weights; empty if none."""
-    both = (target.given, target.content)
-    named = (fields.get(key) for fields in both for key in ("dtype", "torch_dtype"))
+    """The dtype that a config, or `--set`, names for the weights; empty if none.
+
+    A model of several towers may name it in the config of its text alone.
+    """
+    text = target.content.get("text_config")
+    places = (target.given, target.content, text if isinstance(text, dict) else {})
+    named = (fields.get(key) for fields in places for key in ("dtype", "torch_dtype"))
     return str(next((name for name in named if name), "")).removeprefix("torch.")

@@ -36,7 +36,7 @@ def entries(name: str = "captures") -> list[Path]:
 
 def key(target: Target, **options) -> str:
     parsed = parse_target(target.text, target.batch, target.seq, target.settings)
-    return capture_key(parsed, options, None, faster_in_bf16=False)
+    return capture_key(parsed, options, None, fast_halves=())
 
 
 def test_a_second_capture_is_read_and_equals_the_first(target, monkeypatch):

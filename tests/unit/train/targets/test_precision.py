@@ -40,45 +40,59 @@ MIXED = "computes in bfloat16, keeps parameters in float32"
 ASK = f"; --precision bf16 {MIXED}"
 
 
+BOTH, OLD = ("bfloat16", "float16"), ("float16",)
+IN_FLOAT16 = "computes in float16 of a scaled loss, keeps parameters in float32"
+
+
 @pytest.mark.parametrize(
-    "fields, faster, option, said",
+    "fields, fast, option, said",
     [
-        ({"dtype": "bfloat16"}, True, "bf16", f"bf16 mixed precision, from config.json: {MIXED}"),
-        ({"torch_dtype": "torch.bfloat16"}, True, "bf16", "bf16 mixed precision, from config.json"),
+        ({"dtype": "bfloat16"}, BOTH, "bf16", f"bf16 mixed precision, from config.json: {MIXED}"),
+        ({"torch_dtype": "torch.bfloat16"}, BOTH, "bf16", "bf16 mixed precision, from config.json"),
+        ({"text_config": {"dtype": "bfloat16"}}, BOTH, "bf16", "bf16 mixed precision, from config"),
+        ({"dtype": "bfloat16"}, (), None, "float32, though config.json names bfloat16, in which"),
         (
             {"dtype": "bfloat16"},
-            False,
+            OLD,
             None,
-            "float32, though config.json names bfloat16, in which",
+            "float32, though config.json names bfloat16, in which this machine is no faster;"
+            f" --precision fp16 {IN_FLOAT16}",
         ),
         (
             {"torch_dtype": "float16"},
-            True,
-            None,
-            "float32, though config.json names float16, which",
+            BOTH,
+            "bf16",
+            f"bf16 mixed precision, from config.json, which names float16: {MIXED}",
         ),
-        ({"dtype": "float32"}, True, None, f"float32, from config.json{ASK}"),
-        ({"dtype": "auto"}, True, None, f"float32, as config.json names no dtype{ASK}"),
-        ({}, True, None, f"float32, as config.json names no dtype{ASK}"),
-        ({}, False, None, "float32, as config.json names no dtype"),
+        (
+            {"dtype": "float16"},
+            OLD,
+            "fp16",
+            f"fp16 mixed precision, from config.json: {IN_FLOAT16}",
+        ),
+        ({"dtype": "float16"}, (), None, "float32, though config.json names float16, in which"),
+        ({"dtype": "float32"}, BOTH, None, f"float32, from config.json{ASK}"),
+        ({"dtype": "auto"}, BOTH, None, f"float32, as config.json names no dtype{ASK}"),
+        ({}, BOTH, None, f"float32, as config.json names no dtype{ASK}"),
+        ({}, (), None, "float32, as config.json names no dtype"),
     ],
 )
-def test_a_config_is_trained_in_its_dtype(config, fields, faster, option, said):
-    chosen = chosen_precision(config(**fields), job(), None, faster_in_bf16=faster)
+def test_a_config_is_trained_in_its_dtype(config, fields, fast, option, said):
+    chosen = chosen_precision(config(**fields), job(), None, fast_halves=fast)
     assert chosen.option == option
     assert sentence(chosen).startswith(said)
-    assert faster or "--precision" not in said
+    assert fast or "--precision" not in sentence(chosen)
 
 
 def test_settings_come_before_the_file(config):
     file = config(dtype="float32")
     target = Target(file.text, 2, 16, ("torch_dtype=bfloat16",))
-    assert chosen_precision(target, job(), None, faster_in_bf16=True).option == "bf16"
+    assert chosen_precision(target, job(), None, fast_halves=BOTH).option == "bf16"
 
 
 @pytest.mark.parametrize("asked", ["bf16", "model"])
 def test_what_is_asked_for_comes_first(config, asked):
-    chosen = chosen_precision(config(dtype="bfloat16"), job(), asked, faster_in_bf16=True)
+    chosen = chosen_precision(config(dtype="bfloat16"), job(), asked, fast_halves=BOTH)
     assert chosen.option == asked
     name = "bf16 mixed precision" if asked == "bf16" else "float32"
     assert sentence(chosen).startswith(f"{name}, as asked")
@@ -88,15 +102,15 @@ def test_a_function_keeps_its_jobs_precision(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("")
     target = Target(f"{file}:job")
-    plain = chosen_precision(target, job(), None, faster_in_bf16=True)
+    plain = chosen_precision(target, job(), None, fast_halves=BOTH)
     assert plain.option is None and sentence(plain) == f"float32, as the job builds the model{ASK}"
     assert sentence(plain, "bfloat16") == "bfloat16, as the job builds the model"
-    mixed = chosen_precision(target, job(precision="bf16"), None, faster_in_bf16=True)
+    mixed = chosen_precision(target, job(precision="bf16"), None, fast_halves=BOTH)
     assert mixed.option is None
     said = mixed.sentence(graph("bf16", "bfloat16"))
     assert said == f"bf16 mixed precision, as the job says: {MIXED}"
 
 
-@pytest.mark.parametrize("machine, faster", [("8xH100", True), ("4xV100", False), ("2xcpu", False)])
-def test_devices_that_are_faster_in_bf16(machine, faster):
-    assert preset(machine).device.faster_in_bf16 is faster
+@pytest.mark.parametrize("machine, fast", [("8xH100", BOTH), ("4xV100", OLD), ("2xcpu", ())])
+def test_devices_that_are_faster_in_16_bits(machine, fast):
+    assert preset(machine).device.fast_halves == fast
