@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -11,29 +12,46 @@ from benchmarks.page import table
 TITLE = "Memory budgets: counted peaks, gradients and times"
 _KINDS = ("operators", "layers")
 
+Row = dict[str, Any]
+
 
 def body(result: dict[str, Any]) -> str:
-    """What holds at all budgets, and a row of each."""
-    rows, model = result["rows"], result["model"]
+    """What holds at all budgets of each model, and a row of each budget."""
+    sizes, models = result["sizes"], result["models"]
+    what = (
+        f"{' and '.join(models)} of {sizes['layers']} layers of width {sizes['width']} on one CPU"
+        f" device, a step of {sizes['tokens']:,} tokens. Plans of the search keep or recompute"
+        " single operators; whole layers are the fastest plan within the same budget that keeps or"
+        " recomputes layers. Gradients are compared with the module's in float64."
+    )
+    head = [
+        *("", "budgets", "counted and predicted peaks differ by", "peaks that rise"),
+        *("worst gradient", "less time than whole layers", "more at most", "times"),
+    ]
+    summary = table(head, [[name, *_summary(rows)] for name, rows in models.items()])
+    parts = [f"**{name}**\n\n{_budgets(rows)}" for name, rows in models.items()]
+    return "\n\n".join([what, summary, *parts])
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
     searched = [row["operators"] for row in rows]
     errors = [abs(one["counted_bytes"] / one["predicted_bytes"] - 1) for one in searched]
     counted = [one["counted_bytes"] for one in searched]
-    rises = sum(after > before for before, after in pairwise(counted))
-    worst = max(one["gradient_error"] for one in searched)
-    timed = all("seconds" in row[kind] for row in rows for kind in _KINDS)
-    which = "seconds" if timed else "predicted_seconds"
+    which = _times_of(rows)
     saved = [1 - row["operators"][which] / row["layers"][which] for row in rows]
-    longest = 100 * max(0.0, -min(saved))
-    what = (
-        f"A GPT-2 of {model['layers']} layers of width {model['width']} on one CPU device, a step"
-        f" of {model['tokens']:,} tokens within {len(rows)} budgets. Plans of the search keep or"
-        " recompute single operators. Their counted peaks are within"
-        f" {100 * max(errors):.2g} % of the predicted ones, and rise {rises} times as the budget"
-        f" falls. Gradients differ from the module's, in float64, by {worst:.1g} at most. At equal"
-        f" budgets they take {100 * fmean(saved):.1f} % less time on average than plans that keep"
-        f" or recompute whole layers, and {longest:.1f} % more at most"
-        f" ({'medians of measured steps' if timed else 'predicted, as no steps were timed'})."
-    )
+    return [
+        str(len(rows)),
+        f"{100 * max(errors):.2g} %",
+        str(sum(after > before for before, after in pairwise(counted))),
+        f"{max(one['gradient_error'] for one in searched):.1g}",
+        f"{100 * fmean(saved):.1f} %",
+        f"{100 * max(0.0, -min(saved)):.1f} %",
+        "medians" if which == "seconds" else "predicted",
+    ]
+
+
+def _budgets(rows: Sequence[Row]) -> str:
+    which = _times_of(rows)
     head = ["budget, MiB", "counted", "predicted", "run again", "kept", "ms", "whole layers, ms"]
     lines = [
         [
@@ -44,4 +62,9 @@ def body(result: dict[str, Any]) -> str:
         ]
         for row in rows
     ]
-    return f"{what}\n\n{table(head, lines)}"
+    return table(head, lines)
+
+
+def _times_of(rows: Sequence[Row]) -> str:
+    timed = all("seconds" in row[kind] for row in rows for kind in _KINDS)
+    return "seconds" if timed else "predicted_seconds"
