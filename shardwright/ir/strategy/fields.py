@@ -18,7 +18,10 @@ DTYPES = ("float32", "bfloat16", "float16", "tf32")
 FP8 = ("rowwise", "tensorwise", "blockwise", "delayed", "mxfp8")
 OFFLOADS = ("activations", "optimizer", "parameters")
 COMPILES = ("off", "regional")
-LOSSES = ("vocabulary-parallel", "whole", "fused", "vocabulary-parallel-fused")  # and chunked(n)
+# Losses that read stored logits, each priced as one kernel; the last one's kernel is Megatron-LM's,
+# in whose place that of the first one runs.
+STORED_LOSSES = ("vocabulary-parallel", "whole", "vocabulary-parallel-fused")
+LOSSES = (*STORED_LOSSES, "fused")  # and chunked(n)
 MLPS = ("whole",)  # and chunked(n)
 SYNCS = (LAST, EVERY)
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "grad_dtype", "state_dtype")

@@ -89,7 +89,7 @@ class Strategy:
         loss: "vocabulary-parallel" (split over `tp`), "whole", "chunked(n)", or "fused" with its
             projection, as Liger's kernels and cut cross entropy are: in chunks whose logits are as
             large as the hidden states. "vocabulary-parallel-fused" is Megatron-LM's loss in one
-            kernel, which reads stored logits.
+            kernel, which has the price of the first, and runs as it.
         mlp: "whole", or "chunked(n)": computed in n parts of a rank's rows.
         gradient_sync: gradients are reduced after the "last" or after "every" micro-batch; None:
             after every one where they are kept sharded (`zero` 2 and 3), else after the last.

@@ -8,7 +8,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.options.fp8 import MXFP8
 from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.options.numerics import Numerics
-from shardwright.ir.strategy.fields import DTYPE_FIELDS, LOSSES, MLPS
+from shardwright.ir.strategy.fields import DTYPE_FIELDS, MLPS, STORED_LOSSES
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Device, Machine
@@ -61,7 +61,7 @@ def unpriced_fields(
         yield "offload", instead
     if instead := _instead_of_fp8(strategy, device):
         yield "fp8", instead
-    forms = ("loss", numerics.loss_chunks, LOSSES[:2]), ("mlp", numerics.mlp_chunks, MLPS)
+    forms = ("loss", numerics.loss_chunks, STORED_LOSSES), ("mlp", numerics.mlp_chunks, MLPS)
     for name, chunks, whole in forms:
         plain = whole if chunks == 1 else (f"chunked({chunks})",)
         if getattr(strategy, name) not in (*plain, f"chunked({chunks})"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from shardwright.ir.strategy.fields import STORED_LOSSES
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
@@ -77,10 +78,12 @@ def test_a_fused_loss_is_priced_in_chunks_as_large_as_the_hidden_states(head):
     assert prices[0].peak_bytes == prices[1].peak_bytes and prices[1].numerics.loss_chunks == 32
     whole = auditor.price(given.but(loss="whole")).plan
     assert prices[1].peak_bytes < whole.peak_bytes
-    # Megatron-LM's loss in one kernel reads logits that are stored.
+    # Megatron-LM's loss in one kernel reads logits that are stored, as the price of each loss says.
     stored = given.but(loss="vocabulary-parallel-fused")
-    nearest, (replaced,) = priced_as(stored, graph, machine)
-    assert nearest.loss == "vocabulary-parallel" and not replaced.same
+    assert priced_as(stored, graph, machine) == (stored, ())
+    one, other = (sw.price(graph, machine, stored.but(loss=loss)) for loss in STORED_LOSSES[::2])
+    assert (one.step_seconds, one.peak_bytes) == (other.step_seconds, other.peak_bytes)
+    assert other.name.endswith("loss=vocabulary-parallel-fused")
 
 
 def test_a_fused_loss_of_a_model_without_one_is_refused_by_name():
