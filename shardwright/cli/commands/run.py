@@ -53,6 +53,7 @@ _OTHER_TRAINING = (
         "memory_limit",
         "constraints",
         "seconds",
+        "processes",
         "micro_batches",
         "stages",
         "allow_async",
