@@ -35,9 +35,10 @@ _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are i
 
 
 class Simulated(NamedTuple):
-    """What simulation finds of a plan: of few of its layers if `folds`.
+    """The result of the simulation of a plan.
 
     * `changes`: the fields of the compared plan that differ from those of the given one;
+    * `folds`: whether few layers give its time, if that is known;
     * `worst`: the rank that needs most memory, if it is known.
     """
 

@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar, final
 
@@ -81,13 +81,14 @@ class ForkedMap:
         left = iter(numbers)
         pipes: dict[Connection, multiprocessing.process.BaseProcess] = {}
         try:
-            with _quietly():
+            with _quietly(), suppress(OSError):  # no memory for more processes
                 for _ in range(min(self.processes, len(numbers))):
                     here, there = context.Pipe()
                     given = function, items, there, (*pipes, here), self._begin
-                    pipes[here] = context.Process(target=_serve, args=given, daemon=True)
-                    pipes[here].start()
-                    there.close()
+                    process = context.Process(target=_serve, args=given, daemon=True)
+                    with there:
+                        process.start()
+                    pipes[here] = process
             busy = [pipe for pipe in pipes if _next(pipe, left)]
             while busy:
                 for pipe in wait(busy):
@@ -100,12 +101,11 @@ class ForkedMap:
                         if not _next(pipe, left):
                             busy.remove(pipe)
         finally:
-            for pipe, process in pipes.items():
+            for pipe, child in pipes.items():
                 pipe.close()
-                if process.pid is not None:
-                    process.kill()
-                    process.join()
-                    process.close()
+                child.kill()
+                child.join()
+                child.close()
 
 
 def may_fork() -> bool:

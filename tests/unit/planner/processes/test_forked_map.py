@@ -1,5 +1,6 @@
 """Processes compute what the calling code would, and leave nothing behind."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.context import ForkProcess
 
 import pytest
 
@@ -52,6 +54,20 @@ def test_items_without_a_result_are_left_to_the_caller():
 
     assert ForkedMap(2)(difficult, range(6)) == [0, None, None, None, 4, 5]
     assert multiprocessing.active_children() == []
+
+
+def test_a_host_that_starts_no_more_processes_leaves_items_to_the_others(monkeypatch):
+    start, left = ForkProcess.start, [1]
+
+    def limited(self):
+        if not left:
+            raise OSError(errno.EAGAIN, "no more processes")
+        left.pop()
+        start(self)
+
+    monkeypatch.setattr(ForkProcess, "start", limited)
+    assert ForkedMap(3)(str, range(4)) == ["0", "1", "2", "3"]
+    assert ForkedMap(3)(str, range(4)) == [None] * 4
 
 
 def test_short_items_are_computed_without_processes(monkeypatch):
