@@ -24,6 +24,9 @@ from typing import Any, TypeVar, final
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _LEAST_SECONDS = 0.05  # of an item; processes for shorter ones take longer than they save
+# Libraries whose threads draw progress bars: they hold no lock that the processes take, which print
+# nothing.
+_DRAWING = ("rich.", "tqdm.")
 _ENDED = (EOFError, ConnectionError)  # a process that the system killed
 
 
@@ -113,8 +116,7 @@ def may_fork() -> bool:
     if not sys.platform.startswith("linux") or multiprocessing.current_process().daemon:
         return False
     others = {*threading.enumerate()} - {threading.current_thread()}
-    # The thread that draws progress bars holds no lock that a process which prints nothing takes.
-    if any(not type(one).__module__.startswith("rich.") for one in others):
+    if any(not type(one).__module__.startswith(_DRAWING) for one in others):
         return False
     torch: Any = sys.modules.get("torch")
     if torch is None:
