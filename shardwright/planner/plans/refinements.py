@@ -29,7 +29,7 @@ class Refinements:
                 self._of[graph.fingerprint] = Refinement(graph, *given)
 
     def of(self, plan: Plan) -> Refinement:
-        """That of the form of the graph which `plan` is for."""
+        """The refinement of the form of the graph which `plan` is for."""
         return self._of[plan.fingerprint]
 
     def ranked(self, plan: Plan) -> Plan:

@@ -12,7 +12,7 @@ from shardwright.planner.processes.forked_map import ForkedMap
 
 
 class _Task(NamedTuple):
-    """What to find of a plan: its seconds alone, or time and memory, with more buckets ahead."""
+    """A plan to simulate: its seconds alone, or time and memory, also with more buckets ahead."""
 
     plan: Plan
     only_seconds: bool = False
