@@ -19,7 +19,7 @@ from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import search_scope
 from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, least_state_bytes
-from shardwright.planner.planner import Progress
+from shardwright.planner.mesh_turns import Progress
 from shardwright.planner.strategies import pricing
 from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
 from shardwright.planner.strategies.preference import preferred
@@ -135,6 +135,7 @@ def search(
     mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
     seconds: float = math.inf,
+    processes: int = 1,
     progress: Progress | None = None,
 ) -> Frontier:
     """Search the Pareto frontier of step time and peak memory per rank over all plans.
@@ -171,6 +172,10 @@ def search(
             all out, and state where nothing fits else, on accelerators with a link to their host.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
+        processes: how many forked processes may search and compare plans at a time. Their number
+            changes no plan. 1: none is forked, which is safe everywhere. More are only forked on
+            Linux, and not beside other threads, nor after torch has initialised an accelerator or
+            a process group.
         progress: called with what is being done and the part of the search, 0 to 1, that is done.
 
     Returns:
@@ -202,6 +207,7 @@ def search(
         mlp_chunks=mlp_chunks,
         offload=offload,
         seconds=seconds,
+        processes=processes,
     )
     return search_with(graph, machine_of(machine), options, progress)
 
@@ -292,6 +298,7 @@ def plan(
     loss_chunks: Sequence[int] | None = None,
     mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
+    processes: int = 1,
     rng: str = "exact",
     batch_norm: str = "exact",
     precision: str = "model",
@@ -322,6 +329,7 @@ def plan(
             makes plans slower or rules all out.
         mlp_chunks: as in `search`.
         offload: as in `search`.
+        processes: as in `search`.
         rng: as in `capture`.
         batch_norm: as in `capture`.
         precision: as in `capture`.
@@ -349,6 +357,7 @@ def plan(
         loss_chunks=loss_chunks,
         mlp_chunks=mlp_chunks,
         offload=offload,
+        processes=processes,
     )
     machine, limit = machine_of(machine), options.memory_limit
     search_scope(machine, options)

@@ -23,6 +23,7 @@ from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner import planner
+from shardwright.planner.mesh_turns import Progress
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.frontier.frontier_svg import frontier_html
 from shardwright.report.text.explain import explain
@@ -174,6 +175,7 @@ class Frontier(SearchedFrontier):
             as above.
         pipelines: a few plans with stages, compared with the plan that is chosen of the others.
         least_within: bytes -> a lower bound of the seconds of all plans within that memory.
+        foresight: simulates plans in several processes before they are compared; None as above.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.
         chosen: the fastest plans found so far, by memory limit.
@@ -341,7 +343,7 @@ def search_with(
     graph: Graph,
     machine: model.Machine,
     options: PlanOptions = DEFAULTS,
-    progress: planner.Progress | None = None,
+    progress: Progress | None = None,
     tracer: OpTracer | None = None,
 ) -> Frontier:
     """`search` with its options as one value, and a tracer of its own, as the commands call it."""

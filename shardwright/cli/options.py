@@ -20,6 +20,7 @@ from shardwright.machine.model import MachineError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_RANKS = 1024  # the most processes on one host
+_MOST_SEARCHING = 8  # processes by default: more take more memory and save little time
 
 
 def memory(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -52,6 +53,13 @@ def finite(ctx: click.Context, option: click.Parameter, figure: float | None) ->
 def ranks(least: int) -> click.IntRange:
     """The type of a number of processes of this host, at least `least`."""
     return click.IntRange(min=least, max=_MOST_RANKS)
+
+
+def _cores() -> int:
+    """The default number of processes that search."""
+    from shardwright.planner.processes.forked_map import usable_cores
+
+    return min(_MOST_SEARCHING, usable_cores())
 
 
 def tune_host(command: F) -> F:
@@ -183,6 +191,13 @@ seconds = click.option(
     callback=_number,
     default=math.inf,
     help="Time limit of the search, in seconds; the best plans so far are used.",
+)
+processes = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=_cores,
+    show_default=f"cores, up to {_MOST_SEARCHING}",
+    help="Processes that search; their number changes no plan.",
 )
 time_operators = click.option(
     "--time-operators",
@@ -338,4 +353,5 @@ search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "loss_chunks": loss_chunks,
     "mlp_chunks": mlp_chunks,
     "seconds": seconds,
+    "processes": processes,
 }

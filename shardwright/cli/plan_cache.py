@@ -26,7 +26,7 @@ def cache_key(
 ) -> str:
     """The key of a search: a digest of graph, optimizer, machine, options, timing seconds."""
     limit = limit_on(machine, options.memory_limit)
-    options = replace(options, memory_limit=None, optimizer=captured.optimizer)
+    options = replace(options, memory_limit=None, optimizer=captured.optimizer, processes=1)
     graph = captured.graph.fingerprint
     asked = (_VERSION, graph, to_toml(machine), limit, options, timing_seconds)
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]

@@ -340,6 +340,9 @@ class Frontier:
         """A plan with the time and peak that `settled` finds; it may have no timeline."""
         return self.settled(plan)
 
+    def expect(self, plans: Sequence[Plan]) -> None:
+        """Say that `compared` will be asked of these plans, so that it may find them at once."""
+
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak memory that `compared` finds, which may be known before its time."""
         return self.compared(plan).peak_bytes

@@ -60,6 +60,13 @@ class CallMemory(Protocol):
     def backward(self, gradients: tuple[Strides | None, ...]) -> BackwardMemory:
         """Memory of the backward pass, for these strides (or None) of the results' gradients."""
 
+    @property
+    def has_forward(self) -> bool:
+        """Whether the forward pass is traced already."""
+
+    def has_backward(self, gradients: tuple[Strides | None, ...]) -> bool:
+        """Whether the backward pass is traced already."""
+
 
 class OpTracer(Protocol):
     """Traces operator calls."""

@@ -18,7 +18,7 @@ from shardwright.ir.schedules.registry import schedule_named
 from shardwright.machine.model import Machine
 from shardwright.planner.baselines import baseline_candidates, baselines
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.pipeline.stage_assignment import Pipelines, schedule_of
+from shardwright.planner.pipeline.stage_assignment import NOTHING, Gain, Pipelines, schedule_of
 from shardwright.planner.pipeline.stage_costs import Offer, most_updates
 from shardwright.planner.plans.candidate import Candidate, is_new, may_beat, may_improve
 from shardwright.planner.plans.mesh_bounds import (
@@ -30,6 +30,7 @@ from shardwright.planner.plans.mesh_bounds import (
 )
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder
+from shardwright.planner.processes.meshes_ahead import MeshesAhead
 from shardwright.planner.settle import most_counted, most_shared
 from shardwright.planner.space.assembly import FREE, SEARCHED, SEARCHED_EXACTLY
 from shardwright.planner.space.constrain import Marks
@@ -84,19 +85,6 @@ class _Result(NamedTuple):
     refused: DualBound | None
 
 
-class Gain(NamedTuple):
-    """The result of a search for pipelines: the number of new plans, and seconds of the fastest.
-
-    If a plan exceeds the memory of a device, its seconds are multiplied by the ratio of both.
-    """
-
-    new: int
-    seconds: float
-
-
-NOTHING = Gain(0, math.inf)
-
-
 @dataclass
 class MeshLoop:
     """The results of a search so far, and the methods that extend them.
@@ -140,7 +128,7 @@ class MeshLoop:
         return math.inf if limit is None else limit
 
     @property
-    def _costs(self) -> list[tuple[Seconds, Bytes]]:
+    def costs(self) -> list[tuple[Seconds, Bytes]]:
         """Seconds and bytes of all plans so far."""
         return [*(c.cost for c in (*self.found, *self.known)), *self.elsewhere]
 
@@ -197,7 +185,7 @@ class MeshLoop:
         Raises:
             ConstraintError: the constraints leave an operator or parameter no choice.
         """
-        costs = self._costs
+        costs = self.costs
         writer, points, bound, notes, _ = self._result(mesh, count, seconds, costs, decide, parts)
         narrowed = (_NARROWED,) if mesh in self.factory.too_wide else ()
         self.bounds.append(self._bound_of(writer, bound, mesh, count))
@@ -227,7 +215,11 @@ class MeshLoop:
             worth = may_improve(costs, known.writer.least_overhead)
             if known.refused is None or not worth(known.refused):
                 return known
-        writer = self.writer(self.factory, mesh, count, decide=decide, parts=parts)
+        ahead = self.ahead.take((mesh, count)) if decide is None and not parts else None
+        writer, frontier = ahead or (
+            self.writer(self.factory, mesh, count, decide=decide, parts=parts),
+            None,
+        )
         worth, refused = may_improve(costs, writer.least_overhead), list[DualBound]()
 
         def asked(bound: DualBound) -> bool:
@@ -235,8 +227,9 @@ class MeshLoop:
                 refused.append(bound)
             return not refused
 
-        points, bound, notes = mesh_frontier(writer.space, self.options.exact, seconds, asked)
-        if self.options.exact and (space := writer.transients.with_largest_kept) is not None:
+        exact = self.options.exact
+        points, bound, notes = mesh_frontier(writer.space, exact, seconds, asked, known=frontier)
+        if exact and (space := writer.transients.with_largest_kept) is not None:
             points += mesh_frontier(space, True, seconds, asked)[0]
         found = _Result(writer, points, bound, notes, next(iter(refused), None))
         if decide is None:
@@ -265,7 +258,7 @@ class MeshLoop:
 
     def run_again(self, one: Searched, space: Space, seconds: float) -> None:
         """Search `space`, a subset of that of `one`, whose bound does not hold for all plans."""
-        costs = self._costs
+        costs = self.costs
         worth = may_improve(costs, one.writer.least_overhead)
         points, _, notes = mesh_frontier(space, self.options.exact, seconds, worth)
         self._add(one, points, notes, again=True)
@@ -314,7 +307,7 @@ class MeshLoop:
         """
         group = self._group(mesh, count, seconds, decide)
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
-        costs = self._costs
+        costs = self.costs
         schedule = schedule or schedule_of(groups, count)
 
         counted = most_counted(self.machine, mesh, count)
@@ -438,6 +431,11 @@ class MeshLoop:
     def _waiting(self, mesh: Mesh, count: int, *, staged: bool = False) -> Machine:
         """The machine with the straggler time of `mesh` in one of `count` micro-batches."""
         return skewed(self.machine, lambda: self._stretch, mesh.size * count, whole=staged)
+
+    @cached_property
+    def ahead(self) -> MeshesAhead:
+        """Meshes that were searched in other processes before their turn."""
+        return MeshesAhead(self.options.processes)
 
     @cached_property
     def _stretch(self) -> Seconds:

@@ -11,9 +11,9 @@ from itertools import product
 
 from shardwright.ir.frontier import Plans
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Bytes, Mesh, Seconds
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
-from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMesh, named_axes
+from shardwright.ir.options.constraints import Constraint, OnMesh
 from shardwright.ir.options.plan_options import ALL, AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
@@ -21,18 +21,16 @@ from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.axes.axis_names import AxisNames
-from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import (
     forms_to_search,
-    limit_on,
     offload_of,
     optimizer_on_host,
 )
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
+from shardwright.planner.mesh_turns import Progress, given_names, search_meshes
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
-from shardwright.planner.micro_batch_counts import if_needed
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
@@ -40,17 +38,17 @@ from shardwright.planner.plans.mesh_frontier import RESOLUTION
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.refinements import Refinements
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.processes.foresight import Foresight
 from shardwright.planner.settle import settled
 from shardwright.planner.slow_networks import Bound, with_slow_networks
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.frontier.starting import StartingStrategies
 from shardwright.planner.strategies.preference import is_strategy
+from shardwright.planner.tight_memory import if_needed
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
-
-Progress = Callable[[str, float], None]  # the current task, and the fraction done, 0 to 1
 
 _PLANS = 48
 _MOST_EXACT = 96  # plans of an exact search, whose decisions are finer
@@ -218,7 +216,7 @@ def _search(
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
-        _search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
+        search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
     part = _part(notify, share, 1.0)
     for one in strategies.around(started):
         part(f"around the strategy {one.like}", 0.0)
@@ -289,54 +287,6 @@ def _few_pipelines(found: Sequence[Candidate]) -> list[Candidate]:
     return sorted((*plain, *others), key=lambda one: one.cost)
 
 
-def _search_meshes(
-    loop: MeshLoop,
-    meshes: Sequence[Mesh],
-    counts: Sequence[int],
-    end: float,
-    notify: Progress,
-) -> None:
-    """Search every mesh with all numbers of micro-batches.
-
-    By default a mesh is left out after a number that gives no clearly better plan, or, as long as
-    no plan fits the memory limit, after two such numbers in a row.
-    """
-    while_useful, compare = loop.options.counts is None, not loop.options.constraints
-    useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
-    by_parts = (False, True) if loop.options.exact and loop.factory.has_parts else (False,)
-    turns = [(count, mesh, parts) for count in counts for mesh in meshes for parts in by_parts]
-    for i, (count, mesh, parts) in enumerate(turns):
-        factor = 2 if math.isfinite(loop.best_within_limit) else 4
-        if while_useful and count > factor * useful[mesh]:
-            continue
-        best = f", best so far {loop.best * 1e3:.1f} ms" if loop.best is not None else ""
-        batches = f", {count} micro-batches" if count > 1 else ""
-        notify(f"mesh {_shown(mesh, loop.options)}{batches}{best}", i / len(turns))
-        first = count == counts[0] and not parts
-        left = end - time.perf_counter()
-        try:
-            if loop.run(mesh, count, left, compare=first and compare, parts=parts):
-                useful[mesh] = count
-        except ConstraintError as e:
-            if first:
-                loop.refuse(e)
-    limit = limit_on(loop.machine, loop.options.memory_limit)
-    if limit is not None:
-        search_below(loop, Bytes(limit), end - time.perf_counter())
-
-
-def _shown(mesh: Mesh, options: PlanOptions) -> str:
-    """The text of a searched mesh: only its sizes, unless the user named its axes."""
-    named = any(name in _given_names(options) for name in mesh.names)
-    return str(mesh) if named else "x".join(map(str, mesh.shape))
-
-
-def _given_names(options: PlanOptions) -> frozenset[str]:
-    """The names of axes that the user chose, which plans keep."""
-    given = (name for mesh in options.meshes or () for name in mesh.names)
-    return named_axes(options.constraints).union(given)
-
-
 def _part(notify: Progress, begin: float, end: float) -> Progress:
     """The progress function of the part of a search between `begin` and `end`."""
     return lambda what, done: notify(what, begin + (end - begin) * done)
@@ -355,7 +305,8 @@ def _frontier_of(
     """
     loop = loops[0]
     wanted = loop.options.constraints
-    axes = AxisNames(loop.machine, _given_names(loop.options))
+    foresight = Foresight(refinement.of, loop.options.processes)
+    axes = AxisNames(loop.machine, given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
 
     def bound(peak: Bytes) -> float:
@@ -409,7 +360,9 @@ def _frontier_of(
             refinement.compared,
             refinement.deepened,
             adds_up=not loop.machine.settles,
+            foresight=foresight,
         ).faster,
+        foresight=foresight,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
         pipelines=_plans(staged, write),

@@ -59,14 +59,12 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
         for index, seconds, peak in costs
         if limit is not None and limit < peak <= _LARGEST * limit and seconds < plan.step_seconds
     ]
-    tried = spread(fitting, ALTERNATIVES)
-    found = {index: _as_far_ahead(plan, frontier[index], frontier, limit) for index in tried}
+    deeper = _Deeper(plan, frontier, limit)
+    found = deeper.compared(spread(fitting, ALTERNATIVES))
     if all(one.timeline is None for one in found.values()):  # by few layers, which is quick
-        for index in spread(fitting, _TRIED):
-            if index not in found:
-                found[index] = _as_far_ahead(plan, frontier[index], frontier, limit)
-    for index in spread(faster, 2):
-        found[index] = _as_far_ahead(plan, frontier[index], frontier, None)
+        more = [index for index in spread(fitting, _TRIED) if index not in found]
+        found |= deeper.compared(more)
+    found |= replace(deeper, limit=None).compared(spread(faster, 2))
     fits = {i: limit is None or one.peak_bytes <= limit for i, one in found.items()}
     return OtherPlans(
         {i: one for i, one in found.items() if fits[i]},
@@ -82,10 +80,26 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[round(i * part)] for i in range(most)]
 
 
-def _as_far_ahead(chosen: Plan, plan: Plan, frontier: Frontier, limit: int | None) -> Plan:
-    """`plan`, compared, with as many buckets of parameters ahead as `chosen` where it fits so."""
-    if chosen.ahead > plan.ahead and plan.stages == 1:
-        deeper = frontier.compared(replace(plan, ahead=chosen.ahead, timeline=None))
-        if limit is None or deeper.peak_bytes <= limit:
-            return deeper
-    return frontier.compared(plan)
+@dataclass(frozen=True, slots=True)
+class _Deeper:
+    """Compares plans of a frontier with as many buckets ahead as `chosen`, where they fit so."""
+
+    chosen: Plan
+    frontier: Frontier
+    limit: int | None
+
+    def compared(self, indices: Sequence[int]) -> dict[int, Plan]:
+        """The compared plans at these indices."""
+        every = {index: self._as_far_ahead(self.frontier[index]) for index in indices}
+        self.frontier.expect(list(every.values()))
+        found = {}
+        for index, deeper in every.items():
+            found[index] = self.frontier.compared(deeper)
+            if self.limit is not None and found[index].peak_bytes > self.limit:
+                found[index] = self.frontier.compared(self.frontier[index])
+        return found
+
+    def _as_far_ahead(self, plan: Plan) -> Plan:
+        if self.chosen.ahead <= plan.ahead or plan.stages > 1:
+            return plan
+        return replace(plan, ahead=self.chosen.ahead, timeline=None)

@@ -36,6 +36,7 @@ from shardwright.train.targets.target_text import Target
     *(
         "constraints",
         "seconds",
+        "processes",
         "method",
         "micro_batches",
         "stages",

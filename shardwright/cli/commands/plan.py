@@ -42,6 +42,7 @@ _CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".py")  # which a plan file has non
         "memory_limit",
         "constraints",
         "seconds",
+        "processes",
         "method",
         "micro_batches",
         "stages",

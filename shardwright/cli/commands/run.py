@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Options of planning, which have no effect on a given plan.
 _PLANNING = (
     *("machine", "figures", "time_operators", "memory_limit", "seconds", "micro_batches", "stages"),
-    *("allow_async", "loss_chunks", "mlp_chunks", *CHOICES),
+    *("processes", "allow_async", "loss_chunks", "mlp_chunks", *CHOICES),
 )
 _OTHER_TRAINING = (
     "not compared with one device: an asynchronous plan trains otherwise (docs/how-to/async.md);"
@@ -54,6 +54,7 @@ _OTHER_TRAINING = (
         "memory_limit",
         "constraints",
         "seconds",
+        "processes",
         "micro_batches",
         "stages",
         "allow_async",

@@ -49,7 +49,8 @@ class PlanOptions:
     * `offload`: whether inputs of recomputed segments and the optimizer's state may wait in the
       memory of the host; None tries inputs where micro-batches would be tried, and state where
       nothing fits else, on accelerators with a link to their host;
-    * `seconds`: about how long to search at most.
+    * `seconds`: about how long to search at most;
+    * `processes`: how many processes may search, which all find the same plans.
     """
 
     optimizer: str = "adamw"
@@ -66,6 +67,7 @@ class PlanOptions:
     mlp_chunks: tuple[int, ...] | None = None
     offload: bool | None = None
     seconds: float = math.inf
+    processes: int = 1
 
     @classmethod
     def of(cls, **given: Any) -> PlanOptions:
@@ -170,6 +172,12 @@ def _seconds(name: str, value: object) -> object:
     return value
 
 
+def _processes(name: str, value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionsError(f"{name}={value!r} is no number of processes; give 1 or more")
+    return value
+
+
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "optimizer": lambda _, value: known_optimizer(value),
     "method": _method,
@@ -185,5 +193,6 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "mlp_chunks": _chunks,
     "offload": _offload,
     "seconds": _seconds,
+    "processes": _processes,
 }
 DEFAULTS = PlanOptions()

@@ -20,8 +20,9 @@ from typing import final
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.schedules.registry import SCHEDULES, continuous, schedule_named
-from shardwright.planner.mesh_loop import NOTHING, Gain, MeshLoop
+from shardwright.planner.mesh_loop import MeshLoop
 from shardwright.planner.permitted import allowed_meshes
+from shardwright.planner.pipeline.stage_assignment import NOTHING, Gain
 
 _ROUNDS = (1, 2, 4, 8)  # micro-batches for each stage
 _FIRST = 4  # micro-batches for each stage that are tried first, if the batch is large enough

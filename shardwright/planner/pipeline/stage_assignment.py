@@ -9,10 +9,11 @@ the memory of the group that needs most.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -40,6 +41,19 @@ _NARROWER = 0.85  # ratio of one memory limit to the one before
 # Seconds, bytes that add up and choices; cuts; seconds into every stage but the first.
 _Priced = tuple[Point, Sequence[int], tuple[Seconds, ...]]
 _Picked = tuple[Sequence[int], Sequence[int]]  # cuts, and the index of each stage's point
+
+
+class Gain(NamedTuple):
+    """The result of a search for pipelines: the number of new plans, and seconds of the fastest.
+
+    If a plan exceeds the memory of a device, its seconds are multiplied by the ratio of both.
+    """
+
+    new: int
+    seconds: float
+
+
+NOTHING = Gain(0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)

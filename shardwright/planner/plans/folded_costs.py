@@ -25,7 +25,6 @@ from shardwright.program.step.sections import (
     FoldedGraph,
     NotPeriodicError,
     Sections,
-    SeveralTransfersError,
     sections_of,
 )
 from shardwright.program.step.steady_passes import few_micro_batches
@@ -41,9 +40,10 @@ from shardwright.simulate.time.step_seconds import step_seconds
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
 # Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
-# each side of a gap: three where what is in flight from other layers ends two layers away, four
-# where many buckets are gathered ahead.
-_WAYS = (Remaining(1, 2), Remaining(1, 3), Remaining(1, 4), Remaining(2, 2))
+# each side of a gap. Four: with many buckets gathered ahead, what is in flight from other layers
+# ends that far away. Fewer only where four are most of the model. The order is the same for every
+# plan, as costs by different layers differ by rounding.
+_WAYS = (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 2))
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 
@@ -69,7 +69,6 @@ class FoldedCosts:
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
-        self._ways = [*_WAYS, _ALL]  # what worked for the last plan comes first
         # The last plan, and its programs with few layers.
         self._last: tuple[Plan, dict[Remaining, _FoldedPlan | None]] | None = None
         # Programs of the latest plans, by what decides them.
@@ -108,18 +107,15 @@ class FoldedCosts:
         """The cost from the first few layers with which the omitted ones run like the others."""
         if plan.is_asynchronous:
             return None
-        too_few: set[int] = set()  # widths whose buckets have layers of several iterations
-        for way in tuple(self._ways):
-            folded = None if way.width in too_few else self._known_of(plan, decisions, way)
+        failed: set[int] = set()  # widths; fewer of these layers do no better
+        for way in (*_WAYS, _ALL):
+            folded = None if way.width in failed else self._known_of(plan, decisions, way)
             if folded is None:
                 continue
             try:
-                found = cost(folded)
-            except (NotPeriodicError, SteadyStateError) as e:
-                too_few |= {way.width} if isinstance(e, SeveralTransfersError) else set()
-                continue
-            self._ways.sort(key=lambda one: (one == _ALL, one != way, one))
-            return found
+                return cost(folded)
+            except (NotPeriodicError, SteadyStateError):
+                failed.add(way.width)
         return None
 
     def _known_of(self, plan: Plan, decisions: Decisions, way: Remaining) -> _FoldedPlan | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from shardwright.planner.space.space import Space
 from shardwright.solve.elimination.eliminate import exact_frontier
 from shardwright.solve.elimination.problem import Point
-from shardwright.solve.frontier.fast import Effort, fast_frontier
+from shardwright.solve.frontier.fast import Effort, FastFrontier, fast_frontier
 from shardwright.solve.frontier.sweep import DualBound
 
 RESOLUTION = 1e-3  # plans whose relative differences in time and memory are smaller count as one
@@ -24,8 +25,12 @@ def mesh_frontier(
     seconds: float,
     wanted: Callable[[DualBound], bool],
     weights: int = _WEIGHTS,
+    known: FastFrontier | None = None,
 ) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
-    """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans."""
+    """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans.
+
+    `known` is the approximate frontier, if it was computed before.
+    """
     if exact:
         result = exact_frontier(space.folded.unfolded())
         points = list(result.points)
@@ -34,7 +39,25 @@ def mesh_frontier(
             return min((p.time for p in points if p.memory <= limit), default=math.inf)
 
         return points, best, _pinned(space, result.pinned)
-    fast = fast_frontier(
+    fast = None if known is None else _wanted_of(known, wanted)
+    if fast is None:
+        fast = approximate(space, seconds, wanted, weights)
+    return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
+
+
+def _wanted_of(known: FastFrontier, wanted: Callable[[DualBound], bool]) -> FastFrontier | None:
+    """The frontier with points in gaps if these are `wanted`; None if it is not known."""
+    supported = known.supported or known
+    if not wanted(supported.bound):
+        return supported
+    return None if known.supported is None else replace(known, supported=None)
+
+
+def approximate(
+    space: Space, seconds: float, wanted: Callable[[DualBound], bool], weights: int = _WEIGHTS
+) -> FastFrontier:
+    """The approximate frontier of one mesh, with points in gaps if they are `wanted`."""
+    return fast_frontier(
         space.folded,
         Effort(
             max_weights=weights,
@@ -48,7 +71,6 @@ def mesh_frontier(
         solver=space.solver,
         prices=space.prices,
     )
-    return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 
 
 def _pinned(space: Space, nodes: tuple[int, ...]) -> tuple[str, ...]:

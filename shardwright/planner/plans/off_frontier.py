@@ -10,7 +10,7 @@ This file tries the candidates of every mesh in order of time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,6 +18,7 @@ from shardwright.ir.frontier import MOST_PREFETCHED
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.processes.foresight import Foresight
 
 _TRIES = 24  # the most plans that are simulated by few layers
 _WHOLE = 3  # as many tries is one that no few layers stand for
@@ -61,7 +62,7 @@ class OffFrontierPlans:
     """The candidates of all meshes, on the frontier or not.
 
     With `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
-    simulated are written.
+    simulated are written. `foresight` simulates the next few at once.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class OffFrontierPlans:
         deepen: Callable[[Plan, Bytes | None], Plan],
         *,
         adds_up: bool = False,
+        foresight: Foresight | None = None,
     ) -> None:
         by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
@@ -80,7 +82,7 @@ class OffFrontierPlans:
             (again, sorted(found, key=lambda one: one.cost))
             for (_, again), found in by_search.items()
         ]
-        self._write, self._adds_up = write, adds_up
+        self._write, self._adds_up, self._foresight = write, adds_up, foresight
         self._compare, self._deepen = compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
 
@@ -122,6 +124,7 @@ class OffFrontierPlans:
                 break
             _, number, candidate = heapq.heappop(queue)
             plan = self._written(candidate)
+            self._expect(plan, queue, _TRIES - tried, limit)
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
@@ -134,6 +137,20 @@ class OffFrontierPlans:
             groups[number].slower = compared.step_seconds / plan.step_seconds
             offer(number)
         return best
+
+    def _expect(
+        self,
+        plan: Plan,
+        queue: Sequence[tuple[Seconds, int, Candidate]],
+        tries: int,
+        limit: Bytes,
+    ) -> None:
+        """Simulate `plan` at once with those of the `queue` that are next, if it is not known."""
+        if self._foresight is None or self._foresight.knows(plan):
+            return
+        most = min(self._foresight.width, tries) - 1
+        following = [self._written(one) for _, _, one in heapq.nsmallest(most, queue)]
+        self._foresight.expect(deepened=[plan, *following], limit=limit)
 
     def _written(self, candidate: Candidate) -> Plan:
         """The plan of a candidate, built once."""

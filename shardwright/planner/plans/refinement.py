@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import final
+from typing import Any, NamedTuple, final
 
 from shardwright.ir.frontier import format_bytes
 from shardwright.ir.graph import Graph
@@ -19,6 +19,7 @@ from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
 from shardwright.planner.plans.folded_costs import KEPT, FoldedCosts
 from shardwright.planner.plans.memory_refinement import MemoryRefinement, RankPeak
 from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.processes.known_traces import KnownTraces
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
@@ -31,6 +32,19 @@ DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
 DEPTHS_OF_WHOLE = (4,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
+
+
+class Simulated(NamedTuple):
+    """The result of the simulation of a plan.
+
+    * `changes`: the fields of the compared plan that differ from those of the given one;
+    * `folds`: whether few layers give its time, if that is known;
+    * `worst`: the rank that needs most memory, if it is known.
+    """
+
+    changes: Mapping[str, Any]
+    folds: bool | None
+    worst: RankPeak | None
 
 
 @final
@@ -69,6 +83,7 @@ class Refinement:
         self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
         # Plans with another number of buckets ahead, by the id of the given plan.
         self._deeper: dict[tuple[int, int], tuple[Plan, Plan]] = {}
+        self._folds: dict[int, tuple[Plan, bool]] = {}  # whether few layers give the time
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -136,6 +151,7 @@ class Refinement:
         if plan.memory is not None:
             return None
         seconds = self._folded.seconds(plan, self._decisions(plan))
+        self._folds[id(plan)] = plan, seconds is not None
         found = None if seconds is None else self._peak_of_few_layers(plan)
         return None if found is None or seconds is None else _with_seconds(found, seconds)
 
@@ -267,14 +283,13 @@ class Refinement:
         if given.pipeline is not None or not self._machine.soon_overlap or not sharded:
             return plan
         found = [plan]
-        folds = self._folded.seconds(given, self._decisions(given)) is not None
-        for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
+        if id(given) not in self._folds:
+            few = self._folded.seconds(given, self._decisions(given))
+            self._folds[id(given)] = given, few is not None
+        for ahead in DEPTHS if self._folds[id(given)][1] else DEPTHS_OF_WHOLE:
             if ahead <= given.ahead:
                 continue
-            if (id(given), ahead) not in self._deeper:
-                plain = replace(given, ahead=ahead, memory=None, timeline=None)
-                self._deeper[id(given), ahead] = given, plain
-            deeper = self.compared(self._deeper[id(given), ahead][1])
+            deeper = self.compared(self._with_ahead(given, ahead))
             if limit is not None and deeper.peak_bytes > limit:
                 break
             found.append(deeper)
@@ -282,6 +297,63 @@ class Refinement:
                 break
         fastest = min(one.step_seconds for one in found)
         return next(one for one in found if one.step_seconds * (1 - _LEAST_GAIN) <= fastest)
+
+    def _with_ahead(self, given: Plan, ahead: int) -> Plan:
+        """`given` with so many buckets ahead; the same plan for the same arguments."""
+        if ahead == given.ahead:
+            return given
+        if (id(given), ahead) not in self._deeper:
+            plain = replace(given, ahead=ahead, memory=None, timeline=None)
+            self._deeper[id(given), ahead] = given, plain
+        return self._deeper[id(given), ahead][1]
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether `compared` of this plan is simulated."""
+        _, plan = self._originals.get(id(plan), (None, plan))
+        return id(plan) in self._compared or id(plan) in self._settled
+
+    def knows_seconds(self, plan: Plan) -> bool:
+        """Whether `seconds` of this plan are known."""
+        _, given = self._originals.get(id(plan), (None, plan))
+        return self.knows(plan) or id(given) in self._timed or _choices(given) in self._seconds
+
+    def learn_seconds(self, plan: Plan, seconds: Seconds) -> None:
+        """Keep the `seconds` of a plan that a refinement in another process found."""
+        self._seconds[_choices(plan)] = seconds
+
+    def simulated(self, plan: Plan) -> dict[int, Simulated]:
+        """All that is known of a given plan and its forms with more buckets ahead, by `ahead`."""
+        found = {}
+        for ahead in (plan.ahead, *DEPTHS):
+            one = plan if ahead == plan.ahead else self._deeper.get((id(plan), ahead), (plan,))[-1]
+            if one.ahead == ahead and id(one) in self._compared:
+                after = self._compared[id(one)][1]
+                changes = {
+                    field.name: value
+                    for field in fields(one)
+                    if (value := getattr(after, field.name)) is not getattr(one, field.name)
+                }
+                folds, worst = self._folds.get(id(one)), self._worst.get(id(one))
+                found[ahead] = Simulated(changes, folds and folds[1], worst and worst[1])
+        return found
+
+    def learn(self, plan: Plan, found: Mapping[int, Simulated]) -> None:
+        """Keep what `simulated` returned for the same plan in another process."""
+        for ahead, (changes, folds, worst) in found.items():
+            one = self._with_ahead(plan, ahead)
+            after = replace(one, **changes)
+            self._compared[id(one)] = one, after
+            self._originals.setdefault(id(after), (after, one))
+            if folds is not None:
+                self._folds[id(one)] = one, folds
+            if worst is not None:
+                self._worst[id(one)] = one, worst
+            if after.memory is not None:
+                self._simulated_plans[id(one)] = one, after
+
+    def without_tracing(self) -> None:
+        """Let no more operator calls be traced, as in forked processes."""
+        self._memories.tracer = KnownTraces(self._memories.tracer)
 
     @cached_property
     def _folded(self) -> FoldedCosts:

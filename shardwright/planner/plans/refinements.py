@@ -28,6 +28,10 @@ class Refinements:
                 given = loop.machine, loop.options.optimizer, self._tracer, loop.factory.analysis
                 self._of[graph.fingerprint] = Refinement(graph, *given)
 
+    def of(self, plan: Plan) -> Refinement:
+        """The refinement of the form of the graph which `plan` is for."""
+        return self._of[plan.fingerprint]
+
     def ranked(self, plan: Plan) -> Plan:
         """See `Refinement`."""
         return self._of[plan.fingerprint].ranked(plan)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of, undominated
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
+from shardwright.planner.processes.foresight import Foresight
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
@@ -49,6 +50,7 @@ class SearchedFrontier(Frontier):
     * `pipelines`: a few plans with stages and their additive costs, which are compared with the
       plan that is chosen of the others;
     * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
+    * `foresight`: simulates plans in several processes before they are compared; None does not;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them;
     * `chosen`: the fastest plans found so far, by memory limit; copies of a frontier share them.
@@ -65,6 +67,7 @@ class SearchedFrontier(Frontier):
     deepen: Deepen | None = field(default=None, compare=False, repr=False)
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
+    foresight: Foresight | None = field(default=None, compare=False, repr=False)
     chooses_baselines: bool = True
     chosen: dict[Bytes | None, Plan | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -93,6 +96,11 @@ class SearchedFrontier(Frontier):
         """The time and peak that `settled` finds, from few of the layers where that is exact."""
         return self.settled(plan) if self.compare is None else self.compare(plan)
 
+    def expect(self, plans: Sequence[Plan]) -> None:
+        """Simulate at once what `compared` will find of these plans, in several processes."""
+        if self.foresight is not None:
+            self.foresight.expect(compared=plans)
+
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak that `settled` finds, without its time."""
         return super().simulated_peak(plan) if self.peak is None else self.peak(plan)
@@ -116,6 +124,7 @@ class SearchedFrontier(Frontier):
         indices: Sequence[int] = range(last + 1)
         if last >= most:
             indices = sorted({round(i * last / (most - 1)) for i in range(most)})
+        self.expect([self.plans[index] for index in indices])
         found = [self.compared(self.plans[index]) for index in indices]
         kept = [self._shown(plan) for plan in undominated(found)]
         known = tuple(map(self._shown, self.baselines))
@@ -131,6 +140,7 @@ class SearchedFrontier(Frontier):
             least=None,
             least_of_baseline=None,
             pipelines=(),
+            foresight=None,
             chosen={},
         )
 
@@ -173,6 +183,7 @@ class SearchedFrontier(Frontier):
 
         Operators hide messages only in part, so the order of additive times is not that of steps.
         """
+        self._expect_from(first, limit)
         best = self.deepened(self.compared(self.plans[first]), limit)
         most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
         for index in range(first + 1, min(first + most, len(self.plans))):
@@ -184,6 +195,21 @@ class SearchedFrontier(Frontier):
                 if other is not None and other.step_seconds < best.step_seconds:
                     best = other
         return best
+
+    def _expect_from(self, first: int, limit: Bytes | None) -> None:
+        """Simulate at once what `_best_from` is about to ask for."""
+        if self.foresight is None or self.foresight.width < 2:
+            return
+        best = self.compared(self.plans[first])
+        most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
+        likely = []
+        for index in range(first + 1, min(first + most, len(self.plans))):
+            if self.costs[index][0] >= best.step_seconds:
+                break
+            plan = self.plans[index]
+            if self.least_seconds is None or self.least_seconds(plan) < best.step_seconds:
+                likely.append(_as_far_ahead(plan, best))
+        self.foresight.expect(deepened=[self.plans[first]], seconds=likely, limit=limit)
 
     def _may_be_faster(self, plan: Plan, best: Plan) -> bool:
         """Whether `plan` is faster than `best` with as many buckets ahead."""
@@ -210,11 +236,14 @@ class SearchedFrontier(Frontier):
             return found
         most = math.inf if found is None else found.step_seconds
         about = Seconds(max(_NEAR_TIE * seconds, 0.0 if found is None else most))
-        times = []
-        for index, known in enumerate(self._near(about, limit)):
-            if self.least_seconds is None or self.least_seconds(known) < most:
-                as_deep = known if found is None else _as_far_ahead(known, found)
-                times.append((self._seconds(as_deep), index, known))
+        near = [
+            (known if found is None else _as_far_ahead(known, found), index, known)
+            for index, known in enumerate(self._near(about, limit))
+            if self.least_seconds is None or self.least_seconds(known) < most
+        ]
+        if self.foresight is not None:
+            self.foresight.expect(seconds=[as_deep for as_deep, _, _ in near])
+        times = [(self._seconds(as_deep), index, known) for as_deep, index, known in near]
         for time, _, known in sorted(times, key=lambda one: one[:2]):
             if time >= most:
                 break

@@ -49,10 +49,6 @@ class NotPeriodicError(ValueError):
     """Layers on both sides of a gap are not run in the same way."""
 
 
-class SeveralTransfersError(NotPeriodicError):
-    """A transfer of few layers would be several with all of them."""
-
-
 class Layer(NamedTuple):
     """The layer that an operator or a leaf belongs to.
 
@@ -167,7 +163,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     at = [one for one in found for _ in range(one.start, one.stop)]
     spans = _spans(program, at, seams, folded.layer_of)
     if (one := split_by_size(program, spans, folded.skipped)) is not None:
-        raise SeveralTransfersError(f"{one.handle} of all layers would be several transfers")
+        raise NotPeriodicError(f"{one.handle} of all layers would be several transfers")
     sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections

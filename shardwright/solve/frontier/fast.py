@@ -34,11 +34,13 @@ class FastFrontier:
     """Good trade-offs, fastest first and memory strictly falling, with a lower bound.
 
     Without `pinned` nodes the first point is the fastest and the last the smallest assignment.
+    `supported` is the frontier without points in gaps; None if there are none in this one.
     """
 
     points: tuple[Point, ...]
     bound: DualBound
     pinned: tuple[int, ...]
+    supported: FastFrontier | None = None
 
     def lower_bound(self, memory_limit: float = math.inf) -> float:
         """Seconds that no assignment within `memory_limit` bytes can beat; inf if there is none."""
@@ -103,8 +105,9 @@ def fast_frontier(
         prices=prices,
     )
     points = found.points
+    supported = FastFrontier(points, found.bound, found.pinned)
     if not wanted(found.bound):
-        return FastFrontier(points, found.bound, found.pinned)
+        return supported
     deadline, most = start + effort.seconds, effort.max_points
     if time.monotonic() < deadline:
         coarser = _COARSER * effort.resolution
@@ -118,4 +121,4 @@ def fast_frontier(
         max_sums=effort.max_sums,
         deadline=deadline,
     )
-    return FastFrontier(done.points, done.bound, found.pinned)
+    return FastFrontier(done.points, done.bound, found.pinned, supported)

@@ -92,6 +92,15 @@ class MeasuredCall:
             self._backward[gradients] = seen
         return seen
 
+    @property
+    def has_forward(self) -> bool:
+        """Whether the forward pass is traced already."""
+        return "forward" in vars(self)
+
+    def has_backward(self, gradients: tuple[Strides | None, ...]) -> bool:
+        """Whether the backward pass is traced already."""
+        return gradients in self._backward
+
     def _trace(self, given: tuple[Seen, ...], device: torch.device) -> OpMemoryTrace:
         return OpMemoryTrace(self._op, self._names, given, device)
 

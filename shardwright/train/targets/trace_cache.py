@@ -112,6 +112,15 @@ class _KeptCall:
             known[gradients] = self._kept.traced(self._call).backward(gradients)
         return known[gradients]
 
+    @property
+    def has_forward(self) -> bool:
+        """Whether the forward pass is traced already."""
+        return self._traces.has_forward
+
+    def has_backward(self, gradients: _Gradients) -> bool:
+        """Whether the backward pass is traced already."""
+        return gradients in self._traces.backward
+
 
 def _entries() -> UserCache:
     return UserCache.of_user("traces")

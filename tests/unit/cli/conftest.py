@@ -17,7 +17,7 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.numerics import Numerics
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.audit.avoidable import NOTHING
-from shardwright.planner.micro_batch_counts import if_tight
+from shardwright.planner.tight_memory import if_tight
 from tests.harness import plans
 
 JOB = """

@@ -11,7 +11,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.micro_batch_counts import MicroBatchCounts, if_tight
+from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.tables.layout_codes import (
     FIRST_ATOM,
     SUMS,
@@ -21,6 +21,7 @@ from shardwright.planner.tables.layout_codes import (
 )
 from shardwright.planner.tables.model import CostModel
 from shardwright.planner.tables.pricing import Pricing
+from shardwright.planner.tight_memory import if_tight
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from tests.harness.layered_graphs import BATCH, residual_layers

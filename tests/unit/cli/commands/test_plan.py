@@ -276,3 +276,19 @@ def test_the_method_is_handed_on(api, target, as_json):
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut")
     as_json("plan", target, "--machine", "2xcpu", "--method", "kcut", "--objective", "devices")
     assert api.methods == ["joint", "kcut", "kcut"]
+
+
+def test_as_many_processes_search_as_there_are_cores_or_as_are_asked_for(
+    api, target, monkeypatch, shardwright_command
+):
+    command = "plan", target, "--machine", "2xcpu"
+    for cores in (3, 100):
+        monkeypatch.setattr(
+            "shardwright.planner.processes.forked_map.usable_cores", lambda n=cores: n
+        )
+        assert shardwright_command(*command).exit_code == 0
+    assert shardwright_command(*command, "--processes", "12").exit_code == 0
+    assert [options.processes for options in api.asked] == [3, 8, 12]
+    assert "default: (cores, up to 8)" in " ".join(
+        shardwright_command("plan", "--help").stdout.split()
+    )

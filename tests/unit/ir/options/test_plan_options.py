@@ -48,6 +48,9 @@ def test_texts_and_lists_are_read():
         ("micro_batches", (True,)),
         ("seconds", math.nan),
         ("seconds", -1),
+        ("processes", 0),
+        ("processes", 1.5),
+        ("processes", True),
     ],
 )
 def test_a_value_that_cannot_be_is_an_error_that_names_the_option(name, value):

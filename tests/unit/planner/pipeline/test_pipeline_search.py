@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.planner.mesh_loop import NOTHING
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
+from shardwright.planner.pipeline.stage_assignment import NOTHING
 
 
 class Loop:

@@ -1,0 +1,1 @@
+"""Search in several processes, with the results of one."""
