@@ -18,7 +18,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import search_scope
-from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, least_state_bytes
+from shardwright.planner.memory_limits import STATE, check_limit, check_weights, least_state_bytes
 from shardwright.planner.planner import Progress
 from shardwright.planner.strategies import pricing
 from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
@@ -353,7 +353,7 @@ def plan(
     machine, limit = machine_of(machine), options.memory_limit
     search_scope(machine, options)
     require_module(model)
-    check_limit(machine, limit, weight_bytes(model), WEIGHTS)
+    check_weights(machine, limit, weight_bytes(model), options)
     graph = capture(
         model,
         args,

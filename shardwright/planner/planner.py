@@ -14,6 +14,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import Constraint, ConstraintError, OnMesh, named_axes
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.options.plan_options import ALL, AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
@@ -28,11 +29,11 @@ from shardwright.planner.memory_limits import (
     forms_to_search,
     limit_on,
     offload_of,
-    optimizer_on_host,
+    optimizers_on_host,
 )
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.meshes import mesh_of_cuts, meshes_of
-from shardwright.planner.micro_batch_counts import if_needed
+from shardwright.planner.micro_batch_counts import if_needed, if_tight
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
@@ -117,16 +118,17 @@ def _joint(
         starts.append(_start_of(form, machine, options, scope, first_form))
     first = len(forms.plain)
     loops: dict[tuple[int, object, bool, str], MeshLoop] = {}
-    offload, optimizer = offload_of(machine, options), optimizer_on_host(machine, options)
+    offload, on_host = offload_of(machine, options), optimizers_on_host(machine, options)
+    first_way = 1 if options.offload and on_host else 0  # which is searched in any case
     refinements = Refinements(tracer)
 
-    def run(*, tight: bool, on_host: bool = options.offload is True) -> SearchedFrontier:
-        """The frontier; what only saves memory is searched if `tight`, or state there `on_host`."""
+    def run(*, tight: bool, ways: int = first_way) -> SearchedFrontier:
+        """The frontier; what only saves memory is searched if `tight`, and `ways` of `on_host`."""
         start, found = time.perf_counter(), list[MeshLoop]()
         counts = options.micro_batches or (ALL if tight else (1,))
         host = tight if offload is None else offload
         these = replace(options, micro_batches=counts, offload=host)
-        names = options.optimizer, *([optimizer] if on_host and optimizer else ())
+        names = options.optimizer, *on_host[:ways]
         for name, (number, one) in product(names, enumerate(starts if tight else starts[:first])):
             key = number, counts, host, name
             if key not in loops:
@@ -139,8 +141,11 @@ def _joint(
     if None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
     ):
-        return if_needed(run, options.memory_limit, on_host=optimizer is not None)
-    return run(tight=True)
+        settled = if_tight(run, options.memory_limit)
+    else:
+        settled = run(tight=True)
+    more = range(first_way + 1, len(on_host) + 1)
+    return if_needed(run, settled, options.memory_limit, more)
 
 
 def _cut(
@@ -197,6 +202,8 @@ def _search(
     if options.counts is not None and len(impossible) == len(set(options.counts)):
         raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
     several = groups[groups[0] == 1 :]
+    if optimizer_spec(options.optimizer).by_host:
+        several = ()  # stages read their parameters on the device
     if several and (reason := needs_one_stage(factory.graph)):
         if 1 not in groups:
             raise PipelineError(reason)

@@ -194,6 +194,9 @@ def _others(strategy: Strategy) -> _Made:
     if strategy.fp8 in GATHERABLE:
         yield "fp8_gather", {"fp8_gather": not strategy.fp8_gather}
     yield from (("compile", {"compile": word}) for word in COMPILES)
-    for what in ("activations", "optimizer"):
+    for what in OFFLOADS:
         others = set(strategy.offload) ^ {what}
-        yield "offload", {"offload": tuple(one for one in OFFLOADS if one in others)}
+        if "parameters" in others:  # with their state
+            others.add("optimizer")
+        if others != set(strategy.offload):
+            yield "offload", {"offload": tuple(one for one in OFFLOADS if one in others)}

@@ -21,6 +21,10 @@ def placed_like(tile: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor of this rank's `tile`, in the layout of `like` on its mesh; plain if that is."""
     if not isinstance(like, DTensor):
         return tile
+    if tile.device.type != like.device_mesh.device_type:  # on the host, as `like`
+        made = torch.empty_like(like, dtype=tile.dtype, requires_grad=False)
+        local(made).copy_(tile)
+        return made
     return _of_tile(tile, like.device_mesh, like.placements, like.shape, like.stride())
 
 
