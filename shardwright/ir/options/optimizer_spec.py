@@ -92,7 +92,7 @@ class OptimizerSpec:
 
     @property
     def offload(self) -> tuple[str, ...]:
-        """Where its state and parameters are, as `offload` of a `Strategy`."""
+        """Its values that are on the host, as `offload` of a `Strategy` names them."""
         if self.by_host:
             return ("optimizer", "parameters")
         return ("optimizer",) if self.on_host else ()

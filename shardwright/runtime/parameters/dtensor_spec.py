@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -15,6 +15,11 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return parameter
     return parameter.to_local(grad_placements=parameter.placements)
+
+
+def tiles(leaves: Iterable[torch.Tensor], one: torch.Tensor) -> Iterator[torch.Tensor]:
+    """This rank's tiles on the device of `one`, which parameters on the host are copied to."""
+    return (local(leaf).to(one.device) for leaf in leaves)
 
 
 def placed_like(tile: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
