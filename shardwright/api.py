@@ -169,6 +169,7 @@ def search(
         offload: whether inputs of recomputed segments, and the state of the optimizer, may wait in
             the memory of the host. None: inputs where `memory_limit` makes plans slower or rules
             all out, and state where nothing fits else, on accelerators with a link to their host.
+            Unless False, parameters and gradients may, too, where not even that fits.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         progress: called with what is being done and the part of the search, 0 to 1, that is done.

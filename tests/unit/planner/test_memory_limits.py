@@ -109,6 +109,29 @@ def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
         sw.search(graph, "2xH100", method="kcut", loss_chunks=(8,))
 
 
+@pytest.mark.hf
+@pytest.mark.slow
+def test_llama_8b_trains_on_one_small_gpu_with_its_parameters_on_the_host():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    config = LlamaConfig(**sizes, num_hidden_layers=32, num_key_value_heads=8, use_cache=False)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        tokens = torch.zeros((1, 2048), dtype=torch.int64)
+    graph = sw.capture(model, (), {"input_ids": tokens, "labels": tokens}, precision="bf16")
+    strategy = "dp_shard=1 ac=full offload=optimizer"
+    assert sw.price(graph, "1xL4", strategy).peak_bytes > 2 * preset("1xL4").device.usable_bytes
+    slow = sw.Machine.preset("1xL4").with_(host_memory="192GiB")
+    plan = sw.search(graph, slow, seconds=30).fastest()
+    assert plan.offload[-1] == "parameters"
+    assert plan.peak_bytes < slow.device.usable_bytes < plan.memory.host < 192 * 2**30
+    fast = slow.with_(host_bandwidth="51.2GB/s")  # twice as much
+    strategy += ",parameters"
+    one, other = (sw.price(graph, machine, strategy) for machine in (slow, fast))
+    assert 0.4 < other.step_seconds / one.step_seconds < 0.7
+
+
 class Mlps(nn.Module):
     """Residual MLPs whose inner tensors take most of the memory."""
 
