@@ -53,7 +53,7 @@ class Fetch(HostCopy):
 
 
 @dataclass(frozen=True, slots=True)
-class Store(HostCopy):
+class StoreGradient(HostCopy):
     """Starts to copy a gradient to the memory of the host, which reads it there.
 
     So the host itself waits for the end of the copy, not only what the device runs next.

@@ -22,7 +22,7 @@ from shardwright.ir.layout import Shard
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Shape
 from shardwright.program.step.async_pipeline.versions import Version
-from shardwright.program.step.host_copies import Fetch, Offload, Store
+from shardwright.program.step.host_copies import Fetch, Offload, StoreGradient
 
 TOTAL = "total/"
 
@@ -340,7 +340,7 @@ StepInstruction = (
     | Recv
     | Offload
     | Fetch
-    | Store
+    | StoreGradient
     | Wait
     | Relayout
     | Add
@@ -384,7 +384,7 @@ _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Send: lambda one: tuple([part.value for part in one.payload]),
     Offload: lambda one: (one.value,),
     Fetch: lambda one: (one.value,),
-    Store: lambda one: (one.value,),
+    StoreGradient: lambda one: (one.value,),
     Relayout: lambda one: (one.value,),
     Add: lambda one: one.terms,
     Accumulate: lambda one: (one.value,),

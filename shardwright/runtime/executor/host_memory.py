@@ -16,7 +16,7 @@ from weakref import finalize
 
 import torch
 
-from shardwright.program.step.host_copies import Fetch, HostCopy, Store
+from shardwright.program.step.host_copies import Fetch, HostCopy, StoreGradient
 
 Streams = tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]
 
@@ -57,7 +57,7 @@ class HostMemory:
             case Fetch():
                 made = torch.empty(one.shape, dtype=value.dtype, device=self.device)
                 return HostCopyInFlight(value, made, self._streams[1])
-            case Store():
+            case StoreGradient():
                 made = self._new(prod(one.shape) * value.element_size())
                 made = made.view(value.dtype).view(one.shape)
                 source = value.reshape(one.shape)

@@ -20,7 +20,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.lower.boundaries import Boundary, boundaries
-from shardwright.program.step.host_copies import HostCopy, Store
+from shardwright.program.step.host_copies import HostCopy, StoreGradient
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -169,7 +169,7 @@ class StepBuilder:
 
     def store(self, leaf: str, gradient: str, result: str) -> list[StepInstruction]:
         """`copy` for the gradient of a parameter that is on the host."""
-        return self.copy(gradient, result, self.tiles[leaf].shape, self.dtype(leaf), Store)
+        return self.copy(gradient, result, self.tiles[leaf].shape, self.dtype(leaf), StoreGradient)
 
     def reduce(
         self, leaf: str, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape

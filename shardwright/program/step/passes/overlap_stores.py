@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.program.step.host_copies import Store
+from shardwright.program.step.host_copies import StoreGradient
 from shardwright.program.step.instructions import Accumulate, StepInstruction, Wait
 from shardwright.program.step.step_program import StepProgram
 
 
 def overlap_stores(program: StepProgram) -> StepProgram:
     """`program` with late waits for gradients on their way to the host, and late sums there."""
-    stored = {one.handle: one for one in program.host_copies() if isinstance(one, Store)}
+    stored = {one.handle: one for one in program.host_copies() if isinstance(one, StoreGradient)}
     results = {one.result for one in stored.values()}
     found: list[StepInstruction] = []
     behind: list[list[StepInstruction]] = []  # of each group that has started
     together = False
     for one in program.instructions:
-        if isinstance(one, Store):
+        if isinstance(one, StoreGradient):
             if not together:
                 behind.append([])
             together = True

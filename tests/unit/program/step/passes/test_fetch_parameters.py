@@ -8,7 +8,7 @@ import torch
 import shardwright as sw
 from shardwright.ir.graph import VerifyError
 from shardwright.program.plan_decoder import read_plan
-from shardwright.program.step.host_copies import Fetch, Store
+from shardwright.program.step.host_copies import Fetch, StoreGradient
 from shardwright.program.step.instructions import Backward, Forward, Free, Seed, Transfer, Wait
 from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.program.step.order import check_order
@@ -82,7 +82,9 @@ def test_gradients_leave_while_the_next_are_computed_and_only_once(graph):
         (program, _) = programs(graph, text)
         instructions = program.instructions
         waits = {one.handle: at for at, one in enumerate(instructions) if isinstance(one, Wait)}
-        stores = [(at, one) for at, one in enumerate(instructions) if isinstance(one, Store)]
+        stores = [
+            (at, one) for at, one in enumerate(instructions) if isinstance(one, StoreGradient)
+        ]
         batches = 2 if text == "dp_shard=2 mb=2" else 1  # else summed on the device, then reduced
         assert len(stores) == 2 * LAYERS * batches
         computed = [at for at, one in enumerate(instructions) if isinstance(one, Backward)]
