@@ -18,7 +18,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import search_scope
-from shardwright.planner.memory_limits import STATE, WEIGHTS, check_limit, least_state_bytes
+from shardwright.planner.memory_limits import STATE, check_limit, check_weights, least_state_bytes
 from shardwright.planner.mesh_turns import Progress
 from shardwright.planner.strategies import pricing
 from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
@@ -170,6 +170,7 @@ def search(
         offload: whether inputs of recomputed segments, and the state of the optimizer, may wait in
             the memory of the host. None: inputs where `memory_limit` makes plans slower or rules
             all out, and state where nothing fits else, on accelerators with a link to their host.
+            Unless False, parameters and gradients may, too, where not even that fits.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         processes: how many forked processes may search and compare plans at a time. Their number
@@ -362,7 +363,7 @@ def plan(
     machine, limit = machine_of(machine), options.memory_limit
     search_scope(machine, options)
     require_module(model)
-    check_limit(machine, limit, weight_bytes(model), WEIGHTS)
+    check_weights(machine, limit, weight_bytes(model), options)
     graph = capture(
         model,
         args,

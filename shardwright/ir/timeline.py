@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 
-STATE_COPIES = "copies of the optimizer's state that nothing hides"  # the name of a task
+# Names of tasks.
+STATE_COPIES = "copies of the optimizer's state that nothing hides"
+UPDATE, HOST_UPDATE = "update of parameters", "update of parameters on the host"
 
 
 class Stream(enum.StrEnum):

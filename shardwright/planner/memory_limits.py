@@ -65,23 +65,41 @@ def offload_of(machine: Machine, options: PlanOptions) -> bool | None:
     return options.offload if options.offload is not None or possible else False
 
 
-def optimizer_on_host(machine: Machine, options: PlanOptions) -> str | None:
-    """The optimizer of a search with its state on the host; None where that is not searched.
+def optimizers_on_host(machine: Machine, options: PlanOptions) -> tuple[str, ...]:
+    """The optimizer of a search with its state on the host, then with parameters there, too.
 
-    It is where inputs of segments may be, also without recomputation.
+    Each uses less of the device, and takes longer, than the one before it. There are none where
+    inputs of segments may not be on the host, but for recomputation. Stages of a pipeline read
+    parameters on the device.
     """
     device, name = machine.device, options.optimizer
     has = device.host_bytes_per_s is not None and device.host_memory_bytes is not None
-    useful = has and offloadable(name) and optimizer_spec(name).state_tensors > 0
-    if options.offload is False or options.allow_async or not useful:
-        return None
     on_cpu = machine.backend_spec.device == "cpu" and options.offload is None
-    return None if on_cpu else placed(name, ("optimizer",))
+    permitted = options.offload is not False and not options.allow_async and not on_cpu
+    if not has or not permitted or not offloadable(name):
+        return ()
+    state = ("optimizer",) if optimizer_spec(name).state_tensors else ()
+    staged = isinstance(options.stages, tuple) and 1 not in options.stages
+    ways = [*([state] if state else []), *([] if staged else [("optimizer", "parameters")])]
+    return tuple(placed(name, way) for way in ways)
 
 
 def least_state_bytes(graph: Graph, machine: Machine, options: PlanOptions) -> Bytes:
     """Bytes of parameters, gradients and state that the devices of `machine` must hold in total."""
-    return state_bytes(graph, optimizer_on_host(machine, options) or options.optimizer)
+    return state_bytes(graph, (options.optimizer, *optimizers_on_host(machine, options))[-1])
+
+
+def check_weights(
+    machine: Machine, memory_limit: int | str | None, needed: int, options: PlanOptions
+) -> None:
+    """Raise `InfeasibleError` where the devices together cannot hold weights of `needed` bytes.
+
+    Where these may be in the memory of the host it is where not even that has room for them.
+    """
+    *_, last = (options.optimizer, *optimizers_on_host(machine, options))
+    room = (machine.device.host_memory_bytes or 0) * machine.devices
+    if not optimizer_spec(last).by_host or needed > room:
+        check_limit(machine, memory_limit, needed, WEIGHTS)
 
 
 class SearchForms(NamedTuple):

@@ -14,6 +14,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import Constraint, OnMesh
+from shardwright.ir.options.optimizers import optimizer_spec
 from shardwright.ir.options.plan_options import ALL, AUTO, OptionsError, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.schedules.schedule import PipelineError
@@ -26,7 +27,7 @@ from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import (
     forms_to_search,
     offload_of,
-    optimizer_on_host,
+    optimizers_on_host,
 )
 from shardwright.planner.mesh_loop import GAIN, MeshLoop
 from shardwright.planner.mesh_turns import Progress, given_names, search_meshes
@@ -45,7 +46,7 @@ from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.frontier.starting import StartingStrategies
 from shardwright.planner.strategies.preference import is_strategy
-from shardwright.planner.tight_memory import if_needed
+from shardwright.planner.tight_memory import if_needed, if_tight
 from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
@@ -115,16 +116,17 @@ def _joint(
         starts.append(_start_of(form, machine, options, scope, first_form))
     first = len(forms.plain)
     loops: dict[tuple[int, object, bool, str], MeshLoop] = {}
-    offload, optimizer = offload_of(machine, options), optimizer_on_host(machine, options)
+    offload, on_host = offload_of(machine, options), optimizers_on_host(machine, options)
+    first_way = 1 if options.offload and on_host else 0  # which is searched in any case
     refinements = Refinements(tracer)
 
-    def run(*, tight: bool, on_host: bool = options.offload is True) -> SearchedFrontier:
-        """The frontier; what only saves memory is searched if `tight`, or state there `on_host`."""
+    def run(*, tight: bool, ways: int = first_way) -> SearchedFrontier:
+        """The frontier; what only saves memory is searched if `tight`, and `ways` of `on_host`."""
         start, found = time.perf_counter(), list[MeshLoop]()
         counts = options.micro_batches or (ALL if tight else (1,))
         host = tight if offload is None else offload
         these = replace(options, micro_batches=counts, offload=host)
-        names = options.optimizer, *([optimizer] if on_host and optimizer else ())
+        names = options.optimizer, *on_host[:ways]
         for name, (number, one) in product(names, enumerate(starts if tight else starts[:first])):
             key = number, counts, host, name
             if key not in loops:
@@ -137,8 +139,11 @@ def _joint(
     if None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
     ):
-        return if_needed(run, options.memory_limit, on_host=optimizer is not None)
-    return run(tight=True)
+        settled = if_tight(run, options.memory_limit)
+    else:
+        settled = run(tight=True)
+    more = range(first_way + 1, len(on_host) + 1)
+    return if_needed(run, settled, options.memory_limit, more)
 
 
 def _cut(
@@ -195,6 +200,8 @@ def _search(
     if options.counts is not None and len(impossible) == len(set(options.counts)):
         raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
     several = groups[groups[0] == 1 :]
+    if optimizer_spec(options.optimizer).by_host:
+        several = ()  # stages read their parameters on the device
     if several and (reason := needs_one_stage(factory.graph)):
         if 1 not in groups:
             raise PipelineError(reason)

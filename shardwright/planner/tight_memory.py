@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -14,31 +15,35 @@ F = TypeVar("F", bound=Frontier, covariant=True)
 class Search(Protocol[F]):
     """A search that tries micro-batches and chunks of the loss only if memory is tight.
 
-    With `on_host` it tries the optimizer's state in the memory of the host, too.
+    It tries the first `ways` to keep state of the optimizer on the host, too.
     """
 
-    def __call__(self, *, tight: bool, on_host: bool = False) -> F:
+    def __call__(self, *, tight: bool, ways: int = 0) -> F:
         """The frontier that it finds."""
 
 
 def if_needed(
-    run: Search[SearchedFrontier], limit: str | int | None, *, on_host: bool
+    run: Search[SearchedFrontier],
+    found: SearchedFrontier,
+    limit: str | int | None,
+    ways: range,
 ) -> SearchedFrontier:
-    """The frontier of `if_tight`, with the optimizer's state on the host if nothing fits else.
+    """`found`, or a frontier with more on the host if nothing fits else.
 
-    Copies of the state take longer than its update in any case. It is tried where `on_host` says
-    that it may be.
+    Copies from the host take longer than an update on the device in any case. `ways` are numbers of
+    ways to keep state of the optimizer there that may be tried besides, in their order.
     """
-    found = if_tight(run, limit)
     most = found.limit(limit)
-    if not on_host or most is None:
-        return found
-    every = found.plans, found.baselines, found.pipelines
-    least = min(peak for plans in every for _, peak in costs_of(plans))
-    if least <= most or found.simulated_peak(found[-1]) <= most:
-        return found
-    more = run(tight=True, on_host=True)
-    return replace(more, search_seconds=found.search_seconds + more.search_seconds)
+    for number in ways:
+        if most is None:
+            break
+        every = found.plans, found.baselines, found.pipelines
+        least = min((peak for plans in every for _, peak in costs_of(plans)), default=math.inf)
+        if least <= most or found.simulated_peak(found[-1]) <= most:
+            break
+        more = run(tight=True, ways=number)
+        found = replace(more, search_seconds=found.search_seconds + more.search_seconds)
+    return found
 
 
 def if_tight(run: Search[F], limit: str | int | None = None) -> F:

@@ -16,11 +16,13 @@ class UpdateForm:
     """The form of the optimizer's update.
 
     Parameters are updated in groups of at most `group_bytes` of a rank's tiles, with 0 all at once;
-    None is not decided. With `on_host` the state of a group is copied from the host and back.
+    None is not decided. With `on_host` the state of a group is copied from the host and back. With
+    `by_host` parameters, gradients and state are there, and the host updates all of them at once.
     """
 
     group_bytes: int | None = None
     on_host: bool = False
+    by_host: bool = False
 
 
 AT_ONCE = UpdateForm()
@@ -63,7 +65,14 @@ class Decisions:
     @property
     def update(self) -> UpdateForm:
         """The form of the optimizer's update."""
+        if self.hosts_parameters:
+            return UpdateForm(0, by_host=True)
         return UpdateForm(self.update_group_bytes, "optimizer" in self.offload)
+
+    @property
+    def hosts_parameters(self) -> bool:
+        """Whether parameters are in the memory of the host, and copied from there to be read."""
+        return "parameters" in self.offload
 
     @property
     def stage_ranks(self) -> StageRanks:

@@ -31,7 +31,7 @@ def read_plan(
             f"the plan was made for another model or other shapes (graph {plan.fingerprint}, this"
             f" one is {graph.fingerprint}); plan this model with this batch again"
         )
-    _require_offload(plan)
+    _require_offload(plan, graph)
     tilings: dict[str, Tiling] = {}
     parsed: dict[tuple[int, tuple[str, ...]], Tiling] = {}  # by the identity of the rule
     for op in plan.ops:
@@ -99,11 +99,24 @@ def _require_storage(storage: Mapping[str, Layout], graph: Graph, analysis: Anal
             )
 
 
-def _require_offload(plan: Plan) -> None:
+def _require_offload(plan: Plan, graph: Graph) -> None:
     """Raise `PlanError` if a plan offloads what step programs do not."""
-    if "parameters" in plan.offload or (plan.offload and plan.is_asynchronous):
+    if plan.offload and plan.is_asynchronous:
         raise PlanError(
-            f"the plan offloads {', '.join(plan.offload)} under schedule {plan.schedule}, and only"
-            " activations and the optimizer's state are, in plans without weight versions; take its"
-            " offload out"
+            f"the plan offloads {', '.join(plan.offload)} under schedule {plan.schedule}, and plans"
+            " with weight versions keep everything on the device; take its offload out"
+        )
+    if "parameters" not in plan.offload:
+        return
+    if plan.pipeline is not None:
+        raise PlanError(
+            "the plan keeps parameters on the host and has pipeline stages, which read theirs on"
+            " the device; take one of both out"
+        )
+    parameters = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
+    written = {buffer for buffer, _ in graph.updates}
+    if odd := parameters & {*graph.outputs, *written}:
+        raise PlanError(
+            f"the plan keeps parameters on the host, and the model returns or writes {min(odd)}"
+            " itself, on the device; take parameters out of its offload"
         )

@@ -10,7 +10,7 @@ from math import prod
 from shardwright.ir.frontier import undominated
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
-from shardwright.ir.timeline import STATE_COPIES
+from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES
 from shardwright.planner.audit.avoidable import NOTHING, Avoidable
 from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
@@ -129,8 +129,9 @@ def _limits(plan: Plan, host_seconds: float) -> str:
         "computing": parts.compute - host,
         "the host, which issues kernels": host,
         f"communication{_costliest(plan)}": parts.communication,
-        "update": parts.update,
-        "copies of the optimizer's state": _state_copies(plan),
+        "update": 0.0 if "parameters" in plan.offload else parts.update,
+        "update on the host": _seconds_of(HOST_UPDATE, plan),
+        "copies of the optimizer's state": _seconds_of(STATE_COPIES, plan),
     }
     if groups > 1:
         words["waiting for other stages"] = whole - sum(words.values())
@@ -139,10 +140,10 @@ def _limits(plan: Plan, host_seconds: float) -> str:
     return ", ".join(f"{word} {shares[word]:.0%}" for word in named if shares[word] >= _LEAST)
 
 
-def _state_copies(plan: Plan) -> float:
-    """Seconds of copies of the optimizer's state that nothing hides, on all stages."""
+def _seconds_of(name: str, plan: Plan) -> float:
+    """Seconds of the tasks of that name, on all stages."""
     tasks = plan.timeline.tasks if plan.timeline is not None else ()
-    return sum(task.seconds for task in tasks if task.name == STATE_COPIES)
+    return sum(task.seconds for task in tasks if task.name == name)
 
 
 def _costliest(plan: Plan) -> str:

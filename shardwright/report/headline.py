@@ -147,8 +147,14 @@ def _offloaded(plan: Plan) -> Iterator[str]:
         known = f" {size_text(plan.memory.host)}" if plan.memory is not None else ""
         count = len({op.segment for op in plan.ops if op.segment})
         some = f" of {count - len(plan.on_device)} of {count} segments" if plan.on_device else ""
-        words = {"activations": f"activations{some}", "optimizer": "optimizer state"}
-        yield f"offload {' and '.join(words[what] for what in plan.offload)}{known} to the host"
+        words = {
+            "activations": f"activations{some}",
+            "optimizer": "optimizer state",
+            "parameters": "parameters",
+        }
+        *first, last = (words[what] for what in plan.offload)
+        what = f"{', '.join(first)} and {last}" if first else last
+        yield f"offload {what}{known} to the host"
 
 
 def _updated(plan: Plan) -> Iterator[str]:

@@ -20,6 +20,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.deferred.ranges import narrowed, ranges_of
 from shardwright.runtime.module_options import ModuleOptions
+from shardwright.runtime.parameters.host_state import on_host
 from shardwright.runtime.parameters.submodules import container
 from shardwright.tracing.graph_builder import Captured
 
@@ -51,6 +52,7 @@ class ParameterStore:
         self.device = device
         self.constants: dict[str, torch.Tensor] = {}
         self.master_weights = master_weights(captured.graph)
+        self.on_host = decisions.hosts_parameters
         self.places: dict[str, tuple[nn.Module, str]] = {}  # leaf -> its module, its name there
 
     def take(self, graph: Graph, options: ModuleOptions) -> None:
@@ -73,6 +75,7 @@ class ParameterStore:
             if leaf.kind is LeafKind.PARAMETER:
                 trained = graph.tensor[leaf.name].requires_grad
                 parameter = self._parameter(leaf.name, first, weights[first], options, trained)
+                parameter = on_host(parameter) if self.on_host else parameter
                 for key in leaf.keys:
                     holder, name = container(self.module, key)
                     holder.register_parameter(name, parameter)

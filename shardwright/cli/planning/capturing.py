@@ -18,7 +18,7 @@ from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.memory_limits import WEIGHTS, check_limit
+from shardwright.planner.memory_limits import check_weights
 from shardwright.rules.operators.fp8_layers import with_fp8
 from shardwright.train.targets.capture_cache import (
     CachedCapture,
@@ -102,7 +102,7 @@ def capture(
 
     def checked(weight_bytes: int) -> None:
         if machine is not None:
-            check_limit(machine, memory_limit, weight_bytes, WEIGHTS)
+            check_weights(machine, memory_limit, weight_bytes, PlanOptions())
 
     with working(f"capturing {target.text}"):
         parsed = parse_target(target.text, target.batch, target.seq, target.settings)

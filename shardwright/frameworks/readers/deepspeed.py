@@ -186,6 +186,9 @@ def _offload(settings: Settings, zero: str, prefix: str) -> tuple[str, ...]:
             settings.differ(name, "kept on a disk; read as in the host's memory")
         if device:
             found.append(what)
+    if "parameters" in found and "optimizer" not in found:
+        name = f"{zero}.offload_param.device"
+        settings.differ(name, "the host updates its parameters; read with their state there, too")
     return tuple(found)
 
 

@@ -72,7 +72,8 @@ class OptimizerSpec:
     * `keeps_gradients`: whether gradients have buffers of their own that are never freed, of the
       size in which a rank sums them, as in Megatron-LM;
     * `on_host`: whether the state is kept in the memory of the host, and copied to the device and
-      back for the update, group by group.
+      back for the update, group by group;
+    * `by_host`: whether parameters, gradients and state are all there, and the host updates them.
     """
 
     name: str
@@ -87,6 +88,14 @@ class OptimizerSpec:
     implementation: Implementation = Implementation.DEFAULT
     keeps_gradients: bool = False
     on_host: bool = False
+    by_host: bool = False
+
+    @property
+    def offload(self) -> tuple[str, ...]:
+        """Its values that are on the host, as `offload` of a `Strategy` names them."""
+        if self.by_host:
+            return ("optimizer", "parameters")
+        return ("optimizer",) if self.on_host else ()
 
     @property
     def fused_passes(self) -> int:
@@ -110,7 +119,7 @@ class OptimizerSpec:
 
     def resident_of(self, shape: Shape) -> int:
         """The tensors of its tile that are kept in the memory of the device."""
-        return 0 if self.on_host else self.tensors_of(shape)
+        return 0 if self.offload else self.tensors_of(shape)
 
     def kept_of(self, shape: Shape) -> int:
         """Further elements that every rank keeps for a parameter of this shape, if it has a tile.

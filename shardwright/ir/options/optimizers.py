@@ -44,7 +44,8 @@ _ASKED: Mapping[str, tuple[str, ...]] = {
     for spec in _SPECS
 }
 _USERS: dict[str, OptimizerSpec] = {}  # hold for the process that states them
-_ON_HOST = "_on_host"  # behind the name of an optimizer whose state is offloaded
+# Behind the name of an optimizer whose state is offloaded, or that the host runs.
+_ON_HOST, _BY_HOST = "_on_host", "_by_host"
 
 
 def optimizer_spec(name: str) -> OptimizerSpec:
@@ -82,21 +83,26 @@ def by_tiles(spec: OptimizerSpec) -> bool:
 def placed(name: str, offload: Collection[str]) -> str:
     """The name of the optimizer, with its state on the host if `offload` names the optimizer.
 
-    `offload` is as in `Strategy`. Raises `OptimizerError` for one whose state is not offloaded.
+    If it names parameters, the host runs the optimizer. `offload` is as in `Strategy`. Raises
+    `OptimizerError` for one whose state is not offloaded.
 
     >>> placed("adamw_fused", ("optimizer",)), placed("adamw_fused_on_host", ())
     ('adamw_fused_on_host', 'adamw_fused')
+    >>> placed("adamw_on_host", ("optimizer", "parameters"))
+    'adamw_by_host'
     """
-    plain = name.removesuffix(_ON_HOST)
-    if "optimizer" not in offload:
+    plain = name.removesuffix(_ON_HOST).removesuffix(_BY_HOST)
+    what = "parameters" if "parameters" in offload else "optimizer"
+    if what not in offload:
         return plain
     if not offloadable(plain):
         having = ", ".join(one.name for one in _SPECS if one.matrix is None)
+        how = "copies to the device in parts" if what == "optimizer" else "keeps where no device is"
         raise OptimizerError(
-            f"optimizer {plain} may need all of its state at once, which offload=optimizer copies"
-            f" to the device in parts; leave that out, or use one of {having}"
+            f"optimizer {plain} may need all of its state at once, which offload={what} {how};"
+            f" leave that out, or use one of {having}"
         )
-    return plain + _ON_HOST
+    return plain + (_BY_HOST if what == "parameters" else _ON_HOST)
 
 
 def offloadable(name: str) -> bool:
@@ -108,9 +114,13 @@ def offloadable(name: str) -> bool:
 
 
 def _built_in(name: str) -> OptimizerSpec | None:
-    if name.endswith(_ON_HOST):
-        found = _built_in(name.removesuffix(_ON_HOST))
-        return None if found is None else replace(found, name=name, on_host=True)
+    for suffix in (_ON_HOST, _BY_HOST):
+        if name.endswith(suffix):
+            found = _built_in(name.removesuffix(suffix))
+            if found is None:
+                return None
+            by_host = suffix == _BY_HOST
+            return replace(found, name=name, on_host=not by_host, by_host=by_host)
     plain, _, word = name.rpartition("_")
     if word in _ASKED.get(plain, ()):
         return replace(OPTIMIZERS[plain], name=name, implementation=Implementation(word))

@@ -48,7 +48,8 @@ class PlanOptions:
     * `mlp_chunks`: numbers of chunks of a rank's rows in which MLPs are computed; None as above;
     * `offload`: whether inputs of recomputed segments and the optimizer's state may wait in the
       memory of the host; None tries inputs where micro-batches would be tried, and state where
-      nothing fits else, on accelerators with a link to their host;
+      nothing fits else, on accelerators with a link to their host. Unless False, parameters are
+      tried there where not even that fits;
     * `seconds`: about how long to search at most;
     * `processes`: how many processes may search, which all find the same plans.
     """

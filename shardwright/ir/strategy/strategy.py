@@ -77,7 +77,8 @@ class Strategy:
         micro_batches: how many parts a step takes its global batch in.
         stage_cut: layers of each stage, from the first; None: equal in time.
         recompute: what is recomputed in the backward pass.
-        offload: what is kept on the host: of "activations", "optimizer" and "parameters".
+        offload: what is kept on the host: of "activations", "optimizer" and "parameters". Gradients
+            and the optimizer's state are where parameters are.
         param_dtype: in which parameters are used; None: as the model was captured. So are the
             other dtypes.
         reduce_dtype: in which gradients are reduced.

@@ -197,10 +197,11 @@ class Auditor:
         """The fastest enumerated uniform strategy that fits in memory; None if none does.
 
         All enumerated strategies have the compilation and the number of chunks of the loss of
-        `like`, and the state of the optimizer on the host only where none fits else. The plan is
-        compared and may have no breakdown of memory.
+        `like`, and the state of the optimizer on the host only where none fits else, parameters
+        last. The plan is compared and may have no breakdown of memory.
         """
-        for one in (like.but(offload=()), like.but(offload=("optimizer",))):
+        for offload in ((), ("optimizer",), ("optimizer", "parameters")):
+            one = like.but(offload=offload)
             if priced_as(one, self.graph, self.machine)[1]:
                 continue
             with suppress(InfeasibleError, OptimizerError):

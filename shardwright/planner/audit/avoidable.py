@@ -11,7 +11,7 @@ from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import ITEM_BYTES, Graph, Tensor
 from shardwright.ir.layout import Seconds
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
-from shardwright.ir.options.optimizers import fused
+from shardwright.ir.options.optimizers import fused, optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME, Device, Machine
 from shardwright.planner.recost import additive
@@ -42,10 +42,13 @@ def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Av
     name = fused(plan.optimizer, on_gpu=on_gpu)
     analysis = analyze(graph)
     host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
-    if name is None or "optimizer" in plan.offload:  # whose copies take longer than the update
-        return Avoidable(host)
-    now = _update(plan, graph, analysis, device, plan.optimizer)
-    return Avoidable(host, Seconds(now - _update(plan, graph, analysis, device, name)))
+    if name is None or optimizer_spec(placed(plan.optimizer, plan.offload)).on_host:
+        return Avoidable(host)  # copies of the state take longer than the update
+    now, then = (
+        _update(plan, graph, analysis, device, placed(one, plan.offload))
+        for one in (plan.optimizer, name)
+    )
+    return Avoidable(host, Seconds(now - then))
 
 
 def _host(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:

@@ -194,6 +194,10 @@ def _others(strategy: Strategy) -> _Made:
     if strategy.fp8 in GATHERABLE:
         yield "fp8_gather", {"fp8_gather": not strategy.fp8_gather}
     yield from (("compile", {"compile": word}) for word in COMPILES)
-    for what in ("activations", "optimizer"):
-        others = set(strategy.offload) ^ {what}
-        yield "offload", {"offload": tuple(one for one in OFFLOADS if one in others)}
+    together = {"optimizer", "parameters"}  # the state is where parameters are
+    for what in ({"activations"}, {"optimizer"}, {"parameters"}, together):
+        others = set(strategy.offload) ^ what
+        if "parameters" in others:
+            others |= together
+        if others != set(strategy.offload):
+            yield "offload", {"offload": tuple(one for one in OFFLOADS if one in others)}

@@ -325,7 +325,7 @@ class PlanBuilder:
         ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
         stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
         offload = ("activations",) if len(stay) < len(segments) else ()
-        on_host = optimizer_spec(self.optimizer).on_host
+        spec = optimizer_spec(self.optimizer)
         parameters = tuple(self._parameters(point.choice))
         stored = sum(parameter.bytes for parameter in parameters)  # half of it gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
@@ -351,9 +351,9 @@ class PlanBuilder:
             micro_batches=self.space.model.micro_batches,
             gradient_sync=self.space.model.gradient_sync,
             compiled=self.space.model.compiled,
-            offload=(*offload, "optimizer") if on_host else offload,
+            offload=(*offload, *spec.offload),
             on_device=tuple(stay) if offload else (),
-            update_group_bytes=Bytes(host_group_bytes(stored // 2)) if on_host else None,
+            update_group_bytes=Bytes(host_group_bytes(stored // 2)) if spec.on_host else None,
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,

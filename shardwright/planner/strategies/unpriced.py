@@ -70,11 +70,10 @@ def unpriced_fields(
 
 def _instead_of_offload(strategy: Strategy, host_bytes_per_s: float | None) -> str:
     """The text on what to give in place of an offload without a price; empty if it has one."""
-    if "parameters" in strategy.offload:
-        kept = ",".join(one for one in strategy.offload if one != "parameters") or "optimizer"
-        return f"parameters stay on the device, so use offload={kept} or leave it out"
     if host_bytes_per_s is None:
         return "the machine has no host_bandwidth, so give it or leave offload out"
+    if "parameters" in strategy.offload and strategy.pp > 1:
+        return "pipeline stages keep parameters on the device, so use offload=optimizer or pp=1"
     if "activations" in strategy.offload and strategy.recompute.kind == "none":
         return "only what recomputed layers keep goes to the host, so add ac=full"
     return ""

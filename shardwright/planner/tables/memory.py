@@ -188,6 +188,8 @@ def state_parts(graph: Graph, name: str, num_bytes: int, optimizer: str) -> dict
     """
     trained = name in graph.trained
     shape, spec = graph.tensor[name].shape, optimizer_spec(optimizer)
+    if spec.by_host:
+        return {"saved": num_bytes}  # the cast
     kept = spec.kept_of(shape) * stored_item_bytes(graph, name) if trained else 0
     states = spec.resident_of(shape)
     wide, narrow = stored_bytes(graph, name), read_bytes(graph, name)
@@ -212,7 +214,8 @@ def state_bytes(graph: Graph, optimizer: str) -> Bytes:
         tensor = graph.tensor[leaf.name]
         stored = stored_bytes(graph, leaf.name)
         trained = leaf.name in graph.trained
-        total += stored * (2 + spec.resident_of(tensor.shape) if trained else 1)
+        if not spec.by_host:
+            total += stored * (2 + spec.resident_of(tensor.shape) if trained else 1)
         total += spec.kept_of(tensor.shape) * stored_item_bytes(graph, leaf.name) * trained
         read = read_bytes(graph, leaf.name)
         total += read if graph.consumers[leaf.name] and stored > read else 0

@@ -205,14 +205,14 @@ class CostModel:
                 seconds = seconds + self._gathers_for_update(whole, layouts)
                 kept = spec.kept_of(whole.shape) * ITEM_BYTES[whole.dtype]
                 memory = (2 + spec.resident_of(whole.shape)) * memory + kept
-            memory = memory + cast
+            memory = cast if self.update.spec.by_host else memory + cast
             self._tables[key] = Table(seconds, memory).frozen()
         return self._tables[key]
 
     def seconds_on_device(self, leaf: Leaf, layouts: Ints) -> Floats:
-        """The seconds of `parameter` with the state on the device, without copies: (K,)."""
+        """The seconds of `parameter` with all of it on the device, without copies: (K,)."""
         seconds, _ = self.parameter(leaf, layouts)
-        if not self.update.spec.on_host or leaf.name not in self.graph.trained:
+        if not self.update.spec.offload or leaf.name not in self.graph.trained:
             return seconds
         tiles = self._reads.local_bytes(leaf.name, layouts) // self._reads.item_bytes(leaf.name)
         given = leaf.name, tiles * self._reads.gradient_bytes(leaf.name)

@@ -34,7 +34,7 @@ class UpdateTables:
         return self._measure.update(tile_bytes, self._priced, self.stored(name))
 
     def seconds_on_device(self, name: str, tile_bytes: Ints) -> Floats:
-        """The same of state that is on the device already: (K,)."""
+        """The same on the device, with the state there already: (K,)."""
         return self._measure.update(tile_bytes, placed(self.optimizer, ()), self.stored(name))
 
     @cached_property
@@ -45,6 +45,8 @@ class UpdateTables:
         as long as either, so that no plan is faster than its table.
         """
         on_device = placed(self.optimizer, ())
+        if self.spec.by_host:
+            return self.optimizer
         if not self.spec.on_host:
             return on_device
         totals = {on_device: 0.0, self.optimizer: 0.0}

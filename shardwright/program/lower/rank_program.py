@@ -195,7 +195,8 @@ class _Writer:
         self.views: set[str] = set()  # operators whose results share memory of an operand
         self.redistributed: dict[tuple[str, Layout, Layout, int], str] = {}
         self.parameters: set[str] = set()
-        self.regathered, self.rereads = decisions.regathered, decisions.rereads
+        self.regathered, self.on_host = decisions.regathered, decisions.hosts_parameters
+        self.rereads = decisions.rereads or self.on_host
         self.in_8_bit = decisions.in_8_bit
         # What is not kept of a parameter: a copy, the parameter itself, or a view -> that copy.
         self.copies: dict[str, str] = {}
@@ -210,7 +211,7 @@ class _Writer:
             self.names[name] = f"{name}/local"
             shape = self.local_shape(name, self.layouts[name])
             self.write(Load(name, self.names[name], shape))
-            if self.rereads and self.graph.tensor[name].requires_grad:
+            if self.on_host or (self.rereads and self.graph.tensor[name].requires_grad):
                 self.copies[self.names[name]] = self.names[name]
                 self.reread.add(self.names[name])
 
@@ -244,7 +245,8 @@ class _Writer:
         kept = {
             self.copies[read]: None
             for value, read in zip(op.operands, operands, strict=True)
-            if read in self.copies and (value in op.saves or read in self.reread)
+            if read in self.copies
+            and (value in op.saves or (read in self.reread and not self.on_host))
         }
         for name, layout in zip(op.outputs, op_layouts.results, strict=True):
             self.layouts[name] = layout
@@ -361,7 +363,8 @@ class _Writer:
         )
         self.redistributed[key] = result
         own = self.names[value]
-        if value in self.regathered and (forward or own in self.reread):
+        again = value in self.regathered if forward or not self.on_host else True
+        if again and (forward or own in self.reread):
             self.copies[result] = result
             if not forward:
                 self.reread.add(result)

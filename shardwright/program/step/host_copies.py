@@ -52,4 +52,17 @@ class Fetch(HostCopy):
         return f"{self.handle} = fetch(%{self.value}: {self.dtype}{list(self.shape)})"
 
 
+@dataclass(frozen=True, slots=True)
+class StoreGradient(HostCopy):
+    """Starts to copy a gradient to the memory of the host, which reads it there.
+
+    So the host itself waits for the end of the copy, not only what the device runs next.
+    """
+
+    channel: ClassVar[str] = Offload.channel
+
+    def __str__(self) -> str:
+        return f"{self.handle} = store(%{self.value}: {self.dtype}{list(self.shape)})"
+
+
 HOST_CHANNELS = (Offload.channel, Fetch.channel)

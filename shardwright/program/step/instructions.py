@@ -22,7 +22,7 @@ from shardwright.ir.layout import Shard
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import Move, Shape
 from shardwright.program.step.async_pipeline.versions import Version
-from shardwright.program.step.host_copies import Fetch, Offload
+from shardwright.program.step.host_copies import Fetch, Offload, StoreGradient
 
 TOTAL = "total/"
 
@@ -306,12 +306,14 @@ class Update:
     Groups of so many parameters, in their order, are updated one after the other; without `groups`
     all are updated at once. State that is `on_host` is copied from there for each group and back:
     while a group is updated, that of the next one arrives, and that of the one before it leaves.
+    With `by_host` parameters, gradients and state are there, and its processors update them.
     """
 
     parameters: tuple[tuple[str, str], ...]
     late: int = 0
     groups: tuple[int, ...] = ()
     on_host: bool = False
+    by_host: bool = False
 
     def __str__(self) -> str:
         leaves = names_text(leaf for leaf, _ in self.parameters)
@@ -319,7 +321,8 @@ class Update:
         groups = f", in groups of {', '.join(map(str, self.groups))}" if self.groups else ""
         gradients = names_text(gradient for _, gradient in self.parameters)
         state = ", with state from the host and back" if self.on_host else ""
-        return f"update {leaves} by {gradients}{late}{groups}{state}"
+        where = ", on the host" if self.by_host else ""
+        return f"update {leaves} by {gradients}{late}{groups}{state}{where}"
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
@@ -337,6 +340,7 @@ StepInstruction = (
     | Recv
     | Offload
     | Fetch
+    | StoreGradient
     | Wait
     | Relayout
     | Add
@@ -380,6 +384,7 @@ _READS: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     Send: lambda one: tuple([part.value for part in one.payload]),
     Offload: lambda one: (one.value,),
     Fetch: lambda one: (one.value,),
+    StoreGradient: lambda one: (one.value,),
     Relayout: lambda one: (one.value,),
     Add: lambda one: one.terms,
     Accumulate: lambda one: (one.value,),

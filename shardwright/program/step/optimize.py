@@ -10,10 +10,12 @@ from shardwright.program.step.dead_code import without_update
 from shardwright.program.step.passes.accumulate import accumulate
 from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.delay_waits import delay_waits
+from shardwright.program.step.passes.fetch_parameters import fetch_gathered, fetch_read
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.passes.fuse import fuse
 from shardwright.program.step.passes.late_results import late_results
 from shardwright.program.step.passes.overlap_copies import overlap_copies
+from shardwright.program.step.passes.overlap_stores import overlap_stores
 from shardwright.program.step.passes.overlap_sums import overlap_sums
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.passes.receive_early import receive_early
@@ -23,8 +25,11 @@ from shardwright.program.step.verify import verify
 Pass = Callable[[StepProgram], StepProgram]
 
 # All regions are what they will be after these.
-_REGIONS: tuple[Pass, ...] = (overlap_sums, bucket, fuse)
-_ORDER: tuple[Pass, ...] = (accumulate, prefetch, receive_early, delay_waits, overlap_copies, free)
+_REGIONS: tuple[Pass, ...] = (overlap_sums, bucket, fetch_read, fuse)
+_ORDER: tuple[Pass, ...] = (
+    *(accumulate, prefetch, receive_early, delay_waits),
+    *(fetch_gathered, overlap_stores, overlap_copies, free),
+)
 PASSES: tuple[Pass, ...] = (*_REGIONS, *_ORDER)
 # The same for a step whose results nobody reads before its end.
 STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)

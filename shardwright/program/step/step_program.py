@@ -27,10 +27,14 @@ from shardwright.program.step.region import Region
 
 
 class UpdateParts(NamedTuple):
-    """Names of parameters that are updated together, and whether their state is `on_host`."""
+    """Names of parameters that are updated together, and whether their state is `on_host`.
+
+    As in `Update`, and so is `by_host`.
+    """
 
     groups: tuple[tuple[str, ...], ...]
     on_host: bool
+    by_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class StepProgram:
     least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
     `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read. `passes`
     names the passes that were applied. In an asynchronous pipeline a program is one call,
-    which goes on with what the call before has `carried`.
+    which goes on with what the call before has `carried`. Leaves in `on_host`, each with the dtype
+    that it is stored in, are in the memory of the host, from which they are copied to be read.
     """
 
     mesh: Mesh
@@ -65,6 +70,7 @@ class StepProgram:
     ahead: int = 1
     passes: tuple[str, ...] = ()
     carried: Carried | None = None
+    on_host: tuple[tuple[str, str], ...] = ()
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -84,7 +90,8 @@ class StepProgram:
         """The parameters that are updated together; none in a program without update."""
         found = [one for one in self.instructions if isinstance(one, Update)]
         groups = tuple(chain(*(one.parts for one in found)))
-        return UpdateParts(groups, any(one.on_host for one in found))
+        on_host = any(one.on_host for one in found)
+        return UpdateParts(groups, on_host, any(one.by_host for one in found))
 
     def transfers(self) -> Iterator[Transfer]:
         """All collectives, in the order in which they are started."""

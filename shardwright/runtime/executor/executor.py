@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.program.step.async_pipeline.versions import Version
-from shardwright.program.step.host_copies import Fetch, HostCopy
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
@@ -352,8 +352,9 @@ class ProgramRun:
         """Start a copy between the device and its host."""
         memory = self.executor.host_memory
         assert memory is not None, "the program has copies"
-        start = memory.fetch if isinstance(one, Fetch) else memory.offload
-        self.in_flight[one.handle] = start(self.tensor(one.value), one.shape)
+        if (value := self.values[one.value]) is None:  # a gradient that nothing contributes to
+            self.missing.add(one.result)
+        self.in_flight[one.handle] = memory.start(one, value)
 
     def wait(self, given: tuple[Wait, tuple[str, ...]]) -> None:
         """Wait for a transfer, a message or a copy; some of its results own their memory."""

@@ -16,6 +16,8 @@ from weakref import finalize
 
 import torch
 
+from shardwright.program.step.host_copies import Fetch, HostCopy, StoreGradient
+
 Streams = tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]
 
 
@@ -47,6 +49,21 @@ class HostMemory:
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
         self._streams = copy_streams(device)
 
+    def start(self, one: HostCopy, value: torch.Tensor | None) -> HostCopyInFlight:
+        """Start a copy; one of a missing gradient has an empty result."""
+        if value is None:
+            return HostCopyInFlight(torch.empty(0), torch.empty(0), None)
+        match one:
+            case Fetch():
+                made = torch.empty(one.shape, dtype=value.dtype, device=self.device)
+                return HostCopyInFlight(value, made, self._streams[1])
+            case StoreGradient():
+                made = self._new(prod(one.shape) * value.element_size())
+                made = made.view(value.dtype).view(one.shape)
+                source = value.reshape(one.shape)
+                return HostCopyInFlight(source, made, self._streams[0], host_waits=True)
+        return self.offload(value, one.shape)
+
     def offload(self, value: torch.Tensor, shape: tuple[int, ...]) -> HostCopyInFlight:
         """Start to copy a value of this shape to the host."""
         size = prod(shape) * value.element_size()
@@ -56,11 +73,6 @@ class HostMemory:
         self.peak = max(self.peak, self.bytes)
         finalize(made, self._release, buffer).atexit = False
         return HostCopyInFlight(value, made, self._streams[0])
-
-    def fetch(self, value: torch.Tensor, shape: tuple[int, ...]) -> HostCopyInFlight:
-        """Start to copy a value from the host to new memory of the device."""
-        made = torch.empty(shape, dtype=value.dtype, device=self.device)
-        return HostCopyInFlight(value, made, self._streams[1])
 
     def _release(self, buffer: torch.Tensor) -> None:
         """Take back the buffer of a value that nothing refers to."""
@@ -78,14 +90,20 @@ class HostCopyInFlight:
     """A copy from `source` to `made`, on a `stream` of its own if there is one.
 
     That stream waits for what was computed before, and later operators wait for the copy: so memory
-    of the source is not given back, nor that of the result read, before it has ended.
+    of the source is not given back, nor that of the result read, before it has ended. If the host
+    itself reads the result, `host_waits` for the end of the copy.
     """
 
     def __init__(
-        self, source: torch.Tensor, made: torch.Tensor, stream: torch.cuda.Stream | None
+        self,
+        source: torch.Tensor,
+        made: torch.Tensor,
+        stream: torch.cuda.Stream | None,
+        *,
+        host_waits: bool = False,
     ) -> None:
         self._source: torch.Tensor | None = source
-        self._made, self._stream = made, stream
+        self._made, self._stream, self._host_waits = made, stream, host_waits
         if stream is None:
             made.copy_(source)
             return
@@ -98,5 +116,7 @@ class HostCopyInFlight:
         """Let what is computed from now on wait for the copy; the value in the other memory."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._ended)
+            if self._host_waits:
+                self._ended.synchronize()
         self._source = None
         return [self._made]

@@ -57,7 +57,12 @@ class RegionCall:
                 entered = _Enter.apply(self, token, *(given[i] for i in self._entered))  # type: ignore[no-untyped-call]
                 for i, x in zip(self._entered, entered, strict=True):
                     inputs[i] = x
-            return self._outputs(inputs, state)
+            found = self._outputs(inputs, state)
+        for i, total in self.totals.items():
+            if self.region.dropped[i]:  # autograd needs its shape alone, and no memory of it
+                leaf = self._leaves[total]
+                leaf.data = leaf.new_empty(1).expand(leaf.shape)
+        return found
 
     def backward(
         self,

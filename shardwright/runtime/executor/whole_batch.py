@@ -39,7 +39,7 @@ from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Upda
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
-from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local
+from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local, tiles
 from shardwright.tracing.torch_private import version_of
 
 Dtypes = tuple[torch.dtype, ...]
@@ -99,8 +99,7 @@ class WholeBatch(nn.Module):
         *leaves, state = given
         if torch.compiler.is_compiling():
             _copy_at(self.updated_at, leaves)
-            found: tuple[torch.Tensor, ...] = self.plain(*map(local, leaves), state)
-            return found
+            return tuple(self.plain(*tiles(leaves, self.regions.variant), state))
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
             step = self._step
             playing = self.playing("call" if step.calls is None else "step", leaves)
@@ -383,7 +382,7 @@ class ModuleCall:
         """The gradients of all leaves, which autograd can differentiate."""
         state, *others = kept
         leaves, trained = self._leaves(others), self.module.trained
-        results = self.module.plain(*map(local, leaves), state)
+        results = self.module.plain(*tiles(leaves, self.module.regions.variant), state)
         ends = [
             (x, gradient)
             for x, gradient in zip(results, gradients, strict=True)

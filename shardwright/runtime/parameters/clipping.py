@@ -23,8 +23,11 @@ class Clipping:
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         first = _first_homes(parameters)
         self.parameters = list(parameters.values())
-        first_tile = _tile(self.parameters[0]) if self.parameters else torch.empty(0)
-        self.device = first_tile.device
+        one = self.parameters[0] if self.parameters else torch.empty(0)
+        # That of the mesh, where norms are summed: parameters may be on the host.
+        self.device = one.device
+        if isinstance(one, DTensor) and one.device_mesh.device_type != one.device.type:
+            self.device = torch.device(one.device_mesh.device_type)
         self.counted = [name in first and _is_first_holder(p) for name, p in parameters.items()]
 
     @torch.no_grad()
@@ -48,7 +51,7 @@ class Clipping:
         ]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if norms:
-            total = torch.stack(norms).square().sum()
+            total = torch.stack(norms).square().sum().to(self.device)
         if dist.is_initialized():
             dist.all_reduce(total)
         return total.sqrt()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -17,10 +17,19 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local(grad_placements=parameter.placements)
 
 
+def tiles(leaves: Iterable[torch.Tensor], one: torch.Tensor) -> Iterator[torch.Tensor]:
+    """This rank's tiles on the device of `one`, which parameters on the host are copied to."""
+    return (local(leaf).to(one.device) for leaf in leaves)
+
+
 def placed_like(tile: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor of this rank's `tile`, in the layout of `like` on its mesh; plain if that is."""
     if not isinstance(like, DTensor):
         return tile
+    if tile.device.type != like.device_mesh.device_type:  # on the host, as `like`
+        made = torch.empty_like(like, dtype=tile.dtype, requires_grad=False)
+        local(made).copy_(tile)
+        return made
     return _of_tile(tile, like.device_mesh, like.placements, like.shape, like.stride())
 
 

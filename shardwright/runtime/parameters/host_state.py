@@ -1,9 +1,10 @@
-"""Keeps the state of an optimizer in the memory of the host, and updates it on the device.
+"""Keeps parameters, or an optimizer's state alone, in the memory of the host.
 
 Between two steps the state of parameters is on the host. During a step the optimizer goes through
 groups of them (`update_groups.py`): while one is updated, the state of the next one is copied from
 the host, and that of the one before it back. The update is that of the device, so numbers are equal
-to those of state that stays there.
+to those of state that stays there. Parameters that are on the host themselves are updated there,
+with their state.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, final
 from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, copy_streams, mapped
@@ -35,11 +37,15 @@ class _Copy(NamedTuple):
 class HostState:
     """Copies the state of an optimizer's parameters, those in `streamed`, from the host and back.
 
-    The state of a parameter that is not in `streamed` stays where it is.
+    The state of parameters in `hosted`, which are on the host, is moved to its memory once. That of
+    others stays where it is.
     """
 
-    def __init__(self, optimizer: Optimizer, streamed: Collection[int]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, streamed: Collection[int], hosted: Collection[int]
+    ) -> None:
         self._optimizer, self._streamed = optimizer, streamed
+        self._kept = frozenset((*streamed, *hosted))
         self._left: dict[tuple[int, str], torch.Tensor] = {}  # homes of state on the device
 
     def through(self, groups: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -59,7 +65,7 @@ class HostState:
     def _fetched(self, group: dict[str, Any]) -> list[_Copy]:
         """Start to copy the state of a group to the device."""
         found = []
-        for parameter, key, value in self._state(group):
+        for parameter, key, value in self._state(group, self._streamed):
             if not is_home(value):
                 continue  # of a first step, or loaded since
             tile = local(value)
@@ -80,7 +86,9 @@ class HostState:
     def _offloaded(self, group: dict[str, Any]) -> list[_Copy]:
         """Start to copy the state of a group to the host, where it is from now on."""
         found = []
-        for parameter, key, value in self._state(group):
+        for parameter, key, value in self._state(group, self._kept):
+            if is_home(value):
+                continue  # updated there
             home = self._left.pop((id(parameter), key), None)
             if home is None or home.shape != value.shape or home.dtype != value.dtype:
                 home = home_like(value)
@@ -89,12 +97,14 @@ class HostState:
             found.append(_Copy(parameter, key, home, flight))
         return found
 
-    def _state(self, group: dict[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
-        """The tensors of the group's state that are streamed: (parameter, key, value)."""
+    def _state(
+        self, group: dict[str, Any], whose: Collection[int]
+    ) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+        """The tensors of the state of some of the group's parameters: (parameter, key, value)."""
         return [
             (parameter, key, value)
             for parameter in group["params"]
-            if id(parameter) in self._streamed
+            if id(parameter) in whose
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if is_streamed(value)
         ]
@@ -104,9 +114,9 @@ def load_on_host(
     optimizer: Optimizer,
     load: Callable[[Optimizer, dict[str, Any]], None],
     given: dict[str, Any],
-    streamed: Collection[int],
+    kept: Collection[int],
 ) -> None:
-    """Load a state dict, the state of `streamed` parameters directly into the host's memory.
+    """Load a state dict, the state of the parameters in `kept` directly into the host's memory.
 
     `load` is that of torch, which would have all state on the device at once. Tensors lie as the
     parameters do, and get their dtype.
@@ -115,7 +125,7 @@ def load_on_host(
     mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     state, streams = dict(given["state"]), list[tuple[torch.Tensor, dict[str, torch.Tensor]]]()
     for number, parameter in zip(saved, mine, strict=False):  # torch tells of other numbers
-        if number in state and id(parameter) in streamed:
+        if number in state and id(parameter) in kept:
             found = {k: v for k, v in state[number].items() if is_streamed(v)}
             state[number] = {k: v for k, v in state[number].items() if k not in found}
             streams.append((parameter, found))
@@ -133,8 +143,17 @@ def is_streamed(value: object) -> bool:
 
 
 def is_home(value: torch.Tensor) -> bool:
-    """Whether a tensor is one of state on the host, made by `home_like`."""
+    """Whether a tensor is a parameter or state on the host, made by one of these functions."""
     return _homes.get(id(value)) is value
+
+
+def on_host(given: nn.Parameter) -> nn.Parameter:
+    """The same parameter in the memory of the host."""
+    home = home_like(given.detach())
+    local(home).copy_(local(given.detach()))
+    found = nn.Parameter(home, requires_grad=given.requires_grad)
+    _homes[id(found)] = found
+    return found
 
 
 def home_like(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

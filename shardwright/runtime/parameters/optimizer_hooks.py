@@ -39,7 +39,7 @@ from shardwright.runtime.parameters.state_dicts import as_placed
 from shardwright.runtime.parameters.update_groups import (
     join_groups,
     split_groups,
-    streamed_parameters,
+    state_on_host,
 )
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, torch.Tensor.norm)
@@ -58,7 +58,7 @@ def mend_optimizers() -> None:
 
     @wraps(load)
     def load_placed(self: Optimizer, state_dict: Mapping[str, Any]) -> None:
-        load_on_host(self, load, placed_here(self, state_dict), streamed_parameters())
+        load_on_host(self, load, placed_here(self, state_dict), state_on_host())
 
     Optimizer.load_state_dict = load_placed  # type: ignore[method-assign]
 

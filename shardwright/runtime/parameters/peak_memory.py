@@ -96,9 +96,14 @@ def quiet() -> Iterator[None]:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the memory behind local parts of tensors, shared memory once."""
+    """Bytes of the memory behind local parts of tensors, shared memory once.
+
+    Parameters and state that are kept on the host do not count.
+    """
     found: dict[int, int] = {}
     for tensor in tensors:
+        if is_home(tensor):
+            continue
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         found[storage.data_ptr()] = storage.nbytes()

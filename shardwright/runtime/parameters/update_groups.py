@@ -10,7 +10,7 @@ takes many times as long to dispatch, and which torch updates one after the othe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,7 +45,8 @@ class StepGroups(list[dict[str, Any]]):
         self, optimizer: Optimizer, groups: Sequence[dict[str, Any]], streamed: Collection[int]
     ) -> None:
         super().__init__(groups)
-        self._optimizer, self._copies = optimizer, HostState(optimizer, streamed)
+        copies = HostState(optimizer, streamed, state_on_host() - streamed_parameters())
+        self._optimizer, self._copies = optimizer, copies
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Each group while its tiles may be updated."""
@@ -89,11 +90,20 @@ class StepGroups(list[dict[str, Any]]):
 
 
 def streamed_parameters() -> frozenset[int]:
-    """The parameters, by id, whose state is kept on the host."""
+    """The parameters, by id, whose state is copied from the host for their update."""
+    return _where(lambda parts: parts.on_host)
+
+
+def state_on_host() -> frozenset[int]:
+    """The parameters, by id, whose state is kept on the host: those, and all that are there."""
+    return _where(lambda parts: parts.on_host or parts.by_host)
+
+
+def _where(wanted: Callable[[UpdateParts], bool]) -> frozenset[int]:
     return frozenset(
         identity
         for one, parts in _parts.items()
-        if parts.on_host
+        if wanted(parts)
         for identity in _numbers(one, parts)
     )
 
@@ -117,10 +127,10 @@ def split_groups(optimizer: Optimizer) -> None:
     if not _parts:
         return
     if torch.compiler.is_compiling():
-        if streamed_parameters():
+        if state_on_host():
             raise PlanError(
                 "a compiled step of the optimizer does not copy its state from the host; call step"
-                " without torch.compile, or take offload=optimizer out of the plan"
+                " without torch.compile, or take offload out of the plan"
             )
         return
     numbers: dict[int, int] = {}
@@ -130,7 +140,7 @@ def split_groups(optimizer: Optimizer) -> None:
     mine = {id(one) for group in given for one in group["params"]}
     if mine.isdisjoint(numbers):
         return
-    if not streamed.isdisjoint(mine):
+    if not state_on_host().isdisjoint(mine):
         _require_separate(optimizer)
     found = [part for group in given for part in _parts_of(group, numbers, streamed)]
     if type(optimizer) not in _SEPARATE:
@@ -159,7 +169,7 @@ def _require_separate(optimizer: Optimizer) -> None:
         raise PlanError(
             f"the plan keeps optimizer state on the host, and {type(optimizer).__name__} may need"
             f" that of several parameters at once; use one of {having}, or take"
-            " offload=optimizer out of the plan"
+            " offload out of the plan"
         )
 
 

@@ -39,7 +39,7 @@ class UpdatedTile(NamedTuple):
 
     def resident_bytes(self, spec: OptimizerSpec) -> int:
         """Those that are kept in the memory of the device."""
-        return 0 if spec.on_host else self.state_bytes(spec)
+        return 0 if spec.offload else self.state_bytes(spec)
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,12 @@ def update_seconds(
     """Seconds to update a parameter with tiles of `local_bytes` bytes: (K,) -> (K,).
 
     If the state is on the host, its copies hide the update, and each other: seconds are those of
-    one direction. Else the optimizer's implementation decides. A fused update, and any on CPUs
-    without a measured dispatch (`Device.dispatch_seconds`), is one kernel that reads weight,
-    gradient and state once, and writes weight and state. A foreach update on a GPU passes over them
-    with every operator, all parameters in few launches; a loop launches each operator of each
-    parameter, for which it waits for the host (`Device.issue_seconds`).
+    one direction. If the host updates parameters, they are those of its memory. Else the
+    optimizer's implementation decides. A fused update, and any on CPUs without a measured dispatch
+    (`Device.dispatch_seconds`), is one kernel that reads weight, gradient and state once, and
+    writes weight and state. A foreach update on a GPU passes over them with every operator, all
+    parameters in few launches; a loop launches each operator of each parameter, for which it waits
+    for the host (`Device.issue_seconds`).
 
     Args:
         local_bytes: bytes of a rank's tile, (K,).
@@ -109,6 +110,8 @@ def update_seconds(
     spec = optimizer_spec(optimizer)
     if spec.on_host:
         return state_copy_seconds(local_bytes, spec, device)
+    if spec.by_host:
+        return _host_seconds(local_bytes, spec, device)
     matrix = None if whole is None else spec.matrix_of(whole.shape)
     if matrix is not None and whole is not None:
         alone = spec_of_tiles(spec, matrix)
@@ -125,6 +128,18 @@ def state_copy_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device) -
     """
     rate = device.host_bytes_per_s
     return spec.state_tensors * local_bytes / rate if rate else np.full(local_bytes.shape, np.inf)
+
+
+def _host_seconds(local_bytes: Ints, spec: OptimizerSpec, device: Device) -> Floats:
+    """Seconds in which the host updates parameters of `local_bytes` in its memory: (K,).
+
+    Its operators pass over them at the rate of copies to devices while all of these copy, which its
+    memory reaches in any case; torch runs a loop unless a fused kernel is asked for.
+    """
+    rate = device.host_bytes_per_s
+    fused = spec.implementation is Implementation.FUSED
+    passes = spec.fused_passes if fused else spec.passes
+    return passes * local_bytes / rate if rate else np.full(local_bytes.shape, np.inf)
 
 
 def spec_of_tiles(spec: OptimizerSpec, matrix: MatrixUpdate) -> OptimizerSpec:
@@ -188,12 +203,15 @@ def update_bytes(
 
     A foreach update has them for all tiles of a group of at most `group_bytes` bytes, with 0 for
     all tiles. State on the host is there for three groups at once: one is updated while the state
-    of the one before it leaves and that of the next one arrives.
+    of the one before it leaves and that of the next one arrives. An update by the host needs none
+    on the device.
 
     >>> tiles = [UpdatedTile((25,), 100, 4), UpdatedTile((75,), 300, 4)]
     >>> update_bytes(optimizer_spec("adamw"), tiles), update_bytes(optimizer_spec("sgd"), tiles)
     (600, 0)
     """
+    if spec.by_host:
+        return 0
     alone, most = [], 0
     for tile in tiles:
         matrix = spec.matrix_of(tile.shape)
@@ -231,6 +249,8 @@ def group_bytes_within(
     3
     """
     foreach = implementation is Implementation.FOREACH and spec.matrix is None
+    if spec.by_host:
+        return 0
     if spec.on_host:
         return host_group_bytes(sum(tile.bytes for tile in tiles))
     if not foreach or update_bytes(spec, tiles, implementation) <= room:

@@ -32,7 +32,7 @@ from shardwright.program.step.instructions import Part, Recv, Transfer, after_mo
 from shardwright.program.step.lower.purposes import Purpose
 from shardwright.simulate.costs.collectives import collective_seconds, hidden_part, step_price
 from shardwright.simulate.costs.copies import copy_seconds, packing_seconds
-from shardwright.simulate.costs.update import UpdatePrices, state_copy_seconds
+from shardwright.simulate.costs.update import UpdatePrices, state_copy_seconds, update_seconds
 from shardwright.simulate.time.async_tensor_parallel import AsyncMessages
 from shardwright.simulate.time.step_program import OpSeconds, StepPrices, TransferSeconds
 from shardwright.simulate.time.stragglers import at_a_wait
@@ -64,11 +64,23 @@ def _update_prices(plan: Plan, graph: Graph, machine: Machine) -> UpdatePrices:
     seconds = {parameter.name: parameter.seconds for parameter in plan.parameters}
     launch = optimizer_spec(plan.optimizer).calls * machine.device.launch_seconds
     group = launch if plan.update_group_bytes else 0.0
-    if "optimizer" not in plan.offload:
+    name = placed(plan.optimizer, plan.offload)
+    spec = optimizer_spec(name)
+    if not spec.offload:
         return UpdatePrices(seconds, group)
-    spec = optimizer_spec(placed(plan.optimizer, plan.offload))
     trained = [parameter for parameter in plan.parameters if parameter.name in graph.trained]
     tiles = [_tile_bytes(one, graph) for one in trained]
+    if spec.by_host:
+        given = np.array(tiles, np.int64)
+        there, here = (
+            update_seconds(given, one, machine.device, plan.devices).tolist()
+            for one in (name, plan.optimizer)
+        )
+        rest = (max(0.0, one.seconds - each) for one, each in zip(trained, here, strict=True))
+        found = {  # with casts, which are on the device in any case
+            one.name: cast + each for one, cast, each in zip(trained, rest, there, strict=True)
+        }
+        return UpdatePrices(found)
     sizes = np.array([*tiles, plan.update_group_bytes or 0], np.int64)
     *each, largest = state_copy_seconds(sizes, spec, machine.device).tolist()
     copies = {one.name: copy for one, copy in zip(trained, each, strict=True)}

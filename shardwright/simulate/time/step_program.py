@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
-from shardwright.ir.timeline import STATE_COPIES, Stream, Task, Timeline, Track
+from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES, UPDATE, Stream, Task, Timeline, Track
 from shardwright.program.step.host_copies import HOST_CHANNELS, HostCopy
 from shardwright.program.step.instructions import (
     Backward,
@@ -288,7 +288,7 @@ class Player:
         self._phase = "update"
         kernels, copies = self.prices.update.of(one)
         self._updated += kernels + copies
-        self._compute("update of parameters", kernels)
+        self._compute(HOST_UPDATE if one.by_host else UPDATE, kernels)
         self._compute(STATE_COPIES, copies)
         self._phase = "forward"  # of the next call
 

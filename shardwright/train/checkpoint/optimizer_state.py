@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.runtime.parameters.host_state import home_like
-from shardwright.runtime.parameters.update_groups import streamed_parameters
+from shardwright.runtime.parameters.update_groups import state_on_host
 from shardwright.train.checkpoint.reading import CheckpointError
 from shardwright.train.json_codec import dtype_named, from_json, to_json
 
@@ -134,7 +134,7 @@ def _empty(parameter: torch.Tensor, key: str, fact: Mapping[str, Any]) -> torch.
     dtype, shape = dtype_named(fact[_TENSOR]), tuple(fact["shape"])
     is_count = not shape and (parameter.dim() > 0 or key == "step")
     if shape == tuple(parameter.shape) and not is_count:
-        if id(parameter) in streamed_parameters():
+        if id(parameter) in state_on_host():
             return home_like(parameter.detach(), dtype)
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if is_count:  # of steps; all but fused optimizers keep it on the host

@@ -236,3 +236,15 @@ def test_6_gradients_of_whole_parameters_are_reduced_once_unless_told():
     said = changed_numbers(plain, written.strategy)
     assert said == ["gradients are reduced after every micro-batch, not after the last micro-batch"]
     assert any("after every one" in reason for reason in written.reasons)
+
+
+def test_parameters_alone_on_the_host_are_read_with_their_state():
+    zero = '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}%s}'
+    text = '{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, ' + zero + "}"
+    alone = read_text(text % "", devices=4)
+    both = read_text(text % ', "offload_optimizer": {"device": "cpu"}', devices=4)
+    assert alone.strategy.offload == ("parameters",)
+    assert both.strategy.offload == ("optimizer", "parameters")
+    said = [line for line in alone.differences if "the host updates its parameters" in line]
+    assert len(said) == 1 and "offload_param" in said[0]
+    assert not any("the host updates" in line for line in both.differences)

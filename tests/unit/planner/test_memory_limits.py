@@ -13,7 +13,7 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import OptionsError, PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.memory_limits import forms_to_search, offload_of, optimizer_on_host
+from shardwright.planner.memory_limits import forms_to_search, offload_of, optimizers_on_host
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.report.answer import answer_lines
 from shardwright.rules.operators.loss_chunks import LossChunksError, with_loss_chunks
@@ -109,6 +109,29 @@ def test_numbers_of_chunks_that_contradict_the_graph_are_refused(graph):
         sw.search(graph, "2xH100", method="kcut", loss_chunks=(8,))
 
 
+@pytest.mark.hf
+@pytest.mark.slow
+def test_llama_8b_trains_on_one_small_gpu_with_its_parameters_on_the_host():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    config = LlamaConfig(**sizes, num_hidden_layers=32, num_key_value_heads=8, use_cache=False)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        tokens = torch.zeros((1, 2048), dtype=torch.int64)
+    graph = sw.capture(model, (), {"input_ids": tokens, "labels": tokens}, precision="bf16")
+    strategy = "dp_shard=1 ac=full offload=optimizer"
+    assert sw.price(graph, "1xL4", strategy).peak_bytes > 2 * preset("1xL4").device.usable_bytes
+    slow = sw.Machine.preset("1xL4").with_(host_memory="192GiB")
+    plan = sw.search(graph, slow, seconds=30).fastest()
+    assert plan.offload[-1] == "parameters"
+    assert plan.peak_bytes < slow.device.usable_bytes < plan.memory.host < 192 * 2**30
+    fast = slow.with_(host_bandwidth="51.2GB/s")  # twice as much
+    strategy += ",parameters"
+    one, other = (sw.price(graph, machine, strategy) for machine in (slow, fast))
+    assert 0.4 < other.step_seconds / one.step_seconds < 0.7
+
+
 class Mlps(nn.Module):
     """Residual MLPs whose inner tensors take most of the memory."""
 
@@ -188,7 +211,7 @@ def test_inputs_wait_on_the_host_where_a_limit_asks_for_that():
         sw.search(graph, alone, offload=True)
 
 
-def test_state_of_the_optimizer_is_on_the_host_where_nothing_fits_else():
+def test_state_of_the_optimizer_and_then_parameters_are_on_the_host_where_nothing_fits_else():
     with torch.device("meta"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)), nn.Linear(1024, 1))
         graph = sw.capture(MeanSquare(layers), (torch.zeros(8, 1024),))
@@ -206,11 +229,20 @@ def test_state_of_the_optimizer_is_on_the_host_where_nothing_fits_else():
     priced = sw.price(graph, "1xH100", "dp_shard=1 offload=optimizer")
     assert priced.step_seconds >= plan.step_seconds
     assert "copies of the optimizer's state" in dict(answer_lines(plan, {}, None))["limited by"]
+    less = int(0.25 * smallest)
+    plan = sw.search(graph, "1xH100", memory_limit=less).fastest(less)
+    assert plan.offload == ("optimizer", "parameters") and plan.peak_bytes <= less
+    assert plan.memory.host == 4 * sum(graph.tensor[name].bytes for name in graph.trained)
+    assert plan.lower_bound_seconds <= plan.step_seconds
+    assert "update on the host" in dict(answer_lines(plan, {}, None))["limited by"]
+    assert "offload optimizer state and parameters" in plan.explain()
     roomy = sw.search(graph, "1xH100", memory_limit=2 * smallest)
     assert all(not plan.offload for plan in roomy)
     either = sw.search(graph, "1xH100", offload=True)
     assert {plan.offload for plan in either.plans} >= {(), ("optimizer",)}
     with_sgd = PlanOptions.of(optimizer="sgd")
-    assert optimizer_on_host(preset("1xH100"), with_sgd) is None
-    assert optimizer_on_host(preset("1xcpu"), PlanOptions()) is None
-    assert optimizer_on_host(preset("1xH100"), PlanOptions()) == "adamw_on_host"
+    assert optimizers_on_host(preset("1xH100"), with_sgd) == ("sgd_by_host",)
+    assert optimizers_on_host(preset("1xcpu"), PlanOptions()) == ()
+    ways = "adamw_on_host", "adamw_by_host"
+    assert optimizers_on_host(preset("1xH100"), PlanOptions()) == ways
+    assert optimizers_on_host(preset("2xH100"), PlanOptions.of(stages=(2,))) == ways[:1]

@@ -112,8 +112,8 @@ def strategies_of(
     start, machine = time.perf_counter(), expansion.machine
     within = limited(expansion, tp_across_hosts=tp_across_hosts)
     numerics = expansion.graph.numerics
-    on_host = optimizer_spec(expansion.optimizer).on_host
-    same: dict[str, Any] = {"compile": compiled, "offload": ("optimizer",) if on_host else ()}
+    offload = optimizer_spec(expansion.optimizer).offload
+    same: dict[str, Any] = {"compile": compiled, "offload": offload}
     every = [one.but(**same).in_form(numerics) for one in strategies_on(machine, within)]
     if not every:
         raise StrategyError(

@@ -212,8 +212,7 @@ class StartingStrategies:
     def _every(self) -> list[Strategy]:
         kept_to = limited(self._expansion, tp_across_hosts=False)
         numerics = self.factory.graph.numerics
-        on_host = optimizer_spec(self.options.optimizer).on_host
-        offload = ("optimizer",) if on_host else ()
+        offload = optimizer_spec(self.options.optimizer).offload
         return [
             one.in_form(numerics).but(offload=offload)
             for one in strategies_on(self.machine, kept_to)

@@ -99,5 +99,8 @@ def _program(
         alone_bytes=step.alone_bytes,
         sum_bytes=sum_bucket_bytes(step.graph) if step.sum_bytes is None else step.sum_bytes,
         ahead=step.ahead,
+        on_host=tuple((one.leaf, builder.dtype(one.leaf)) for one in tiles)
+        if step.update.by_host
+        else (),
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))

@@ -97,7 +97,7 @@ class MicroBatchBuilder:
             if (boundary := self.parts.offloaded.get(name)) is not None:
                 value = self.value(name)
                 self.builder.instructions += self.builder.copy(
-                    value, f"host/{value}", boundary, Offload
+                    value, f"host/{value}", boundary.shape, boundary.dtype, Offload
                 )
 
     def fetch(self, boundary: Boundary) -> None:
@@ -105,7 +105,7 @@ class MicroBatchBuilder:
         value = self.value(boundary.name)
         self.again.add(boundary.name)
         self.builder.instructions += self.builder.copy(
-            f"host/{value}", self.value(boundary.name), boundary, Fetch
+            f"host/{value}", self.value(boundary.name), boundary.shape, boundary.dtype, Fetch
         )
 
     def run(self, index: int, item: Stretch, *, saves: bool, again: bool) -> Forward:

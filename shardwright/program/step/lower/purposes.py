@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from shardwright.program.step.async_pipeline.versions import Version
+from shardwright.program.step.host_copies import StoreGradient
 from shardwright.program.step.instructions import (
     Accumulate,
     Backward,
@@ -51,7 +52,7 @@ def purposes(program: StepProgram) -> dict[str, Purpose]:
                     for part, result in zip(one.parts, waits[one.handle].results, strict=True):
                         if part.value == name:
                             found |= ends_of(result)
-                elif isinstance(one, Relayout):
+                elif isinstance(one, Relayout | StoreGradient):
                     found |= ends_of(one.result)
                 elif not isinstance(one, Update):
                     found.add("")

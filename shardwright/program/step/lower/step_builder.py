@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
@@ -19,7 +20,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.lower.boundaries import Boundary, boundaries
-from shardwright.program.step.host_copies import Fetch, Offload
+from shardwright.program.step.host_copies import HostCopy, StoreGradient
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -37,6 +38,7 @@ from shardwright.program.step.lower.stretches import (
     RunRedistribution,
     communicates,
     dropped_copies,
+    fetch_starts,
     items,
     loads,
     made_again,
@@ -97,6 +99,8 @@ class StepBuilder:
         self.inputs: list[tuple[str, int, str]] = []  # leaf, micro-batch, its value there
         self.shared = _shared(step.programs)
         self.gathered: set[str] = set()  # shared copies that were made
+        self.reduced = {one.value for one in step.reductions}  # at the end of the step
+        self.tiles = {one.leaf: one for program in step.programs for one in loads(program).values()}
         self._handles = 0
         self._parts: dict[int, _Parts] = {}  # by the program, which is the same object
 
@@ -119,6 +123,10 @@ class StepBuilder:
         """Append the addition of a gradient to the sum of a leaf's gradients."""
         prefix = self.step.prefix if leaf in self.kind else ""  # values of inputs have it
         total = self.gradients.setdefault(leaf, f"{TOTAL}{prefix}{leaf}")
+        if self.step.update.by_host and leaf in self.tiles and leaf not in self.reduced:
+            stored = f"host/{gradient}"
+            self.instructions += self.store(leaf, gradient, stored)
+            gradient = stored
         self.instructions.append(Accumulate(total, gradient))
 
     def move(
@@ -151,12 +159,17 @@ class StepBuilder:
         return found
 
     def copy(
-        self, value: str, result: str, boundary: Boundary, way: type[Offload] | type[Fetch]
+        self, value: str, result: str, shape: Shape, dtype: str, way: type[HostCopy]
     ) -> list[StepInstruction]:
         """Instructions that make `result` in the other memory from `value`."""
         self._handles += 1
         handle = f"{self.step.prefix}t{self._handles}"
-        return [way(value, result, boundary.shape, boundary.dtype, handle), Wait(handle, (result,))]
+        started: Any = way(value, result, shape, dtype, handle)
+        return [started, Wait(handle, (result,))]
+
+    def store(self, leaf: str, gradient: str, result: str) -> list[StepInstruction]:
+        """`copy` for the gradient of a parameter that is on the host."""
+        return self.copy(gradient, result, self.tiles[leaf].shape, self.dtype(leaf), StoreGradient)
 
     def reduce(
         self, leaf: str, value: str, result: str, moves: Sequence[Move], atoms: Shape, shape: Shape
@@ -189,6 +202,9 @@ class StepBuilder:
                     reduction.atoms_before,
                     reduction.after,
                 )
+                if self.step.update.by_host:
+                    moved += self.store(leaf, result, f"host/{result}")
+                    result = f"host/{result}"
                 found += reversed(moved)
                 self.gradients[leaf] = result
             found.append(one)
@@ -200,6 +216,8 @@ class _Parts:
 
     def __init__(self, step: LoweringInput, program: Program) -> None:
         reduced = {one.value for one in step.reductions}
+        if step.update.by_host:
+            reduced |= fetch_starts(program, step.graph)
         self.program = program
         self.loads = loads(program)
         self.items = items(program, step.graph, reduced, step.rewrite)

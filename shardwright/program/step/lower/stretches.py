@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
-from shardwright.ir.graph import Graph
+from shardwright.ir.buckets import gather_buckets
+from shardwright.ir.graph import ITEM_BYTES, Graph
 from shardwright.ir.options.mixed_precision import stored_dtypes
 from shardwright.ir.redistribution import Collective
 from shardwright.program.instructions import (
@@ -99,6 +101,29 @@ def dropped_copies(program: Program) -> set[str]:
     """Copies of parameters that are freed after the forward pass and gathered again."""
     flat = (one for one, *_ in _flat(program.instructions))
     return {name for one in flat if isinstance(one, Compute) for name in one.regathers}
+
+
+def fetch_starts(program: Program, graph: Graph) -> set[str]:
+    """The first parameter of each bucket of those that operators read as they are stored.
+
+    Regions end before them: else all parameters of a region would be on the device at once. Copies
+    that are gathered have buckets of their own.
+    """
+    tiles: dict[str, Load] = {}  # by the names under which a parameter is read
+    order: dict[str, int] = {}  # leaf -> bytes of its tile
+    stored = stored_dtypes(graph)
+    for one, *_ in _flat(program.instructions):
+        if isinstance(one, Load):
+            tiles[one.result] = one
+        elif isinstance(one, Redistribute):
+            if one.value in tiles and not one.forward:
+                tiles[one.result] = tiles[one.value]
+        else:
+            for tile in (tiles[name] for name in reads(one) if name in tiles):
+                dtype = stored.get(tile.leaf, graph.tensor[tile.leaf].dtype)
+                order.setdefault(tile.leaf, prod(tile.shape) * ITEM_BYTES[dtype])
+    leaves = list(order)
+    return {leaves[group[0]] for group in gather_buckets([(order[one], one) for one in leaves])}
 
 
 def communicates(one: Redistribute) -> bool:

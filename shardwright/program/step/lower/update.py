@@ -32,7 +32,7 @@ def update_of(
     if not found:
         return ()
     if not form.group_bytes:
-        return (Update(found, on_host=form.on_host),)
+        return (Update(found, on_host=form.on_host, by_host=form.by_host),)
     shapes = {tile.leaf: tile.shape for tile in tiles}
     sizes = [prod(shapes[leaf]) * stored_item_bytes(graph, leaf) for leaf, _ in found]
     counts = tuple(group_counts(sizes, form.group_bytes))

@@ -19,6 +19,7 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.async_pipeline.versions import Version
 from shardwright.program.step.channels import axis_of
+from shardwright.program.step.host_copies import StoreGradient
 from shardwright.program.step.instructions import (
     Accumulate,
     Add,
@@ -125,7 +126,7 @@ def _parameters(program: StepProgram) -> dict[str, str]:
         if isinstance(one, Accumulate):
             if one.total in of_gradient:
                 of_gradient[one.value] = of_gradient[one.total]
-        elif isinstance(one, Relayout | Add):
+        elif isinstance(one, Relayout | Add | StoreGradient):
             if one.result in of_gradient:
                 of_gradient.update(dict.fromkeys(reads(one), of_gradient[one.result]))
         elif isinstance(one, Transfer):
@@ -238,7 +239,7 @@ def _reduced(
         number = max(waited, key=lambda each: open_groups[each].last)
         open_groups[number].behind.append(one)
         needs.update(dict.fromkeys(writes(one), number))
-        if isinstance(one, Transfer):
+        if isinstance(one, Transfer | StoreGradient):
             needs[one.handle] = number
     return found
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.channels import axis_of
+from shardwright.program.step.host_copies import StoreGradient
 from shardwright.program.step.instructions import (
     Accumulate,
     StepInstruction,
@@ -111,7 +112,7 @@ class _Delayed:
     def add(self, one: StepInstruction) -> None:
         self.instructions.append(one)
         self.names.update(writes(one))
-        if isinstance(one, Transfer):
+        if isinstance(one, Transfer | StoreGradient):
             self.handles.add(one.handle)
 
     def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:

@@ -10,7 +10,6 @@ offload). So at most two offloaded values of a micro-batch are in the memory of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.program.step.host_copies import Fetch, Offload
@@ -47,7 +46,8 @@ def _with_late_waits(program: StepProgram) -> StepProgram:
 
 def _with_early_fetches(program: StepProgram) -> StepProgram:
     """`program` with the copies that a segment needs started when those before have arrived."""
-    groups = _groups(program.instructions)
+    groups = _groups(program)
+    leaves = set(program.leaves)
     fetched = {one.handle for group in groups for one in group}
     there: set[str] = set()  # values on the host, and those that were copied back
     in_flight: set[str] = set()
@@ -59,7 +59,7 @@ def _with_early_fetches(program: StepProgram) -> StepProgram:
             found.extend(groups.pop(0))
 
     for one in program.instructions:
-        if isinstance(one, Fetch):
+        if isinstance(one, Fetch) and one.value not in leaves:
             if groups and one is groups[0][0]:
                 start()
             continue
@@ -74,16 +74,18 @@ def _with_early_fetches(program: StepProgram) -> StepProgram:
     return replace(program, instructions=tuple(found))
 
 
-def _groups(instructions: Sequence[StepInstruction]) -> list[list[Fetch]]:
-    """The copies from the host, those that follow each other together."""
+def _groups(program: StepProgram) -> list[list[Fetch]]:
+    """The copies of offloaded values from the host, those that follow each other together."""
+    leaves = set(program.leaves)
     found: list[list[Fetch]] = []
     handles: set[str] = set()
     together = False
-    for one in instructions:
-        if isinstance(one, Fetch):
+    for one in program.instructions:
+        mine = isinstance(one, Fetch) and one.value not in leaves
+        if isinstance(one, Fetch) and mine:
             if not together:
                 found.append([])
             found[-1].append(one)
             handles.add(one.handle)
-        together = isinstance(one, Fetch) or (isinstance(one, Wait) and one.handle in handles)
+        together = mine or (isinstance(one, Wait) and one.handle in handles)
     return found

@@ -110,7 +110,7 @@ class FoldedStep:
         step, spec = self.step, self.trainer.optimizer
         present = set(sections.program.leaves)
         stored = {
-            leaf.name: step.stored(leaf.name).bytes
+            leaf.name: step.resident(leaf.name)
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
             if leaf.name in present
         }

@@ -18,7 +18,7 @@ from shardwright.ir.options.fp8 import FLOAT8
 from shardwright.program.instructions import Compute, Instruction, Move, Program, Shape, writes
 from shardwright.program.instructions import reads as used
 from shardwright.program.step.channels import members
-from shardwright.program.step.host_copies import Fetch, HostCopy, Offload
+from shardwright.program.step.host_copies import Fetch, HostCopy
 from shardwright.program.step.instructions import (
     TOTAL,
     Accumulate,
@@ -96,7 +96,12 @@ class StepMemory:
     def __init__(self, program: StepProgram, given: Mapping[str, View], host: Host) -> None:
         self.program, self.host, self.allocator = program, host, host.allocator
         self.host_memory = Allocator()  # of the host of the device
-        self.on_host = {one.result for one in program.host_copies() if isinstance(one, Offload)}
+        self.on_host = {one.result for one in program.host_copies() if not isinstance(one, Fetch)}
+        self.on_host |= {
+            one.total
+            for one in program.instructions
+            if isinstance(one, Accumulate) and one.value in self.on_host
+        }
         self.given = frozenset(given)
         self.values: dict[str, View] = dict(given)
         self.calls: dict[str, _Call] = {}
@@ -141,8 +146,9 @@ class StepMemory:
             case Transfer():
                 self.in_flight[one.handle] = self.transfer(one)
             case HostCopy():
-                self.in_flight[one.handle] = self.copied(one)
-            case Wait():
+                if one.value in self.values:  # no gradient that nothing contributes to
+                    self.in_flight[one.handle] = self.copied(one)
+            case Wait() if one.handle in self.in_flight:
                 for name, view in zip(one.results, self.in_flight.pop(one.handle)(), strict=True):
                     self.values[name] = self.counted(name, view)
                 self.owned.update(one.results)
@@ -172,8 +178,11 @@ class StepMemory:
         """Drop a value."""
         view = self.values.pop(name, None)
         if view is not None and name not in self.given:
-            memory = self.host_memory if name in self.on_host else self.allocator
-            memory.drop(view.block)
+            self.memory_of(name).drop(view.block)
+
+    def memory_of(self, name: str) -> Allocator:
+        """The memory that a value is in."""
+        return self.host_memory if name in self.on_host else self.allocator
 
     def seed(self, one: Seed) -> None:
         """Allocate the gradients of outputs, which start the backward pass."""
@@ -316,6 +325,8 @@ class StepMemory:
 
     def counted(self, name: str, view: View) -> View:
         """Count a value as a gradient if it is one of a parameter; return it."""
+        if name in self.on_host:
+            return view
         if name in self.leaf_of or name.startswith(TOTAL):
             self.allocator.becomes(view.block, Use.GRADIENT)
             like = self.module_of(name)
@@ -327,11 +338,11 @@ class StepMemory:
         """Make the first value the total, in place if it has no other owner; add others to it."""
         if one.value not in self.values or one.total in self.values:
             return
-        view = self.values[one.value]
+        view, memory = self.values[one.value], self.memory_of(one.value)
         if self.gives(one.value):
-            block = self.allocator.own(view.block)
+            block = memory.own(view.block)
         else:
-            block = self.allocator.new(view.bytes, module_of=view.block)
+            block = memory.new(view.bytes, module_of=view.block)
         strides = contiguous_strides(view.shape)
         total = View(block, view.shape, strides, view.dtype)
         self.values[one.total] = self.counted(one.total, total)

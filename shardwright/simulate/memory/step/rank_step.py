@@ -90,6 +90,8 @@ class Trainer:
 
     def rounding(self, tiles: Iterable[UpdatedTile], granularity: int) -> int:
         """The bytes by which gradients and state are rounded up by an allocator."""
+        if self.optimizer.by_host:
+            return 0
         return sum(
             -(tile.bytes) % granularity * (1 + self.optimizer.resident_of(tile.shape))
             for tile in tiles
@@ -140,7 +142,7 @@ class StepSimulation:
             if leaf.kind is not LeafKind.PARAMETER:
                 continue
             module = _owner(leaf)
-            found[module, "parameters"] += self.stored(leaf.name).bytes
+            found[module, "parameters"] += self.resident(leaf.name)
             if (tile := tiles.get(leaf.name)) is not None:
                 state = tile.resident_bytes(self.trainer.optimizer)
                 found[module, "optimizer_state"] += state
@@ -159,7 +161,7 @@ class StepSimulation:
         if self.allocator.requests is None:
             return NOTHING
         kept = [leaf for leaf in present if leaf.kind is LeafKind.PARAMETER]
-        before = [self.lasting(present), *(self.stored(leaf.name).bytes for leaf in kept)]
+        before = [self.lasting(present), *(self.resident(leaf.name) for leaf in kept)]
         spec = self.trainer.optimizer
         state = [tile.bytes for tile in tiles.values() for _ in range(spec.resident_of(tile.shape))]
         return Bytes(reserved_bytes(before, self.allocator.requests, state))
@@ -178,6 +180,10 @@ class StepSimulation:
         self.allocator.module = name.rpartition(".")[0]
         block = self.allocator.new(prod(shape) * ITEM_BYTES[dtype], Use.LASTING)
         return View(block, shape, contiguous_strides(shape), dtype, tensor.requires_grad)
+
+    def resident(self, name: str) -> int:
+        """The bytes of a parameter's tile that are always on the device."""
+        return 0 if self.decisions.hosts_parameters else self.stored(name).bytes
 
     def leaves(self, names: Iterable[str]) -> dict[str, View]:
         """Parameters, buffers and constants, as inputs of the program."""
@@ -306,6 +312,7 @@ class StepSimulation:
             observe = self.with_buffers(program, given, observe)
         memory.play(observe)
         self.host_bytes = memory.host_memory.peak + self.trainer.host_bytes(tiles.values())
+        self.host_bytes += sum(given[leaf].bytes for leaf, _ in program.on_host)
         if not tiles:
             self.forget(given, parts)
         return tiles

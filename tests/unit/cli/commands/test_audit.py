@@ -168,6 +168,24 @@ def test_products_in_8_bits_are_priced_as_such_and_so_is_what_is_beside_them(tin
     assert {change["field"] for change in found["changes"]}.isdisjoint({"fp8", "compile"})
 
 
+def test_parameters_on_the_host_are_priced_and_taken_off_it_where_they_fit(tiny, as_json):
+    file, options, out = tiny
+    plain = as_json("audit", file, *options, "--search", "none")["prices"]["config"]
+    file.write_text(CONFIG.replace("seq_len = 512", "seq_len = 512\nenable_cpu_offload = true"))
+    prices = as_json("audit", file, *options, "--all", "-o", out)["prices"]
+    assert prices["priced_as"] == []
+    assert prices["config"]["strategy"].split()[3] == "offload=optimizer,parameters"
+    assert prices["config"]["step_seconds"] > plain["step_seconds"]
+    assert prices["config"]["peak_bytes"] < plain["peak_bytes"]
+    (without,) = [
+        one
+        for one in prices["changes"]
+        if one["field"] == "offload" and "optimizer" not in one["after"]
+    ]
+    assert without["step_change"] < 0 < without["peak_bytes_change"] and without["fits"]
+    assert "enable_cpu_offload = false" in out.read_text()
+
+
 @pytest.mark.parametrize("scope, said", [("none", None), ("all", "best plan")])
 def test_what_is_searched_can_be_chosen(tiny, shardwright_command, scope, said):
     file, options, _ = tiny

@@ -142,10 +142,14 @@ def test_the_best_strategy_has_state_on_the_host_only_where_none_fits_else():
     with torch.device("meta"):
         layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(16)))
         graph = sw.capture(MeanSquare(layers), (torch.zeros(8, 1024),))
-    machine, given = preset("2xH100"), Strategy.parse("dp_shard=2 offload=optimizer,parameters")
-    like, (replaced,) = priced_as(given, graph, machine)
-    assert replaced.priced == like.offload == ("optimizer",)
-    for limit, offload in ((None, ()), (2**27, ("optimizer",)), (2**20, None)):
+    machine, both = preset("2xH100"), ("optimizer", "parameters")
+    given = Strategy.parse("dp_shard=2 offload=optimizer,parameters")
+    like, replaced = priced_as(given, graph, machine)
+    assert not replaced and like == given
+    staged = Strategy.parse("pp=2 mb=2 offload=optimizer,parameters")
+    assert priced_as(staged, graph, machine)[0].offload == ("optimizer",)
+    limits = (None, ()), (2**27, ("optimizer",)), (2**25, both), (2**20, None)
+    for limit, offload in limits:
         auditor = Auditor(graph, machine, "adamw", Footprints(on_cpu=False), limit)
         best = auditor.uniform(like)
         assert (best is None) is (offload is None)

@@ -92,6 +92,18 @@ def test_copies_of_state_hide_the_update_or_are_hidden_by_it():
     assert twice.standing_for({"v": "w"}).of(replace(update, parameters=names[1:]))[0] == 3.5
 
 
+def test_the_host_updates_at_the_rate_of_its_memory_and_needs_none_of_the_device():
+    device, sizes = replace(DEVICE, host_bytes_per_s=100.0), np.array([200, 50])
+    assert update_seconds(sizes, "adamw_fused_by_host", device, 2).tolist() == [14.0, 3.5]
+    assert update_seconds(sizes, "adamw_by_host", device, 2).tolist() == [42.0, 10.5]
+    alone = replace(device, host_bytes_per_s=None)
+    assert np.isinf(update_seconds(sizes, "adamw_by_host", alone, 2)).all()
+    spec, tiles = optimizer_spec("adamw_by_host"), [UpdatedTile((25,), 100, 4)]
+    assert update_bytes(spec, tiles) == tiles[0].resident_bytes(spec) == 0
+    prices, update = UpdatePrices({"v": 3.0}), Update((("v", "dv"),), by_host=True)
+    assert prices.of(update) == (3.0, 0.0)
+
+
 def test_state_of_three_groups_is_on_the_device_at_once():
     tiles = [UpdatedTile((25,), size, 4) for size in (100, 300, 200, 100)]
     spec = optimizer_spec("adamw_on_host")

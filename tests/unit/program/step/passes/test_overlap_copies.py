@@ -118,8 +118,7 @@ def test_plans_say_what_is_offloaded(graph):
     "strategy, figures, text",
     [
         ("dp_shard=2 offload=activations", {}, "so add ac=full"),
-        ("dp_shard=2 offload=optimizer,parameters", {}, "so use offload=optimizer or"),
-        ("dp_shard=2 offload=parameters", {}, "so use offload=optimizer or"),
+        ("pp=2 mb=2 offload=optimizer,parameters", {}, "so use offload=optimizer or pp=1"),
         ("dp_shard=2 ac=full offload=activations", None, "the machine has no host_bandwidth"),
     ],
 )
@@ -133,9 +132,7 @@ def test_what_is_not_offloaded_is_refused_in_a_line(graph, strategy, figures, te
 
 def test_plans_that_cannot_be_run_or_priced_again_are_refused(graph):
     plan = sw.price(graph, "2xcpu", "dp_shard=2 ac=full" + OFFLOAD)
-    analysis, machine = analyze(graph), sw.Machine.preset("2xcpu")
-    with pytest.raises(PlanError, match="offloads parameters under schedule none, and only"):
-        read_plan(replace(plan, offload=("parameters",)), graph, analysis)
+    machine = sw.Machine.preset("2xcpu")
     again = recosted(plan, graph, machine, "adamw", sw.strategies(graph, machine))
     assert (again.step_seconds, again.memory.host) == (plan.step_seconds, plan.memory.host)
     alone = replace(machine, device=replace(machine.device, host_bytes_per_s=None))
