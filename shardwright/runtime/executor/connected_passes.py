@@ -270,7 +270,7 @@ class ConnectedRun(ProgramRun):
 
 
 def _arrived(run: ConnectedRun, one: Forward) -> Arrived:
-    """What is done when gradients of a region's inputs are there; it does not keep the run."""
+    """Tell a run, which this does not keep alive, gradients of the inputs of a region."""
     known, place = ref(run), run.executor.places[one.call]
 
     def arrived(found: Gradients) -> Gradients:
