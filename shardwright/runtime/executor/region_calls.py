@@ -134,7 +134,7 @@ def enter(inputs: list[torch.Tensor], positions: Sequence[int], arrived: Arrived
 
 
 def exits_of(region: Region, results: Sequence[torch.Tensor]) -> Exits:
-    """Where gradients of a region's outputs enter its graph."""
+    """The places in a region's graph at which gradients of its outputs enter."""
     return [
         get_gradient_edge(x) if wanted and x.requires_grad else None
         for x, wanted in zip(results, region.differentiable, strict=True)
