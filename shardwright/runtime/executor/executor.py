@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 from weakref import finalize
 
 import torch
@@ -41,17 +41,17 @@ from shardwright.runtime.executor.carried_state import Left
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, HostMemory
 from shardwright.runtime.executor.messages import MessageEnd, Messages
-from shardwright.runtime.executor.region_calls import RegionCall
+from shardwright.runtime.executor.region_calls import RegionCall, total_of
 from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight, alone_in_memory
 
 Values = dict[str, torch.Tensor | None]
+Trace = list[StepInstruction] | None  # the instructions that were run, if somebody asks for them
 EndOf = Callable[[Send | Recv], MessageEnd]
 MakeVersions = Callable[[Version], Sequence[torch.Tensor]]
 
 
-@final
 class StepExecutor:
     """Runs one rank's step. `groups` has the process group of each channel of collectives.
 
@@ -156,14 +156,15 @@ class StepExecutor:
         return run.results(), run
 
     def begin(
-        self,
-        given: Mapping[str, torch.Tensor],
-        state: torch.Tensor,
-        trace: list[StepInstruction] | None = None,
+        self, given: Mapping[str, torch.Tensor], state: torch.Tensor, trace: Trace = None
     ) -> ProgramRun:
         """A run of the program, which has not played anything yet."""
         refuse_after(self.regions.failure)
-        return ProgramRun(self, dict(given), state, trace)
+        return self.new_run(dict(given), state, trace)
+
+    def new_run(self, given: Values, state: torch.Tensor, trace: Trace) -> ProgramRun:
+        """A run of its values, which has not played anything yet."""
+        return ProgramRun(self, given, state, trace)
 
 
 class Updater(Protocol):
@@ -181,11 +182,7 @@ class ProgramRun:
     """
 
     def __init__(
-        self,
-        executor: StepExecutor,
-        given: Values,
-        state: torch.Tensor,
-        trace: list[StepInstruction] | None,
+        self, executor: StepExecutor, given: Values, state: torch.Tensor, trace: Trace
     ) -> None:
         self.executor, self.values, self.state, self.trace = executor, given, state, trace
         self.calls: dict[str, RegionCall] = {}
@@ -204,22 +201,29 @@ class ProgramRun:
     @torch.no_grad()
     def play(self, end: int) -> None:
         """Run instructions up to the place `end`."""
-        device = self.executor.regions.variant.device
-        if autocast_dtype(device) is not None:  # of a caller of `backward`
-            with without_autocast(device):
+        if autocast_dtype(self.device) is not None:  # of a caller of `backward`
+            with without_autocast(self.device):
                 self.play(end)
             return
-        steps, instructions = self.executor.steps, self.executor.program.instructions
         try:
-            while self.position < end:
-                method, given = steps[self.position]
-                method(self, given)
-                if self.trace is not None:
-                    self.trace.append(instructions[self.position])
-                self.position += 1
+            self.go_on(end)
         except BaseException as e:
             self.fail(e)
             raise
+
+    def go_on(self, end: int) -> None:
+        """The same, within an instruction of which these are a part."""
+        steps = self.executor.steps
+        while self.position < end:
+            method, given = steps[self.position]
+            method(self, given)
+            self.passed()
+
+    def passed(self) -> None:
+        """Go on behind the instruction that was run."""
+        if self.trace is not None:
+            self.trace.append(self.executor.program.instructions[self.position])
+        self.position += 1
 
     def fail(self, error: BaseException) -> None:
         """Free kept values; do not wait for transfers, which other ranks may never start.
@@ -417,13 +421,7 @@ class ProgramRun:
 
     def sum_of(self, names: Sequence[str]) -> torch.Tensor | None:
         """The sum, out of place, of the gradients that are not missing."""
-        found = [x for name in names if (x := self.values[name]) is not None]
-        if not found:
-            return None
-        total = found[0]
-        for x in found[1:]:
-            total = total + x
-        return total
+        return total_of([self.values[name] for name in names])
 
     @property
     def device(self) -> torch.device:

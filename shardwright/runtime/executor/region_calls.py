@@ -16,6 +16,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from shardwright.program.step.region import Region
 from shardwright.runtime.parameters.storage_view import StorageView
 
+Gradients = Sequence[torch.Tensor | None]
+Arrived = Callable[[Gradients], Gradients]  # takes gradients of inputs, returns what goes on
+Exits = Sequence[GradientEdge | None]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Again:
@@ -38,13 +42,13 @@ class RegionCall:
         self.region, self.module, self.totals = region, module, totals
         self._leaves: dict[str, torch.Tensor] = {}
         self._entered: list[int] = []
-        self._exits: list[GradientEdge | None] = []
-        self._gradients: Sequence[torch.Tensor | None] = ()
+        self._exits: Exits = ()
+        self._gradients: Gradients = ()
         self._again: Mapping[int, torch.Tensor] = {}
 
     def forward(self, given: Sequence[torch.Tensor], state: torch.Tensor) -> list[torch.Tensor]:
         """The region's outputs, detached."""
-        inputs = list(given)
+        inputs: list[torch.Tensor] = list(given)
         for i, total in self.totals.items():
             if total not in self._leaves:
                 self._leaves[total] = given[i].detach().requires_grad_()
@@ -53,10 +57,7 @@ class RegionCall:
         self._entered = [i for i in trained if i not in self.totals]
         with torch.enable_grad():
             if self._entered:
-                token = torch.empty(0, requires_grad=True)
-                entered = _Enter.apply(self, token, *(given[i] for i in self._entered))  # type: ignore[no-untyped-call]
-                for i, x in zip(self._entered, entered, strict=True):
-                    inputs[i] = x
+                enter(inputs, self._entered, self.arrived)
             found = self._outputs(inputs, state)
         for i, total in self.totals.items():
             if self.region.dropped[i]:  # autograd needs its shape alone, and no memory of it
@@ -74,42 +75,27 @@ class RegionCall:
 
         What was saved is freed.
         """
-        ends = self._ends_of(given)
         found: list[torch.Tensor | None] = [None] * len(self.region.inputs)
         for name, leaf in self._leaves.items():
             leaf.grad = totals[name]
-        if ends:
-            self._again = again
-            edges, gradients = [edge for edge, _ in ends], [gradient for _, gradient in ends]
-            torch.autograd.backward(edges, gradients)
-            for i, gradient in zip(self._entered, self._gradients, strict=False):
-                found[i] = gradient
+        self._again = again
+        run_backward(self._exits, given)
+        for i, gradient in zip(self._entered, self._gradients, strict=False):
+            found[i] = gradient
         added = {name: leaf.grad for name, leaf in self._leaves.items()}
-        self._leaves, self._exits, self._gradients, self._again = {}, [], (), {}
+        self._leaves, self._exits, self._gradients, self._again = {}, (), (), {}
         return found, added
 
-    def arrived(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Store the gradients of the inputs that entered through one node; they are complete."""
+    def arrived(self, gradients: Gradients) -> Gradients:
+        """Store the gradients of the inputs that entered through one node; none goes on."""
         self._gradients = gradients
+        return (None,) * len(gradients)
 
     def _outputs(self, inputs: Sequence[torch.Tensor], state: torch.Tensor) -> list[torch.Tensor]:
         """Run the region with autograd; note where gradients of its outputs enter."""
         results = self._run(inputs, state)
-        self._exits = [
-            get_gradient_edge(x) if wanted and x.requires_grad else None
-            for x, wanted in zip(results, self.region.differentiable, strict=True)
-        ]
+        self._exits = exits_of(self.region, results)
         return [x.detach() for x in results]
-
-    def _ends_of(
-        self, given: Sequence[torch.Tensor | None]
-    ) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """The outputs that have a gradient, each with it."""
-        return [
-            (edge, gradient)
-            for edge, gradient in zip(self._exits, given, strict=True)
-            if edge is not None and gradient is not None
-        ]
 
     def _run(self, inputs: Sequence[torch.Tensor], state: torch.Tensor) -> Sequence[torch.Tensor]:
         """The region's outputs; dropped inputs are not saved."""
@@ -142,6 +128,50 @@ class RegionCall:
         return kept.view.shifted(_start(copy)).on(copy)
 
 
+def enter(inputs: list[torch.Tensor], positions: Sequence[int], arrived: Arrived) -> None:
+    """Replace inputs by what one node of the graph makes of them; it calls `arrived`."""
+    if not positions:
+        return
+    token = torch.empty(0, requires_grad=True)
+    entered = _Enter.apply(arrived, token, *(inputs[i] for i in positions))  # type: ignore[no-untyped-call]
+    for i, x in zip(positions, entered, strict=True):
+        inputs[i] = x
+
+
+def exits_of(region: Region, results: Sequence[torch.Tensor]) -> Exits:
+    """The places in a region's graph at which gradients of its outputs enter."""
+    return [
+        get_gradient_edge(x) if wanted and x.requires_grad else None
+        for x, wanted in zip(results, region.differentiable, strict=True)
+    ]
+
+
+def ends_of(
+    exits: Exits, given: Sequence[torch.Tensor | None]
+) -> list[tuple[GradientEdge, torch.Tensor]]:
+    """The outputs that have a gradient, each with it."""
+    return [
+        (edge, gradient)
+        for edge, gradient in zip(exits, given, strict=True)
+        if edge is not None and gradient is not None
+    ]
+
+
+def total_of(gradients: Gradients) -> torch.Tensor | None:
+    """The sum, out of place, of the gradients that are not missing."""
+    total: torch.Tensor | None = None
+    for x in gradients:
+        if x is not None:
+            total = x if total is None else total + x
+    return total
+
+
+def run_backward(exits: Exits, given: Sequence[torch.Tensor | None]) -> None:
+    """Run a graph backward from the gradients of its outputs; what it has saved is freed."""
+    if ends := ends_of(exits, given):
+        torch.autograd.backward([edge for edge, _ in ends], [gradient for _, gradient in ends])
+
+
 def _start(tensor: torch.Tensor) -> int:
     """Bytes of the memory before the first element."""
     return int(tensor.storage_offset()) * tensor.element_size()
@@ -150,13 +180,12 @@ def _start(tensor: torch.Tensor) -> int:
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: RegionCall, _token: torch.Tensor, *given: torch.Tensor
+        ctx: Any, arrived: Arrived, _token: torch.Tensor, *given: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.arrived = call.arrived
-        return tuple(x.view_as(x) for x in given)
+        ctx.arrived = arrived
+        return tuple(x.detach() for x in given)  # views would take twice as long
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        ctx.arrived(gradients)
-        return (None,) * (len(gradients) + 2)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, *ctx.arrived(gradients))

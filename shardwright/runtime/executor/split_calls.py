@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.program.step.region import Region
-from shardwright.runtime.executor.region_calls import RegionCall
+from shardwright.runtime.executor.region_calls import RegionCall, ends_of
 
 Gradient = torch.Tensor | None
 
@@ -73,7 +73,7 @@ class SplitCall(RegionCall):
         self, given: Sequence[Gradient], again: Mapping[int, torch.Tensor]
     ) -> list[Gradient]:
         """Gradients of the inputs that are not weights; None for one without a gradient."""
-        self._ends = self._ends_of(given)
+        self._ends = ends_of(self._exits, given)
         self._again = again
         self._find_cuts()
         hooks = [cut.node.register_prehook(cut.note) for cut in self._cuts]
@@ -96,7 +96,7 @@ class SplitCall(RegionCall):
             ]
             self._add(total, self._gradients_of(ends, self._of_bits(cut.weights)))
         self._add(total, self._gradients_of(self._ends, self._of_bits(self._repeated)))
-        self._edges, self._ends, self._cuts, self._exits, self._again = {}, [], [], [], {}
+        self._edges, self._ends, self._cuts, self._exits, self._again = {}, [], [], (), {}
         return [total.get(i) for i in range(len(self.region.inputs))]
 
     def _gradients_of(

@@ -7,9 +7,11 @@ backward pass is differentiated or traced by a compiler, the forward program run
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -22,18 +24,19 @@ from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.step.dead_code import forward_only, without_update
 from shardwright.program.step.instructions import (
     Backward,
+    Forward,
     Part,
     Relayout,
     Seed,
     StepInstruction,
     Transfer,
-    Wait,
     reads,
     writes,
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.step_program import StepProgram
+from shardwright.runtime.executor.connected_passes import ConnectedExecutor
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
 from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Updater
 from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
@@ -157,7 +160,7 @@ class WholeBatch(nn.Module):
         else:
             program = free(forward_only(self.program))
         program = _in_dtypes(program, self.planned, dtypes)
-        made = Playing.of(StepExecutor(program, self.regions, self.groups), self.names)
+        made = Playing.of(program, self.regions, self.groups, self.names)
         if is_direct(program):
             direct = DirectStep(program, self.regions, self.names, self.whole)
             made = replace(made, direct=direct)
@@ -218,9 +221,13 @@ class Playing:
     direct: DirectStep | None = None
 
     @staticmethod
-    def of(executor: StepExecutor, names: Sequence[str]) -> Playing:
-        """Facts of an executor's program; leaves are numbered as in `names`."""
-        program = executor.program
+    def of(
+        program: StepProgram,
+        regions: Regions,
+        channels: Mapping[str, dist.ProcessGroup],
+        names: Sequence[str],
+    ) -> Playing:
+        """Facts of a program and its executor; leaves are numbered as in `names`."""
         instructions = program.instructions
         seed = next(
             (i for i, one in enumerate(instructions) if isinstance(one, Seed)), len(instructions)
@@ -232,26 +239,20 @@ class Playing:
         seeds = begin.gradients if isinstance(begin, Seed) else ()
         groups, number = tuple(_groups(program)), {name: i for i, name in enumerate(names)}
         numbers = tuple(tuple(number[leaf] for leaf, _ in group) for group, _ in groups)
+        executor = ConnectedExecutor(program, regions, channels, {end for _, end in groups})
         return Playing(executor, seed, seeds, groups, numbers, frozenset(later & there))
 
 
 def _groups(program: StepProgram) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
-    """Gradients that are final behind the same backward pass or wait."""
+    """Gradients that become final without anything computed or sent between, in this order."""
     last = {name: at for at, one in enumerate(program.instructions) for name in writes(one)}
-    by_end: dict[int, list[tuple[str, str]]] = {}
-    ends: dict[int, int] = {}
-    event = 0
-    events = []
-    for at, one in enumerate(program.instructions):
-        if isinstance(one, Backward | Wait):
-            event = at
-        events.append(event)
+    busy = (isinstance(one, Forward | Backward | Transfer) for one in program.instructions)
+    before = list(accumulate(map(int, busy)))
+    together: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
     for leaf, gradient in program.gradients:
-        at = last[gradient]
-        by_end.setdefault(events[at], []).append((leaf, gradient))
-        ends[events[at]] = max(ends.get(events[at], 0), at + 1)
-    for event in sorted(by_end):
-        yield tuple(by_end[event]), ends[event]
+        together[before[last[gradient]]].append((leaf, gradient))
+    for count in sorted(together):
+        yield tuple(together[count]), 1 + max(last[value] for _, value in together[count])
 
 
 @final

@@ -1,16 +1,17 @@
 """Delays waits for reductions as long as their buffers permit, so that they overlap with operators.
 
 A transfer whose result is another tensor than its operand (reduce-scatter, all-to-all, all-gather)
-needs a buffer besides the gradients, and so does a gradient that is added to a total. They are
-waited for when the next transfer of gradients along the same axis starts, whatever its size: ranks
-hold tiles of other sizes, and all of them have to start what they do together in one order.
-Other all-reduces of gradients and results are waited for at the end of the step, also of gradients
-that a reduce-scatter has left (HSDP).
+needs a buffer besides the gradients, and so does a gradient that is one of several in a total (a
+single one is the total itself). They are waited for when the next transfer of gradients along the
+same axis starts, whatever its size: ranks hold tiles of other sizes, and all of them have to start
+what they do together in one order. Other all-reduces of gradients and results are waited for at
+the end of the step, also of gradients that a reduce-scatter has left (HSDP).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir.pipeline import AXIS
@@ -19,6 +20,7 @@ from shardwright.program.step.channels import axis_of
 from shardwright.program.step.host_copies import StoreGradient
 from shardwright.program.step.instructions import (
     Accumulate,
+    Backward,
     StepInstruction,
     Transfer,
     Wait,
@@ -46,6 +48,7 @@ class _Order:
     def __init__(self, program: StepProgram) -> None:
         self.known = purposes(program)
         self.transfers = {one.handle: one for one in program.transfers()}
+        self.sums = _sums(program)
         self.found: list[StepInstruction] = []
         self.delayed: list[_Delayed] = []
 
@@ -63,7 +66,7 @@ class _Order:
             self.delayed[-1].add(one)
         else:
             if isinstance(one, Transfer) and self.known[one.handle] is Purpose.GRADIENT:
-                while full := [e for e in self.delayed if e.holds_a_buffer(one, self.known)]:
+                while full := [e for e in self.delayed if self.holds_a_buffer(e, one)]:
                     self.delayed.remove(full[0])
                     self.release(full[0])
             self.found.append(one)
@@ -77,11 +80,31 @@ class _Order:
             else:
                 self.take(each)
 
+    def holds_a_buffer(self, each: _Delayed, following: Transfer) -> bool:
+        """Whether a buffer is to be given back before the transfer `following` starts."""
+        added = each.adds_to(self.sums)
+        return any(
+            one.channel == following.channel and self.known[one.handle] is Purpose.GRADIENT
+            for one in each.sent
+            if added or one.collective is not Collective.ALL_REDUCE
+        )
+
     def end(self) -> None:
         """Add all that is delayed."""
         for each in self.delayed:
             self.found += each.instructions
         self.delayed = []
+
+
+def _sums(program: StepProgram) -> frozenset[str]:
+    """The totals of several gradients."""
+    added: Counter[str] = Counter()
+    for one in program.instructions:
+        if isinstance(one, Accumulate):
+            added[one.total] += 1
+        elif isinstance(one, Backward):
+            added.update(total for _, total in one.totals)
+    return frozenset(total for total, count in added.items() if count > 1)
 
 
 @dataclass(eq=False)
@@ -115,11 +138,6 @@ class _Delayed:
         if isinstance(one, Transfer | StoreGradient):
             self.handles.add(one.handle)
 
-    def holds_a_buffer(self, following: Transfer, known: Mapping[str, Purpose]) -> bool:
-        """Whether a buffer is to be given back before the transfer `following` starts."""
-        added = any(isinstance(one, Accumulate) for one in self.instructions)
-        return any(
-            one.channel == following.channel and known[one.handle] is Purpose.GRADIENT
-            for one in self.sent
-            if added or one.collective is not Collective.ALL_REDUCE
-        )
+    def adds_to(self, totals: Collection[str]) -> bool:
+        """Whether a gradient is added to one of `totals`."""
+        return any(isinstance(one, Accumulate) and one.total in totals for one in self.instructions)

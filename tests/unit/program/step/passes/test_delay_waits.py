@@ -1,0 +1,41 @@
+import pytest
+
+from shardwright.ir.strategy.strategy import Strategy
+from shardwright.machine.presets import preset
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Backward, Transfer, Wait
+from shardwright.program.step.lower.plan_lowering import PlanLowering
+from shardwright.program.step.lower.purposes import Purpose, purposes
+from tests.harness.layered_graphs import residual_layers
+
+GRAPH = residual_layers(4)
+EXPANSION = Expansion(GRAPH, preset("4xH100"), "adamw")
+
+
+def events(strategy):
+    """Starts and waits of transfers of gradients, and backward passes, in their order."""
+    plan = EXPANSION.expanded(Strategy.parse(strategy)).plan(0.0, ())
+    analysis = EXPANSION.sources.analysis
+    program = PlanLowering(GRAPH, analysis, read_plan(plan, GRAPH, analysis), None).program(0)
+    known = purposes(program)
+    for one in program.instructions:
+        if isinstance(one, Backward):
+            yield "backward"
+        elif isinstance(one, Transfer | Wait) and known[one.handle] is Purpose.GRADIENT:
+            yield "start" if isinstance(one, Transfer) else "wait"
+
+
+def test_sums_in_place_are_waited_for_behind_all_backward_passes():
+    found = list(events("dp_replicate=4"))
+    assert found.index("start") < found.index("backward", found.index("start"))
+    assert found.count("start") > 1
+    assert found[found.index("wait") :] == ["wait"] * found.count("start")
+
+
+@pytest.mark.parametrize("strategy", ["dp_shard=4", "dp_shard=4 mb=2"])
+def test_one_buffer_of_a_transfer_is_in_use(strategy):
+    in_flight = 0
+    for event in events(strategy):
+        in_flight += {"start": 1, "wait": -1, "backward": 0}[event]
+        assert 0 <= in_flight <= 1
