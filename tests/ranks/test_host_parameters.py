@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
+from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.parameters.clipping import Clipping
 from shardwright.runtime.parameters.host_state import is_home
 from shardwright.tracing.discovery.discover import capture_with_rules
@@ -177,3 +179,35 @@ def test_what_cannot_run_is_refused():
     module(**batch).backward()
     with pytest.raises(PlanError, match="LBFGS may need that of several parameters at once"):
         torch.optim.LBFGS(module.parameters()).step(lambda: module(**batch))
+
+
+class Held(torch.autograd.Function):
+    """A product with squares that keeps its weight where no hook of saved tensors sees it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.x, ctx.weight = x, weight
+        return x @ weight.square()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.weight.square().T, 2 * ctx.weight * (ctx.x.T @ grad)
+
+
+def test_weights_that_custom_operators_keep_by_themselves_stay_there():
+    """Of a weight that is passed again, a custom operator may keep what no hook has seen."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    leaf = weight.clone().requires_grad_()
+    (Held.apply(x, leaf) @ leaf).sum().backward()
+    region = SimpleNamespace(
+        inputs=("x", "w"),
+        trained=(False, True),
+        differentiable=(True,),
+        dropped=(False, True),
+        is_of_torch=False,
+    )
+    call = RegionCall(region, lambda x, w, _: (Held.apply(x, w) @ w,), {1: "total/w"})
+    (result,) = call.forward([x, weight], torch.zeros(2))
+    _, totals = call.backward([torch.ones_like(result)], {1: weight}, {"total/w": None})
+    torch.testing.assert_close(totals["total/w"], leaf.grad)

@@ -12,7 +12,7 @@ import transformers
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.planner import planner
+from shardwright.planner import mesh_turns
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +50,5 @@ def test_plans_without_the_largest_single_choice_are_searched(graph, monkeypatch
         return min(seconds for seconds, peak in costs if peak <= limit)
 
     found = fastest()
-    monkeypatch.setattr(planner, "search_below", lambda *given: None)
+    monkeypatch.setattr(mesh_turns, "search_below", lambda *given: None)
     assert fastest() > 1.01 * found

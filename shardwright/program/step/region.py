@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.program.instructions import Compute, Instruction, Joint, SharedAttention
+from shardwright.program.instructions import (
+    CALLS,
+    Compute,
+    Instruction,
+    Joint,
+    SharedAttention,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,15 @@ class Region:
     def communicates(self) -> tuple[str, ...]:
         """The mesh axes along which an operator of the region communicates inside of itself."""
         return tuple(dict.fromkeys(a for one in self.variants[0] for a in inner_axes(one)))
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether all its operators are PyTorch's own, which save tensors where hooks see them.
+
+        A custom operator may keep a tensor in another way.
+        """
+        calls = (one.op for one in self.variants[0] if isinstance(one, CALLS))
+        return all(op.target.startswith("aten.") for op in calls)
 
     def __str__(self) -> str:
         lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]

@@ -60,7 +60,8 @@ class RegionCall:
                 enter(inputs, self._entered, self.arrived)
             found = self._outputs(inputs, state)
         for i, total in self.totals.items():
-            if self.region.dropped[i]:  # autograd needs its shape alone, and no memory of it
+            # Autograd needs the shape of a leaf alone, and no memory of one that is passed again.
+            if self.region.dropped[i] and self.region.is_of_torch:
                 leaf = self._leaves[total]
                 leaf.data = leaf.new_empty(1).expand(leaf.shape)
         return found

@@ -9,7 +9,7 @@ from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner import planner
+from shardwright.planner import mesh_turns, planner
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.plans import fastest_by_sums
 
@@ -54,7 +54,8 @@ def test_time_that_runs_out_between_two_meshes_is_spent_on_the_first(whole, monk
         def perf_counter():
             return now[0]
 
-    monkeypatch.setattr(planner, "time", Clock)
+    for module in (planner, mesh_turns):
+        monkeypatch.setattr(module, "time", Clock)
 
     def progress(text, part):
         if text.startswith(f"mesh {MESHES[1]}"):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.planner import planner
+from shardwright.planner.mesh_turns import search_meshes
 
 ONE, OTHER = Mesh.parse("dp=4"), Mesh.parse("tp=4")
 
@@ -24,8 +24,13 @@ def test_a_mesh_is_left_out_once_more_micro_batches_bring_nothing(monkeypatch, w
         counts=None, constraints=(), meshes=None, memory_limit="unlimited", exact=False
     )
     loop = SimpleNamespace(
-        options=options, best=None, best_within_limit=within, run=run, machine=None
+        options=options,
+        best=None,
+        best_within_limit=within,
+        run=run,
+        machine=None,
+        ahead=SimpleNamespace(is_useful=False),
     )
-    planner._search_meshes(loop, (ONE, OTHER), (1, 2, 4, 8), math.inf, lambda what, done: None)
+    search_meshes(loop, (ONE, OTHER), (1, 2, 4, 8), math.inf, lambda what, done: None)
     assert [count for mesh, count in runs if mesh is ONE] == tried
     assert [count for mesh, count in runs if mesh is OTHER] == [1, 2, 4, 8]
