@@ -25,7 +25,7 @@ import torch
 
 import shardwright as sw
 from shardwright.ir.options.constraints import ConstraintError
-from shardwright.planner.meshes import meshes_of
+from shardwright.planner.meshes.meshes import meshes_of
 from tests.harness.random_constraints import ROUNDING, Subject
 from tests.zoo import ZOO
 

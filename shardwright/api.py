@@ -19,7 +19,7 @@ from shardwright.machine.files.loading import machine_of
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import search_scope
 from shardwright.planner.memory_limits import STATE, check_limit, check_weights, least_state_bytes
-from shardwright.planner.mesh_turns import Progress
+from shardwright.planner.meshes.mesh_turns import Progress
 from shardwright.planner.strategies import pricing
 from shardwright.planner.strategies.frontier import priced_frontier as strategy_frontier
 from shardwright.planner.strategies.preference import preferred

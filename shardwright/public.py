@@ -23,7 +23,7 @@ from shardwright.machine.presets import preset
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner import planner
-from shardwright.planner.mesh_turns import Progress
+from shardwright.planner.meshes.mesh_turns import Progress
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.frontier.frontier_svg import frontier_html
 from shardwright.report.text.explain import explain

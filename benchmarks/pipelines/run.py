@@ -29,7 +29,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.plan_text import plan_to_json
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.hot_ops import hot_calls

@@ -30,7 +30,7 @@ from benchmarks.search.models import DEEP, DEPTHS, PUBLISHED, SHALLOW, Built
 from benchmarks.search.optimum import distances
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
-from shardwright.planner.meshes import meshes_of
+from shardwright.planner.meshes.meshes import meshes_of
 from shardwright.planner.space.repeats import shorten
 from shardwright.planner.space.space import make_space
 from shardwright.planner.tables.model import CostModel

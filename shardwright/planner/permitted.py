@@ -24,7 +24,7 @@ from shardwright.ir.options.constraints import (
 from shardwright.ir.pipeline import AXIS as PIPELINE
 from shardwright.ir.pipeline import StageRanks, stage_mesh
 from shardwright.planner.axes.axis_roles import DATA, ROLES, contradicted, means
-from shardwright.planner.meshes import factorisations, mesh_of_shape, meshes_of
+from shardwright.planner.meshes.meshes import factorisations, mesh_of_shape, meshes_of
 from shardwright.planner.space.constrain import Marks, exists, hits
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.micro_batches import AXIS as MICRO_BATCHES

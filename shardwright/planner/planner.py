@@ -29,9 +29,9 @@ from shardwright.planner.memory_limits import (
     offload_of,
     optimizers_on_host,
 )
-from shardwright.planner.mesh_loop import GAIN, MeshLoop
-from shardwright.planner.mesh_turns import Progress, given_names, search_meshes
-from shardwright.planner.meshes import mesh_of_cuts, meshes_of
+from shardwright.planner.meshes.mesh_loop import GAIN, MeshLoop
+from shardwright.planner.meshes.mesh_turns import Progress, given_names, search_meshes
+from shardwright.planner.meshes.meshes import mesh_of_cuts, meshes_of
 from shardwright.planner.permitted import refuse
 from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate

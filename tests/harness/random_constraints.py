@@ -17,7 +17,7 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.graph import LeafKind
 from shardwright.ir.options.constraints import ConstraintError, parse_constraints
 from shardwright.ir.schedules.schedule import PipelineError
-from shardwright.planner.meshes import meshes_of
+from shardwright.planner.meshes.meshes import meshes_of
 from shardwright.planner.space.constrain import Marks
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.rules.analysis import analyze

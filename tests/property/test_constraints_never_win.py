@@ -7,7 +7,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.ir.options.constraints import ConstraintError
-from shardwright.planner.meshes import meshes_of
+from shardwright.planner.meshes.meshes import meshes_of
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.random_constraints import ROUNDING, Subject, below_bound
 from tests.zoo import ZOO

@@ -12,7 +12,7 @@ import transformers
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
-from shardwright.planner import mesh_turns
+from shardwright.planner.meshes import mesh_turns
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from shardwright.ir.strategy.recompute import FULL
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.audit.loss_forms import PricedForm
 from shardwright.planner.axes.axis_names import AxisNames
-from shardwright.planner.meshes import mesh_of_shape
+from shardwright.planner.meshes.meshes import mesh_of_shape
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.mesh_frontier import mesh_frontier
 from shardwright.planner.plans.plan_builder import PlanBuilder

@@ -20,7 +20,7 @@ from typing import final
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.constraints import Constraint, ConstraintError
 from shardwright.ir.schedules.registry import SCHEDULES, continuous, schedule_named
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.permitted import allowed_meshes
 from shardwright.planner.pipeline.stage_assignment import NOTHING, Gain
 

@@ -8,7 +8,7 @@ from typing import final
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.plans.refinement import Refinement
 
 

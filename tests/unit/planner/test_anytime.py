@@ -9,7 +9,8 @@ from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner import mesh_turns, planner
+from shardwright.planner import planner
+from shardwright.planner.meshes import mesh_turns
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.plans import fastest_by_sums
 

@@ -12,7 +12,7 @@ from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.planner import _add_pipelines
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.space_factory import SpaceFactory

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.layout import Mesh
 from shardwright.ir.strategy.strategy import Strategy
-from shardwright.planner.meshes import mesh_of_shape
+from shardwright.planner.meshes.meshes import mesh_of_shape
 from shardwright.planner.strategies.dimensions import ModelDimensions
 from shardwright.planner.strategies.roles import RoleAxis, role_axes
 from shardwright.planner.strategies.tilings import StorageKind, Tilings

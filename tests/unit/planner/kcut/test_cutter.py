@@ -10,7 +10,7 @@ from shardwright.ir.graph import LeafKind
 from shardwright.ir.layout import Mesh, fits
 from shardwright.machine.presets import preset
 from shardwright.planner.kcut.cutter import CutError, Cutter
-from shardwright.planner.meshes import mesh_of_cuts
+from shardwright.planner.meshes.meshes import mesh_of_cuts
 from shardwright.planner.tables.layout_codes import decode, encode, joined
 from shardwright.rules.rule import Split
 from tests.harness.kcut_oracle import Net

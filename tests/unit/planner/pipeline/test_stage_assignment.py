@@ -18,7 +18,7 @@ from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.pipeline import stage_assignment as pipelines
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition

@@ -8,7 +8,7 @@ import shardwright as sw
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.frontier.union import around

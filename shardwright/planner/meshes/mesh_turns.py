@@ -10,9 +10,9 @@ from contextlib import suppress
 from shardwright.ir.layout import Bytes, Mesh
 from shardwright.ir.options.constraints import ConstraintError, named_axes
 from shardwright.ir.options.plan_options import PlanOptions
-from shardwright.planner.bottlenecks import search_below
 from shardwright.planner.memory_limits import limit_on
-from shardwright.planner.mesh_loop import MeshLoop
+from shardwright.planner.meshes.bottlenecks import search_below
+from shardwright.planner.meshes.mesh_loop import MeshLoop
 from shardwright.planner.plans.candidate import may_improve
 from shardwright.planner.plans.plan_builder import PlanBuilder
 from shardwright.solve.frontier.sweep import DualBound

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.layout import Bytes
-from shardwright.planner.mesh_loop import GAIN, MeshLoop, Searched
+from shardwright.planner.meshes.mesh_loop import GAIN, MeshLoop, Searched
 from shardwright.planner.plans.candidate import Candidate
 
 _MESHES = 2

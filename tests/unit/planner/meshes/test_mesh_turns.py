@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardwright.ir.layout import Mesh
-from shardwright.planner.mesh_turns import search_meshes
+from shardwright.planner.meshes.mesh_turns import search_meshes
 
 ONE, OTHER = Mesh.parse("dp=4"), Mesh.parse("tp=4")
 

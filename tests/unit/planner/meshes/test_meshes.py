@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.planner.meshes import factorisations, meshes_of
+from shardwright.planner.meshes.meshes import factorisations, meshes_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Searches device meshes and numbers of micro-batches, one after the other."""
