@@ -14,7 +14,7 @@ from shardwright.program.step.step_program import StepProgram
 
 
 def overlap_stores(program: StepProgram) -> StepProgram:
-    """`program` with late waits for gradients on their way to the host, and late sums there."""
+    """`program` with late waits for gradients in flight to the host, and late sums there."""
     stored = {one.handle: one for one in program.host_copies() if isinstance(one, StoreGradient)}
     results = {one.result for one in stored.values()}
     found: list[StepInstruction] = []
