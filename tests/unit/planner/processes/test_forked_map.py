@@ -86,9 +86,10 @@ import os, signal, time
 from shardwright.planner.processes import forked_map
 forked_map._LEAST_SECONDS = 0.0
 def slow(number):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())
     time.sleep(60)
 os.setpgid(0, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job may ignore
 signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGINT))
 signal.setitimer(signal.ITIMER_REAL, 1.0)
 forked_map.ForkedMap(2)(slow, range(4))
