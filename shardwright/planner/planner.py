@@ -340,11 +340,7 @@ def _frontier_of(
         def timed(candidate: Candidate) -> Plan:
             return refinement.ranked(write(candidate))
 
-        kept = list({id(c): c for c in (*kept, *permitted)}.values())
-        costs, written = settled(kept, timed)
-        thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
-        kept = [candidate for candidate, _ in thinned]
-        plans = _settled(thinned, written)
+        kept, plans = _thinned(list({id(c): c for c in (*kept, *permitted)}.values()), timed)
         costs, written = settled(shown, timed)
         baselines = _settled(list(zip(shown, costs, strict=True)), written)
     return SearchedFrontier(
@@ -375,6 +371,15 @@ def _frontier_of(
         pipelines=_plans(staged, write),
         least_within=bound,
     )
+
+
+def _thinned(
+    kept: Sequence[Candidate], timed: Callable[[Candidate], Plan]
+) -> tuple[list[Candidate], Plans]:
+    """Candidates that are on the frontier by their simulated times, and their plans."""
+    costs, written = settled(kept, timed)
+    thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
+    return [candidate for candidate, _ in thinned], _settled(thinned, written)
 
 
 def _constraint_notes(wanted: Sequence[Constraint], broke: Sequence[Constraint]) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def _tried(function: Callable[[Item], Result], item: Item) -> Result | None:
     """The result; None where there is an error, which the calling code will meet by itself."""
     try:
         return function(item)
-    except Exception:
+    except Exception:  # any: the serial search raises the same one, where it is due
         return None
 
 

@@ -12,13 +12,13 @@ from benchmarks.published import overlap, own, page, plots, run
 from benchmarks.published.comparisons import comparison, coverage, widened, widening
 from benchmarks.published.graphs import FAMILIES, OWN, Shape, UnpriceableError, graph_of
 from benchmarks.published.mixtures import Experts
-from benchmarks.published.modules import NORM_EPS, ComposedNorm
+from benchmarks.published.modules import NORM_EPS, ComposedNorm, JointAdapter, loss_in_parts
 from benchmarks.published.own_rows import MEASURED, own_rows
 from benchmarks.published.readers.shapes import MIXTURES
 from benchmarks.published.row import GATHERS, Row, read
 from benchmarks.published.run import Prediction, kept_predictions, predict, predictions
 from benchmarks.published.score import Pair, elements_of, result_of, size_of
-from benchmarks.published.setups import approximations, machine_of, strategy_of
+from benchmarks.published.setups import approximations, held_bytes, machine_of, strategy_of
 from shardwright.ir.graph import LeafKind
 from shardwright.machine.fitted import OVERLAP
 from shardwright.machine.model import EXPERT_SKEW
@@ -372,3 +372,31 @@ def test_presets_hide_the_part_with_the_least_error():
     parts = json.loads(overlap.RESULT.read_text())["parts"]
     assert min(parts, key=lambda one: one["mape"])["overlap"] == OVERLAP
     assert all(len(one["sources"]) >= 3 for one in parts)
+
+
+@pytest.mark.parametrize("frozen", (False, True))
+@pytest.mark.parametrize("positions", (1, 3, 7, 20))
+def test_a_loss_in_parts_is_the_mean_over_all_positions(frozen, positions):
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, bias=False).requires_grad_(not frozen)
+    x, labels = torch.randn(2, 7, 4), torch.randint(9, (2, 7))
+    logits, targets = (head(x), labels) if frozen else (head(x)[:, :-1], labels[:, 1:])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss_in_parts(head, x, labels, positions), expected)
+
+
+def test_an_adapter_of_some_parts_changes_these_alone_and_keeps_its_changes():
+    torch.manual_seed(0)
+    made = JointAdapter(4, (6, 2, 2), "qv", 3, bias=False).eval()
+    x = torch.randn(5, 4)
+    base = torch.nn.functional.linear(x, made.weight)
+    inner = made.lora_a(x).chunk(2, dim=-1)
+    query, value = (layer(own) for layer, own in zip(made.lora_b, inner, strict=True))
+    expected = base + 0.5 * torch.cat([query, torch.zeros(5, 2), value], dim=-1)
+    torch.testing.assert_close(made(x), expected)
+
+
+def test_loops_of_litgpt_keep_the_logits_of_a_micro_batch_in_float32():
+    row = replace(ROW, vocab=1000, sequence=64, micro_batch=2)
+    assert held_bytes(replace(row, source="litgpt")) == 4 * 2 * 64 * 1000
+    assert held_bytes(row) == 0

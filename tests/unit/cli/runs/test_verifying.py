@@ -1,5 +1,7 @@
 """A run is compared with one device where this host can do so in minutes."""
 
+from dataclasses import replace
+
 import pytest
 
 import shardwright as sw
@@ -11,8 +13,11 @@ def test_the_effort_grows_with_the_model():
     model, batch = models.mlp()
     graph = sw.capture(model, (), batch)
     plan = sw.price(graph, "5xcpu", "dp_shard=5")
-    found = effort(graph, plan)
-    assert found.bytes > 9 * 8 * sum(p.numel() for p in model.parameters())
+    found, without = effort(graph, plan), effort(graph, replace(plan, memory=None))
+    # Values, gradients and values after a step of the module, its graph and the ranks.
+    assert without.bytes == 3 * 3 * 8 * sum(p.numel() for p in model.parameters())
+    kept = plan.memory.saved + plan.memory.workspace
+    assert found.bytes - without.bytes == 3 * 5 * 2 * kept  # on five ranks, twice as wide
     assert found.seconds > 0 and reason_against(graph, plan) == ""
 
 
