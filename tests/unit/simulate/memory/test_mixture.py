@@ -1,6 +1,7 @@
 """Memory of mixtures whose experts are spread over devices."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from shardwright.ir.layout import Layout, Mesh
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import tilings
+from shardwright.simulate.memory import mixture
 from shardwright.tracing.gradients.autograd import observe
 from tests.harness.peak_memory import predicted
 
@@ -39,7 +41,12 @@ def mixtral():
 
 
 @pytest.mark.hf
-def test_copies_of_experts_that_are_gathered_again_are_not_kept():
+def test_copies_of_experts_that_are_gathered_again_are_not_kept(monkeypatch):
+    sent = []
+    known = mixture.exchange_bytes
+    monkeypatch.setattr(
+        mixture, "exchange_bytes", lambda *given: sent.append(given[1]) or known(*given)
+    )
     model, batch = mixtral()
     graph = sw.capture(model, (), batch)
     analysis = analyze(graph)
@@ -65,6 +72,10 @@ def test_copies_of_experts_that_are_gathered_again_are_not_kept():
     saved = predicted(graph, analysis, kept).peak - predicted(graph, analysis, again).peak
     # When most is held the last layer's are there again, and the first of the next one's come.
     assert saved == pytest.approx((LAYERS - 1) * (up + down) - up, rel=0.01)
+    # Of two experts that a token chooses of four, both are on the other device with 1/2 · 1/3: it
+    # goes to 5/3 of two devices.
+    tokens = 512 * 4 // 4
+    assert set(sent) == {tokens * ceil(256 * 4 * 5 / 3)}
 
 
 def test_a_part_that_is_kept_keeps_all_of_its_memory():
