@@ -11,7 +11,7 @@ WIDER = {
     "api.py:plan": "the public contract",
     "tracing/own_operators/linear_cross_entropy.py:linear_cross_entropy": "an operator's signature",
     "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
-    "tracing/export/lookup.py:embedding_bags": "the signature of an operator",
+    "tracing/own_operators/lookup.py:embedding_bags": "the signature of an operator",
 }
 
 

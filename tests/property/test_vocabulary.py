@@ -6,7 +6,7 @@ import torch
 from shardwright.ir.layout import Mesh
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
-from shardwright.tracing.export.lookup import local_index
+from shardwright.tracing.own_operators.lookup import local_index
 from tests.harness.operator_calls import call
 from tests.harness.simulated_ranks import lengths
 from tests.property.test_rules_laws import _run

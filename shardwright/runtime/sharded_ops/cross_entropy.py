@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Joint
-from shardwright.tracing.export.lookup import local_index
+from shardwright.tracing.own_operators.lookup import local_index
 from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 

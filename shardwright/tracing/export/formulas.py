@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardwright.tracing.call import CaptureError
 from shardwright.tracing.decompose.tables.ctc import ctc_loss
-from shardwright.tracing.export.lookup import MODES, embedding_bags
+from shardwright.tracing.own_operators.lookup import MODES, embedding_bags
 
 
 @final

@@ -10,12 +10,12 @@ import torch
 from shardwright.ir.graph import Arg, Op, Ref, Symbol
 from shardwright.tracing.decompose.tables import local_batchnorm as local_batchnorm
 from shardwright.tracing.export import kernels as kernels  # registers our own operators
-from shardwright.tracing.export import lookup as lookup
 from shardwright.tracing.gradients import parameter_updates as parameter_updates
 from shardwright.tracing.own_operators import causal_rows as causal_rows
 from shardwright.tracing.own_operators import chunked_mlp as chunked_mlp
 from shardwright.tracing.own_operators import experts as experts
 from shardwright.tracing.own_operators import linear_cross_entropy as linear_cross_entropy
+from shardwright.tracing.own_operators import lookup as lookup
 from shardwright.tracing.values import selection as selection
 
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class

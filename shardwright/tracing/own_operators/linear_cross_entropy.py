@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.tracing.export.kernels import statistics_dtype
-from shardwright.tracing.export.lookup import local_index
+from shardwright.tracing.own_operators.lookup import local_index
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 
 # A tensor's sum, or its greatest, over the devices that share the classes.

@@ -17,7 +17,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import JointSplit, Route, Split
 from shardwright.tracing.capture import capture_call
-from shardwright.tracing.export.lookup import embedding_tile, local_index
+from shardwright.tracing.own_operators.lookup import embedding_tile, local_index
 from tests.harness.cost_queries import Asking
 from tests.harness.operator_calls import CALLS
 
