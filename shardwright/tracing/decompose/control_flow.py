@@ -19,6 +19,8 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from shardwright.tracing.call import CaptureError
+from shardwright.tracing.decompose.dead_nodes import remove_dead_nodes
+from shardwright.tracing.export.compiler_questions import answered_by_torch
 from shardwright.tracing.export.operators import OVERLOAD
 from shardwright.tracing.export.patches import Patches
 from shardwright.tracing.export.source_location import source_of
@@ -57,7 +59,7 @@ def inline_control_flow(program: ExportedProgram, updated: Sequence[str] = ()) -
                 _replace(owner, node, inlined)
                 changed = True
         if changed:
-            owner.graph.eliminate_dead_code()
+            remove_dead_nodes(owner.graph)
             owner.recompile()
 
 
@@ -96,7 +98,7 @@ def _patch() -> Callable[[], None]:
             return made
 
         def unwatched(*args: Any, **kwargs: Any) -> Any:
-            with without_function_modes(__name__.partition(".")[0]):
+            with without_function_modes(__name__.partition(".")[0]), answered_by_torch():
                 return made(*args, **kwargs)
 
         return unwatched

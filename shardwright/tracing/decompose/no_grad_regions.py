@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from shardwright.tracing.decompose.dead_nodes import remove_dead_nodes
+
 _REGION = "wrap_with_set_grad_enabled"  # arguments: whether to record, sub-graph, its inputs
 _DETACH = torch.ops.aten.detach.default
 
@@ -24,7 +26,7 @@ def inline_regions(program: ExportedProgram) -> None:
         if _is_region(node):
             found.inline(node)
     if found.changed:
-        program.graph.eliminate_dead_code()
+        remove_dead_nodes(program.graph)
         program.graph_module.recompile()
 
 

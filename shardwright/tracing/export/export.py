@@ -41,6 +41,7 @@ from shardwright.tracing.decompose.no_grad_regions import inline_regions
 from shardwright.tracing.decompose.sample_selection import gather_selected
 from shardwright.tracing.dedup.copies import inline_calls
 from shardwright.tracing.dedup.repeats import Repeats
+from shardwright.tracing.export.compiler_questions import CompilerQuestions
 from shardwright.tracing.export.formulas import Rewritten
 from shardwright.tracing.export.precision import cast_input
 from shardwright.tracing.export.source_location import FRAME, source_of
@@ -186,8 +187,9 @@ def export(
 
     Returns the graph, and a note that is empty unless it was traced in strict mode.
 
-    The model's Python code is traced as it runs first. Where that fails, the strict mode, which
-    interprets bytecode, is tried.
+    The model's Python code is traced as it runs first, and where that fails and the code asked
+    whether it is compiled, as it runs in a plain call. Then the strict mode, which interprets
+    bytecode, is tried.
     """
     first = next(call.model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
@@ -196,7 +198,7 @@ def export(
         torch.empty_like(t, device=device, requires_grad=t.requires_grad) for t in tensors.values()
     )
     try:
-        return _export(call, example, numerics, strict=False), ""
+        return _traced(call, example, numerics), ""
     except (CaptureError, ReadInputsError):
         raise
     except Exception as e:
@@ -217,6 +219,23 @@ def export(
         if len(outputs) == 1 and not call.returned.keys:  # the first attempt ended before it
             call.returned.keys = ("",)
         return program, f"captured in strict mode, since {reason}"
+
+
+def _traced(
+    call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numerics
+) -> Functional:
+    """The call traced as its Python code runs while it is compiled, or else in a plain call."""
+    questions = CompilerQuestions(as_called=False)
+    try:
+        with questions.answered():
+            return _export(call, example, numerics, strict=False)
+    except (CaptureError, ReadInputsError):
+        raise
+    except Exception:
+        if not questions.asked:
+            raise
+    with CompilerQuestions(as_called=True).answered():
+        return _export(call, example, numerics, strict=False)
 
 
 def _refusal(call: FlatCall, error: Exception, reason: str) -> CaptureError:
