@@ -23,8 +23,8 @@ from shardwright.runtime.comm.tile_split import (
     gathered,
     scatter_buffer,
 )
-from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, local
+from shardwright.runtime.regions.gradient_nodes import Gradients, with_nodes
 
 ELEMENTS = (2**15, 2**18, 2**21, 2**23)
 _ALL = 2**22  # elements of all parameters of an update, more than fit into caches

@@ -21,7 +21,6 @@ from shardwright.rules.operators.mlp_chunks import number_drawn_by
 from shardwright.runtime.device import autocast_dtype
 from shardwright.runtime.executor.executor import Updater
 from shardwright.runtime.executor.failures import agree
-from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.modes import Modes
 from shardwright.runtime.parameters.loss_scaling import ScaledOptimizer
 from shardwright.runtime.parameters.optimizer_hooks import require_own
@@ -31,6 +30,7 @@ from shardwright.runtime.parameters.submodules import (
     plain_attributes,
     refuse_other,
 )
+from shardwright.runtime.regions.regions import Regions
 from shardwright.runtime.weight_files.dcp_index import CheckpointError
 from shardwright.runtime.weight_files.pretrained import PretrainedForm, save_pretrained
 from shardwright.tracing.arguments import BatchError

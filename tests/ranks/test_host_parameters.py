@@ -15,9 +15,9 @@ import shardwright as sw
 from shardwright.ir.plan import PlanError
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
-from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.parameters.clipping import Clipping
 from shardwright.runtime.parameters.host_state import is_home
+from shardwright.runtime.regions.region_calls import RegionCall
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.harness.peak_memory import counted, predicted
 from tests.harness.ranks import run_ranks, whole

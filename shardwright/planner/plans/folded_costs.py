@@ -1,7 +1,7 @@
 """Computes time and memory of a plan from the step program of a few of its equal layers.
 
 They equal those of the whole program: the costs of omitted layers follow from the remaining ones if
-these run in the same way (`program/step/sections.py`).
+these run in the same way (`program/step/folding/sections.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardwright.machine.model import Machine
 from shardwright.planner.plans.memory_refinement import RankPeak, ranks_that_differ
 from shardwright.planner.plans.repeated_layers import Remaining, RepeatedLayers
 from shardwright.program.decisions import Decisions
-from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
-from shardwright.program.step.sections import (
+from shardwright.program.step.folding.sections import (
     FoldedGraph,
     NotPeriodicError,
     Sections,
     sections_of,
 )
-from shardwright.program.step.steady_passes import few_micro_batches
+from shardwright.program.step.folding.steady_passes import few_micro_batches
+from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep

@@ -18,8 +18,8 @@ from shardwright.ir.options.optimizers import by_tiles, optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.program.decisions import Decisions
+from shardwright.program.step.folding.sections import FoldedGraph, sections_of
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.sections import FoldedGraph, sections_of
 from shardwright.rules.rule import Rule, Tiling
 from shardwright.simulate.memory.step.folded_step import FoldedStep
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer

@@ -22,8 +22,8 @@ from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.processes.known_traces import KnownTraces
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.folding.sections import NotPeriodicError
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.sections import NotPeriodicError
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.simulate.costs.useful_flop import useful_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError

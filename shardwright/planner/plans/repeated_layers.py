@@ -17,7 +17,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.plan import Plan
 from shardwright.planner.space.repeats import Repeat, find_repeats, without_copies
 from shardwright.program.decisions import Decisions
-from shardwright.program.step.sections import FoldedGraph, Layer
+from shardwright.program.step.folding.sections import FoldedGraph, Layer
 from shardwright.simulate.time.program_prices import seconds_of_transfers
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from shardwright.program.step.async_pipeline.versions import Carried, Pairs
-from shardwright.runtime.executor.region_calls import RegionCall
 from shardwright.runtime.executor.transfers import InFlight
+from shardwright.runtime.regions.region_calls import RegionCall
 
 T = TypeVar("T")
 

@@ -24,8 +24,8 @@ from shardwright.program.step.instructions import (
     Update,
 )
 from shardwright.program.step.step_program import StepProgram
-from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.parameters.dtensor_spec import check_gradients, local
+from shardwright.runtime.regions.regions import Regions
 
 # Operators of running statistics, whose results share no memory with what they read.
 _NEVER_LATER = frozenset(("lerp", "add"))

@@ -41,10 +41,10 @@ from shardwright.runtime.executor.carried_state import Left
 from shardwright.runtime.executor.failures import Failure, refuse_after
 from shardwright.runtime.executor.host_memory import HostCopyInFlight, HostMemory
 from shardwright.runtime.executor.messages import MessageEnd, Messages
-from shardwright.runtime.executor.region_calls import RegionCall, total_of
-from shardwright.runtime.executor.regions import Regions
-from shardwright.runtime.executor.split_calls import SplitCall
 from shardwright.runtime.executor.transfers import Collectives, InFlight, alone_in_memory
+from shardwright.runtime.regions.region_calls import RegionCall, total_of
+from shardwright.runtime.regions.regions import Regions
+from shardwright.runtime.regions.split_calls import SplitCall
 
 Values = dict[str, torch.Tensor | None]
 Trace = list[StepInstruction] | None  # the instructions that were run, if somebody asks for them

@@ -11,8 +11,8 @@ from torch import nn
 from shardwright.ir.graph import Graph
 from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.executor import EndOf, ProgramRun, StepExecutor, Updater
-from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
+from shardwright.runtime.regions.regions import Regions
 
 
 class ProgramModule(nn.Module):

@@ -36,13 +36,13 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.step_program import StepProgram
-from shardwright.runtime.executor.connected_passes import ConnectedExecutor
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
 from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Updater
-from shardwright.runtime.executor.gradient_nodes import Gradients, with_nodes
-from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local, tiles
+from shardwright.runtime.regions.connected_passes import ConnectedExecutor
+from shardwright.runtime.regions.gradient_nodes import Gradients, with_nodes
+from shardwright.runtime.regions.regions import Regions
 from shardwright.tracing.torch_private import version_of
 
 Dtypes = tuple[torch.dtype, ...]

@@ -16,9 +16,9 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from shardwright.ir.graph import Graph, Op
-from shardwright.runtime.executor.regions import Regions
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.pipeline.runner import PipelineModule
+from shardwright.runtime.regions.regions import Regions
 
 _NEVER = 2**62
 

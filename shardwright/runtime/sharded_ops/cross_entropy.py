@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Joint
-from shardwright.tracing.own_operators.lookup import local_index
 from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
+from shardwright.tracing.own_operators.lookup import local_index
 
 _NONE, _SUM = 0, 2  # ATen's Reduction enum; means are sums by the time they get here
 

@@ -136,7 +136,7 @@ class Tape(ABC):
         """Run nodes from the last to the first: all, or those that lead to inputs or weights.
 
         Until the second part has run all that is saved is kept, and gradients that have arrived at
-        nodes that lead to both (`runtime/executor/split_calls.py`).
+        nodes that lead to both (`runtime/regions/split_calls.py`).
         """
         self.part = part
         for node in reversed(self.nodes):

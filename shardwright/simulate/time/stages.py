@@ -18,6 +18,9 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.ir.timeline import Stream, Timeline, Track
 from shardwright.program.step.channels import axis_of, members
+from shardwright.program.step.folding.sections import Sections
+from shardwright.program.step.folding.steady_passes import RepeatedPasses
+from shardwright.program.step.folding.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.program.step.instructions import (
     Backward,
     Forward,
@@ -28,10 +31,7 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.purposes import purposes
-from shardwright.program.step.sections import Sections
-from shardwright.program.step.steady_passes import RepeatedPasses
 from shardwright.program.step.step_program import StepProgram
-from shardwright.program.step.unrolled import Item, Loop, Played, in_order, unrolled
 from shardwright.simulate.time.backward_parts import parts_to_inputs
 from shardwright.simulate.time.links import GroupPart, Links
 from shardwright.simulate.time.steady_state import repeated

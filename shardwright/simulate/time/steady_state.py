@@ -12,10 +12,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
 
+from shardwright.program.step.folding.steady_passes import RepeatedPasses, Start
+from shardwright.program.step.folding.unrolled import Item, Loop, Played, transfers
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Recv, Send, Transfer, Wait, writes
-from shardwright.program.step.steady_passes import RepeatedPasses, Start
-from shardwright.program.step.unrolled import Item, Loop, Played, transfers
 
 
 class SteadyStateError(ValueError):

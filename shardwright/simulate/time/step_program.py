@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES, UPDATE, Stream, Task, Timeline, Track
+from shardwright.program.step.folding.unrolled import Item, Loop, Played, in_order
 from shardwright.program.step.host_copies import HOST_CHANNELS, HostCopy
 from shardwright.program.step.instructions import (
     Backward,
@@ -33,7 +34,6 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
-from shardwright.program.step.unrolled import Item, Loop, Played, in_order
 from shardwright.simulate.costs.update import UpdatePrices
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule

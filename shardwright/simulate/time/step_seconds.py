@@ -15,10 +15,10 @@ from math import inf
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import Task, Track
+from shardwright.program.step.folding.sections import Sections
+from shardwright.program.step.folding.unrolled import Item, Loop, in_order, unrolled
 from shardwright.program.step.lower.purposes import Purpose, purposes
-from shardwright.program.step.sections import Sections
 from shardwright.program.step.step_program import StepProgram
-from shardwright.program.step.unrolled import Item, Loop, in_order, unrolled
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.step_program import Player, StepPrices, lowered, timed
 from shardwright.simulate.time.timeline import TaskSchedule

@@ -221,9 +221,7 @@ def export(
         return program, f"captured in strict mode, since {reason}"
 
 
-def _traced(
-    call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numerics
-) -> Functional:
+def _traced(call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numerics) -> Functional:
     """The call traced as its Python code runs while it is compiled, or else in a plain call."""
     questions = CompilerQuestions(as_called=False)
     try:

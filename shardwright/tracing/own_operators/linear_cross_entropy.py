@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.tracing.export.kernels import statistics_dtype
-from shardwright.tracing.own_operators.lookup import local_index
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
+from shardwright.tracing.own_operators.lookup import local_index
 
 # A tensor's sum, or its greatest, over the devices that share the classes.
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]

@@ -13,17 +13,17 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.async_pipeline.stage_programs import stage_programs
-from shardwright.program.step.lower.lowering import lower_step
-from shardwright.program.step.lower.micro_batches import micro_batched_step
-from shardwright.program.step.lower.pipeline import lower_pipeline
-from shardwright.program.step.lower.whole_batch import whole_step
-from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
-from shardwright.program.step.steady_passes import (
+from shardwright.program.step.folding.steady_passes import (
     FewMicroBatches,
     RepeatedPasses,
     few_micro_batches,
     steady_cycles,
 )
+from shardwright.program.step.lower.lowering import lower_step
+from shardwright.program.step.lower.micro_batches import micro_batched_step
+from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.whole_batch import whole_step
+from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches

@@ -17,15 +17,15 @@ from shardwright.ir.layout import Bytes
 from shardwright.ir.memory import Memory
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import DRAWS_BY_INDEX
-from shardwright.program.step.instructions import Forward
-from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.sections import (
+from shardwright.program.step.folding.sections import (
     FoldedGraph,
     NotPeriodicError,
     Section,
     Sections,
 )
-from shardwright.program.step.steady_passes import steady_cycles
+from shardwright.program.step.folding.steady_passes import steady_cycles
+from shardwright.program.step.instructions import Forward
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes

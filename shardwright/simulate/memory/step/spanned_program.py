@@ -1,11 +1,12 @@
 """Extends a program of few layers by the tensors of all layers, where instructions read them.
 
-A graph of equal layers is simulated with few of them (`program/step/sections.py`); the others are
-left out at a gap. But one collective may move tensors of all layers (`program/step/spanning.py`),
-and its buffer is as large as all of them. Tensors of the layers that were left out are therefore
-added as copies of those beside the gap, and a section that only adds up such tensors at the end of
-a step is repeated for each of these layers. What one collective makes for all layers, each layer
-frees; the tensors of those that were left out are freed at the gap.
+A graph of equal layers is simulated with few of them (`program/step/folding/sections.py`); the
+others are left out at a gap. But one collective may move tensors of all layers
+(`program/step/folding/spanning.py`), and its buffer is as large as all of them. Tensors of the
+layers that were left out are therefore added as copies of those beside the gap, and a section that
+only adds up such tensors at the end of a step is repeated for each of these layers. What one
+collective makes for all layers, each layer frees; the tensors of those that were left out are freed
+at the gap.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.program.step.folding.sections import NotPeriodicError, Seam, Section, Sections
+from shardwright.program.step.folding.spanning import Span, extended, left_out, named_by, renamed
 from shardwright.program.step.instructions import Free, StepInstruction, Update, reads, writes
-from shardwright.program.step.sections import NotPeriodicError, Seam, Section, Sections
-from shardwright.program.step.spanning import Span, extended, left_out, named_by, renamed
 from shardwright.program.step.step_program import StepProgram
 
 

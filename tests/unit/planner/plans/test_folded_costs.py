@@ -17,9 +17,9 @@ from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.time_refinement import TimeRefinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.folding.sections import NotPeriodicError, sections_of
 from shardwright.program.step.instructions import Wait
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.sections import NotPeriodicError, sections_of
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.time import stages

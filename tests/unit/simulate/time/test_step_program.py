@@ -10,6 +10,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.timeline import Stream
 from shardwright.program.instructions import Move
+from shardwright.program.step.folding.unrolled import in_order
 from shardwright.program.step.instructions import (
     Backward,
     Forward,
@@ -23,7 +24,6 @@ from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.passes.delay_waits import delay_waits
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.step_program import StepProgram
-from shardwright.program.step.unrolled import in_order
 from shardwright.simulate.costs.update import UpdatePrices
 from shardwright.simulate.time.steady_state import SteadyStateError, played
 from shardwright.simulate.time.step_program import (

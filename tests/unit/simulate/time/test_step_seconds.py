@@ -14,10 +14,10 @@ from shardwright.planner.plans.folded_costs import FoldedCosts
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.instructions import Move
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.folding.unrolled import Loop, Played
 from shardwright.program.step.instructions import Forward, Part, Transfer, Wait
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.program.step.lower.purposes import Purpose
-from shardwright.program.step.unrolled import Loop, Played
 from shardwright.simulate.time.program_prices import prices_of
 from shardwright.simulate.time.step_program import (
     OpSeconds,

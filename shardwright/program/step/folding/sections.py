@@ -25,6 +25,7 @@ from shardwright.program.instructions import (
     RunModule,
     Uniform,
 )
+from shardwright.program.step.folding.spanning import Span, homes_of, spans_of, split_by_size
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Backward,
@@ -39,7 +40,6 @@ from shardwright.program.step.instructions import (
     writes,
 )
 from shardwright.program.step.region import Region
-from shardwright.program.step.spanning import Span, homes_of, spans_of, split_by_size
 from shardwright.program.step.step_program import StepProgram
 
 NOWHERE = -1  # the gap of sections that run no repeated layer

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.program.step.region import Region
-from shardwright.runtime.executor.region_calls import RegionCall, ends_of
+from shardwright.runtime.regions.region_calls import RegionCall, ends_of
 
 Gradient = torch.Tensor | None
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardwright.program.step.region import Region
-from shardwright.runtime.executor.split_calls import SplitCall
+from shardwright.runtime.regions.split_calls import SplitCall
 
 STATE = torch.empty(0)
 

@@ -28,7 +28,8 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.instructions import Gradients as Part
 from shardwright.program.step.step_program import StepProgram
 from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Trace, Values
-from shardwright.runtime.executor.region_calls import (
+from shardwright.runtime.executor.transfers import alone_in_memory
+from shardwright.runtime.regions.region_calls import (
     Arrived,
     Exits,
     Gradients,
@@ -36,8 +37,7 @@ from shardwright.runtime.executor.region_calls import (
     exits_of,
     run_backward,
 )
-from shardwright.runtime.executor.regions import Regions
-from shardwright.runtime.executor.transfers import alone_in_memory
+from shardwright.runtime.regions.regions import Regions
 
 Passes = tuple[Backward, ...]
 

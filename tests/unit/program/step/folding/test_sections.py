@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardwright.program.step.sections import Layer, _boundaries
+from shardwright.program.step.folding.sections import Layer, _boundaries
 
 
 @pytest.mark.parametrize(

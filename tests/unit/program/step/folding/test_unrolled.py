@@ -10,8 +10,8 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.folded_costs import FoldedCosts
 from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.folding.unrolled import Loop, unrolled
 from shardwright.program.step.instructions import Wait
-from shardwright.program.step.unrolled import Loop, unrolled
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.time import step_seconds
 from tests.harness.layered_graphs import residual_layers

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.registry import orders
-from shardwright.program.step.steady_passes import few_micro_batches
+from shardwright.program.step.folding.steady_passes import few_micro_batches
 
 
 def _pipeline(schedule, groups, each):

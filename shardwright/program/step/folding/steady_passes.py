@@ -19,6 +19,7 @@ from typing import NamedTuple
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.registry import orders, schedule_named
 from shardwright.ir.schedules.schedule import Kind, Pass
+from shardwright.program.step.folding.sections import NotPeriodicError, Section, is_same
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Forward,
@@ -29,7 +30,6 @@ from shardwright.program.step.instructions import (
     Wait,
 )
 from shardwright.program.step.lower.messages import Message, PassMessages, steps
-from shardwright.program.step.sections import NotPeriodicError, Section, is_same
 from shardwright.program.step.step_program import StepProgram
 
 

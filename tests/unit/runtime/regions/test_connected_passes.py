@@ -8,8 +8,8 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.program.step.instructions import Backward
-from shardwright.runtime.executor.connected_passes import connected_passes
 from shardwright.runtime.executor.executor import StepExecutor
+from shardwright.runtime.regions.connected_passes import connected_passes
 from tests.harness.ranks import run_ranks
 
 

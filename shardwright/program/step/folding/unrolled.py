@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from shardwright.program.step.folding.sections import NOWHERE, NotPeriodicError, Section, Sections
+from shardwright.program.step.folding.spanning import extended
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import Recv, Send, StepInstruction, Transfer, Wait
-from shardwright.program.step.sections import NOWHERE, NotPeriodicError, Section, Sections
-from shardwright.program.step.spanning import extended
 from shardwright.program.step.step_program import StepProgram
 
 

@@ -1,0 +1,1 @@
+"""Programs of few layers and few micro-batches that stand for all."""

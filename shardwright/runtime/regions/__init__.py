@@ -1,0 +1,1 @@
+"""Runs the regions of a step program forward and backward."""
