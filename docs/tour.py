@@ -26,7 +26,7 @@ from shardwright.program.lower.rank_program import lower
 from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
-from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.micro_batches import micro_batches

@@ -8,11 +8,11 @@ and the launches. If no copy is longer, each ends before the next one starts, an
 copy back is not hidden. The simulation of a plan decides what copies really cost.
 
 Offered are segments with one input of their own, read by no other segment and not returned
-(`program/lower/boundaries.py`), that at most one operator saves where nothing is recomputed; an
-input that several save belongs to its producer in the tables. The last segment runs again at once,
-so its input stays; in folded spaces it is offered nevertheless, because layers with different
-choices do not fold, and programs keep it on the device. All inputs may have equal shares of the
-memory of the host, so together they never exceed it.
+(`program/lower/segments/boundaries.py`), that at most one operator saves where nothing is
+recomputed; an input that several save belongs to its producer in the tables. The last segment runs
+again at once, so its input stays; in folded spaces it is offered nevertheless, because layers with
+different choices do not fold, and programs keep it on the device. All inputs may have equal shares
+of the memory of the host, so together they never exceed it.
 
 Paper: Rhu et al. 2016 (arXiv 1602.08124), vDNN. Deviation: only inputs of recomputed segments are
 copied, and the search decides for each.
@@ -30,7 +30,7 @@ import numpy as np
 
 from shardwright.ir.graph import Op
 from shardwright.planner.space.clusters import Clusters
-from shardwright.program.lower.boundaries import LEAST_BYTES
+from shardwright.program.lower.segments.boundaries import LEAST_BYTES
 from shardwright.solve.elimination.problem import Floats, Ints
 from shardwright.solve.elimination.recompute_choice import HostChoice
 

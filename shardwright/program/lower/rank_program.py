@@ -28,8 +28,8 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.program.lower.checkpoint_segments import together as recomputed_together
 from shardwright.program.lower.offset_ops import placed_call, shared_attention
+from shardwright.program.lower.segments.checkpoint_segments import together as recomputed_together
 from shardwright.program.lower.tile_cache import TileCache
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize

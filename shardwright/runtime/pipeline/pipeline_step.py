@@ -13,8 +13,8 @@ from shardwright.ir.graph import LeafKind
 from shardwright.program.lower.inplace import in_place
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.dead_code import forward_only
-from shardwright.program.step.lower.pipeline import lower_pipeline
-from shardwright.program.step.lower.stage_builder import stage_prefix
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.stage_builder import stage_prefix
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.step_program import StepProgram

@@ -17,7 +17,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import members
-from shardwright.program.step.lower.pipeline import pipeline_channels, pipeline_mesh
+from shardwright.program.step.lower.pipelines.pipeline import pipeline_channels, pipeline_mesh
 from shardwright.rules.analysis import Analysis
 from shardwright.runtime.backend.base import wait_for
 from shardwright.runtime.backend.registry import backend_of

@@ -15,9 +15,9 @@ from shardwright.program.lower.pipeline import StagedGraph
 from shardwright.program.step.channels import link
 from shardwright.program.step.dead_code import forward_only, without_dead
 from shardwright.program.step.instructions import Payload, Recv, Seed, Send, StepInstruction, Wait
-from shardwright.program.step.lower.pipeline import pipeline_mesh
+from shardwright.program.step.lower.pipelines.pipeline import pipeline_mesh
+from shardwright.program.step.lower.pipelines.stage_builder import StageBuilder
 from shardwright.program.step.lower.regions import RegionTable
-from shardwright.program.step.lower.stage_builder import StageBuilder
 from shardwright.program.step.lower.stretches import Rewrite, loads
 from shardwright.program.step.lower.update import update_of
 from shardwright.program.step.optimize import Pass

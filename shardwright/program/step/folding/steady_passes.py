@@ -29,7 +29,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.messages import Message, PassMessages, steps
+from shardwright.program.step.lower.pipelines.messages import Message, PassMessages, steps
 from shardwright.program.step.step_program import StepProgram
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.ir.graph import LeafKind
 from shardwright.program.instructions import Program, Redistribute, reads, writes
-from shardwright.program.lower.boundaries import Boundary
+from shardwright.program.lower.segments.boundaries import Boundary
 from shardwright.program.step.host_copies import Fetch, Offload
 from shardwright.program.step.instructions import Add, Backward, Forward, Gradients
 from shardwright.program.step.lower.step_builder import StepBuilder

@@ -21,7 +21,7 @@ from shardwright.program.step.folding.steady_passes import (
 )
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
-from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.step_program import StepProgram

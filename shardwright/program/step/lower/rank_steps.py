@@ -15,7 +15,7 @@ from shardwright.program.step.async_pipeline.lowering import STAGE_PASSES
 from shardwright.program.step.async_pipeline.stage_programs import stage_programs
 from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
-from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.lower.step_builder import LoweringInput
 from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, Pass, optimized

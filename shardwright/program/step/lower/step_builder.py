@@ -19,7 +19,7 @@ from shardwright.program.instructions import (
     Shape,
     writes,
 )
-from shardwright.program.lower.boundaries import Boundary, boundaries
+from shardwright.program.lower.segments.boundaries import Boundary, boundaries
 from shardwright.program.step.host_copies import HostCopy, StoreGradient
 from shardwright.program.step.instructions import (
     TOTAL,

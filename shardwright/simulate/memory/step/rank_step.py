@@ -30,8 +30,8 @@ from shardwright.program.lower.micro_batches import flattened, micro_inputs
 from shardwright.program.lower.rank_program import input_layouts
 from shardwright.program.lower.stages import RECEIVED
 from shardwright.program.step.instructions import TOTAL, Transfer
+from shardwright.program.step.lower.pipelines.stage_builder import stage_prefix
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.program.step.lower.stage_builder import stage_prefix
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.simulate.costs.fusion import fusions

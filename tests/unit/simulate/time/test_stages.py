@@ -28,7 +28,7 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.optimize import optimized
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import analyze

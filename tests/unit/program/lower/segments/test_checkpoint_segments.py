@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.program.instructions import Compute, RecomputedSegment
-from shardwright.program.lower.checkpoint_segments import together
+from shardwright.program.lower.segments.checkpoint_segments import together
 
 
 def compute(name, *reads):

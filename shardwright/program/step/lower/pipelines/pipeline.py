@@ -35,10 +35,10 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.messages import Message, PassMessages, steps
 from shardwright.program.step.lower.micro_batch_builder import MicroBatchBuilder
+from shardwright.program.step.lower.pipelines.messages import Message, PassMessages, steps
+from shardwright.program.step.lower.pipelines.stage_builder import StageBuilder
 from shardwright.program.step.lower.regions import RegionTable
-from shardwright.program.step.lower.stage_builder import StageBuilder
 from shardwright.program.step.lower.stretches import Rewrite, loads
 from shardwright.program.step.lower.update import update_of
 from shardwright.program.step.step_program import StepProgram

@@ -32,8 +32,8 @@ from shardwright.program.step.instructions import (
     Transfer,
     Wait,
 )
-from shardwright.program.step.lower.messages import steps
-from shardwright.program.step.lower.pipeline import lower_pipeline
+from shardwright.program.step.lower.pipelines.messages import steps
+from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.optimize import PASSES, optimized
 from shardwright.program.step.order import check_order

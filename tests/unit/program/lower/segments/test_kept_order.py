@@ -5,7 +5,7 @@ from itertools import groupby
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.program.instructions import Compute, Load, reads, writes
-from shardwright.program.lower.kept_order import in_few_runs
+from shardwright.program.lower.segments.kept_order import in_few_runs
 
 
 def compute(name, *operands):

@@ -11,7 +11,7 @@ from shardwright.program.instructions import (
     reads,
     writes,
 )
-from shardwright.program.lower.kept_order import in_few_runs
+from shardwright.program.lower.segments.kept_order import in_few_runs
 
 
 def together(

@@ -1,0 +1,1 @@
+"""Lowers the stages of pipeline groups, and their messages, to step programs."""
