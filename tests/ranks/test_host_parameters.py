@@ -21,7 +21,7 @@ from shardwright.runtime.regions.region_calls import RegionCall
 from shardwright.tracing.discovery.discover import capture_with_rules
 from tests.harness.peak_memory import counted, predicted
 from tests.harness.ranks import run_ranks, whole
-from tests.ranks.test_host_state import subject
+from tests.ranks.test_host_state import check_peaks_and_weights, subject
 from tests.ranks.test_random_tilings import error
 
 pytestmark = pytest.mark.ranks
@@ -57,15 +57,7 @@ def test_steps_are_exact_and_the_measured_peak_is_as_predicted():
                 assert memory.parameters == memory.optimizer_state == 0
                 further = 0.1 if "mb" in text else 0.0  # gradients before they are added up
                 assert 0 <= memory.host / rank[text]["home"] - 1 <= further
-        most = max(rank[text]["peak"] for rank in ranks)
-        if not text.startswith("tp"):  # there Gloo's threads let go of results a moment late
-            assert abs(max(one.peak for one in memories) / most - 1) < 0.02
-    for text in TEXTS:
-        kept, offloaded = (max(one[text + e]["peak"] for one in ranks) for e in ("", OFFLOAD))
-        assert offloaded < 0.75 * kept
-        for rank in ranks:
-            pairs = zip(rank[text]["weights"], rank[text + OFFLOAD]["weights"], strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs)
+    check_peaks_and_weights(expected, ranks, TEXTS, OFFLOAD, 0.75)
 
 
 def measured(plans):
