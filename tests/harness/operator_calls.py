@@ -92,6 +92,8 @@ GATED = (
     ' ["aten.mul.Tensor", [{"value": 3}, {"value": 2}], {}]]'
 )
 
+INTERLEAVED = GATED.replace('"part"', '"every"')
+
 GATED_MLP = (
     '[["aten.silu.default", [{"value": 0}], {}],'
     ' ["aten.mul.Tensor", [{"value": 2}, {"value": 1}], {}]]'
@@ -443,6 +445,12 @@ CALLS = [
     call("shardwright.experts.default",  # of the experts only the first two are ever chosen
          f(9, 6), i(9, 1, below=2), u(9, 1), f(5, 6, 7), f(5, 7, 6), [False, False],
          "transformers.grouped_mm_fallback.default", '[["aten.tanh.default", [{"value": 0}], {}]]'),
+    call("shardwright.experts.default",
+         f(9, 6), i(9, 2, below=5), u(9, 2), f(5, 6, 14), f(5, 7, 6), [False, False],
+         "transformers.grouped_mm_fallback.default", INTERLEAVED, f(5, 14), f(5, 6)),
+    call("shardwright.experts.default",  # whose scores scale the input of the second product
+         f(9, 6), i(9, 2, below=5), u(9, 2), f(5, 8, 6), f(5, 6, 4), [True, True],
+         "transformers.grouped_mm_fallback.default", GATED, None, f(5, 6)),
     # Recurrent layers
     call("lstm.input",
          f(6, 5, 3), [f(1, 5, 4), f(1, 5, 4)], recurrent(4), True, 1, 0.0, True, False, False),

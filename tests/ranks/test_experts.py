@@ -21,11 +21,11 @@ from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segm
 from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
 
 MESHES = {  # by their number of ranks, with the models that are tried on them
-    2: {"a=2": ("mixtral", "qwen3 moe", "deepseek")},
+    2: {"a=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss")},
     3: {"a=3": ("mixtral", "qwen3 moe")},
     4: {
         "a=4": ("mixtral", "qwen3 moe", "deepseek"),
-        "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek"),
+        "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss"),
     },
 }
 TRIED = 2  # assignments of a model on a mesh
@@ -69,7 +69,33 @@ def uneven():
     return model, {"input_ids": ids, "labels": ids}
 
 
-SUBJECTS = {"mixtral": uneven, "qwen3 moe": qwen3_moe, "deepseek": deepseek}
+def gpt_oss():
+    """Experts with biases, whose gates are every second feature."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=6,
+        num_hidden_layers=1,
+        layer_types=["full_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+    )
+    model = GptOssForCausalLM(config)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith("proj_bias"):
+                one.normal_(generator=torch.Generator().manual_seed(len(name)))
+    ids = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(4))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+SUBJECTS = {"mixtral": uneven, "qwen3 moe": qwen3_moe, "deepseek": deepseek, "gpt-oss": gpt_oss}
 
 
 @pytest.fixture(scope="module")

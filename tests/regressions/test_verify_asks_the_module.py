@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import shardwright as sw
 from shardwright.runtime.verify import verify as verify_module
@@ -168,3 +169,21 @@ def test_errors_of_numbers_that_are_not_finite():
     assert error(torch.tensor([1.0, inf]), torch.tensor([1.0, 2.0])) == inf
     assert error(torch.tensor([3]), torch.tensor([4])) == inf
     assert error(None, torch.tensor([0.0])) == inf
+
+
+def test_ranks_import_the_library_that_registers_an_operator():
+    """The grouped product of transformers is an operator where its file is imported."""
+    config = MixtralConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    ids = torch.randint(19, (4, 5))
+    batch = {"input_ids": ids, "labels": ids}
+    model = MixtralForCausalLM(config)
+    plan = sw.price(sw.capture(model, (), batch), "2xcpu", "dp_shard=2 ep=2")
+    assert sw.verify(model, plan, (), batch).max_gradient_error < 1e-12

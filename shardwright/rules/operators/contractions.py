@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -9,6 +10,13 @@ from math import prod
 from shardwright.ir.graph import Arg
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, parse
+from shardwright.rules.operators.steps import (
+    EVERY,
+    EXPERTS_BIASES,
+    EXPERTS_PRODUCT,
+    EXPERTS_STEPS,
+    EXPERTS_TURNED,
+)
 
 _SUM, _MAX = 0, 2  # of bags of embeddings, as torch numbers them
 
@@ -144,17 +152,19 @@ def experts(call: Call) -> Notation:
     """A mixture of experts: tokens are parallel; experts and their inner features are summed.
 
     Tokens and experts may be split along one axis, with tokens sent to the devices of their
-    experts. The two halves of a gated inner layer are split in the same way. Torch's grouped matrix
-    product needs rows of a multiple of 16 bytes.
+    experts. The two parts of a gated inner layer, which are halves or every second feature, are
+    split in the same way. Torch's grouped matrix product needs rows of a multiple of 16 bytes.
     """
-    turned, product, between = call.op.args[5:8]
-    assert isinstance(turned, tuple) and isinstance(product, str) and isinstance(between, str)
+    turned, product = call.op.args[EXPERTS_TURNED], call.op.args[EXPERTS_PRODUCT]
+    assert isinstance(turned, tuple) and isinstance(product, str)
+    steps = json.loads(str(call.op.args[EXPERTS_STEPS]))
     (_, *up), (_, *down) = call.operands[3:5]
     inner = down[1 if turned[1] else 0]
     halves = up[0 if turned[0] else 1] // inner
     aligned = "_grouped_mm" in product
     unit = "m" if not aligned else "m a!" if inner % 16 == 0 else "m!"
-    of_up = [f"(g! {unit})", "h!"]
+    parts = f"({unit} g!)" if any(step[0] == EVERY for step in steps) else f"(g! {unit})"
+    of_up = [parts, "h!"]
     of_down = ["o!", f"({unit})"]
     words = [
         " ".join(words if t else reversed(words))
@@ -162,8 +172,10 @@ def experts(call: Call) -> Notation:
     ]
     sizes = {"g": halves, **({"a": 16} if "a!" in unit else {})}
     tiles = " a" if "a!" in unit else ""
+    biases = zip((f"e {parts}", "+e o!"), call.op.args[EXPERTS_BIASES], strict=False)
+    operands = [f"e {words[0]}", f"e {words[1]}", *(text for text, bias in biases if bias)]
     one = parse(
-        f"n h!, n k!, n k!, e {words[0]}, e {words[1]} -> n o!",
+        f"n h!, n k!, n k!, {', '.join(operands)} -> n o!",
         call.operands,
         call.results,
         sizes=sizes,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref, Source, json_argument
+from shardwright.rules.operators.steps import PART
 from shardwright.rules.operators.table import ELEMENTWISE, LINEAR
 
 CHUNKED_MLP = "shardwright.chunked_mlp.default"
@@ -251,7 +252,7 @@ def _steps(
             for i, name in enumerate(op.outputs):
                 number[name] = len(products) + len(steps)
                 given = {"value": number[op.operands[0]]}
-                steps.append(["part", [given, i, len(op.outputs)], {}])
+                steps.append([PART, [given, i, len(op.outputs)], {}])
             continue
         try:
             # The number of what draws is none of the steps, which are those of equal layers.

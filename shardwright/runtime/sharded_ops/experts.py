@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.program.lower.routing import Routing
 from shardwright.runtime.backend.base import all_gather_single
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.tracing.own_operators.experts import scales_inside, through
+from shardwright.tracing.own_operators.experts import Weights, scales_inside, through
 
 _ALIGNED = 8  # bytes at whose multiples parts of a message begin
 
@@ -105,6 +105,8 @@ class LocalExperts(nn.Module):
         turned: Sequence[bool],
         product: str,
         between: str,
+        up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> Tensor:
         """Sums over a token's experts; of those along axes without hops only the own tile's.
 
@@ -129,8 +131,8 @@ class LocalExperts(nn.Module):
                 torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (rows, given)
             )
             place = place.new_zeros(1)
-        arrived = given if inside else None
-        made = through(rows, place, (up, down), turned, product, between, arrived)[:pairs]
+        weights = Weights((up, down), turned, (up_bias, down_bias), product, between)
+        made = through(rows, place, weights, given if inside else None)[:pairs]
         made = made if inside else made * given[:pairs].unsqueeze(-1)
         made = made.to(x.dtype if ways_back else wide)
         found = summed(made, row, (tokens.chosen >= 0).sum(1))

@@ -29,6 +29,7 @@ _INDEX_KERNELS = 6  # sort, division, positions, search, cast, and the scores in
 _INDEX_BYTES = 16  # that each of them reads and writes for a row
 _BY_ROW = (2, 1, 2, 1)  # rows moved by: gather, zeros, copy, sum
 _SCALED = 2  # rows, or inputs of the second product, moved by their scale
+_BIASED = 5  # rows moved by a bias: its look-up, and the sum
 _TWICE = 2  # backward: gradients of both factors of a product, and sums of gradients
 
 
@@ -116,8 +117,15 @@ def row_kernels(work: Workload, sizes: Ints, *, backward: bool = False) -> Itera
     moved += [count * rows.count * rows.width * item_bytes for count in _BY_ROW]
     moved += [_SCALED * rows.count * _scaled_width(work, rows) * item_bytes]
     moved += [step.tensors * rows.count * rows.inner * item_bytes for step in work.steps]
+    moved += [_BIASED * rows.count * width * item_bytes for width in _bias_widths(work, sizes)]
     for each in moved * (_TWICE if backward else 1):
         yield KernelWork(OperatorClass.MEMORY, work.dtype, nothing, each)
+
+
+def _bias_widths(work: Workload, sizes: Ints) -> Iterator[Ints]:
+    """Elements of each bias for a row: (K,)."""
+    for bias in work.operands[5:]:
+        yield product_of(sizes, bias.factors) // product_of(sizes, work.experts)
 
 
 def _scaled_width(work: Workload, rows: _Rows) -> Ints:

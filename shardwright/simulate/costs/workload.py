@@ -16,6 +16,7 @@ from shardwright.program.instructions import has_fused_blocks
 from shardwright.rules.operators import loss_chunks, mlp_chunks
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
+from shardwright.rules.operators.steps import EVERY, EXPERTS_STEPS, PART
 from shardwright.rules.rule import SPREAD, Dims, Rule
 from shardwright.simulate.costs.fusion import Fusion
 from shardwright.simulate.costs.op_calls import UnsizedCall, form_of
@@ -359,9 +360,9 @@ def _steps(op: Op) -> tuple[ElementStep, ...]:
     """The steps of experts or an MLP (`tracing/rewrites/mixtures.py`) that run a kernel."""
     found: list[ElementStep] = []
     seen: set[int] = set()
-    steps = op.args[mlp_chunks.STEPS] if op.target == CHUNKED_MLP else op.args[-1]
+    steps = op.args[mlp_chunks.STEPS if op.target == CHUNKED_MLP else EXPERTS_STEPS]
     for target, args, _ in json.loads(str(steps)):
-        if target == "part":
+        if target in (PART, EVERY):
             continue
         given = [arg["value"] for arg in args if isinstance(arg, dict) and "value" in arg]
         name = target.split(".")[1]

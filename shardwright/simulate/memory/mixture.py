@@ -19,6 +19,8 @@ from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape
 
+_OF_TOKENS = 3  # operands: tokens, their experts and scores; others are of experts
+
 
 def local_experts(tape: Tape, one: Compute) -> None:
     """Simulate the operator on this device's rows, with the buffers of rows in flight."""
@@ -30,10 +32,10 @@ def local_experts(tape: Tape, one: Compute) -> None:
     offered = tokens * prod(tape.sizes[axis] for axis, _ in routing.hops)
     here = ceil(offered * min(1.0, tape.skew * routing.length / len(routing.split)))
     given = tuple(
-        Seen(v.shape, v.strides, v.dtype, v.grad and tape.saving)
-        if len(v.shape) == 3
-        else _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and tape.saving)
-        for v in views
+        _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and tape.saving)
+        if name in op.operands[:_OF_TOKENS]
+        else Seen(v.shape, v.strides, v.dtype, v.grad and tape.saving)
+        for name, v in zip(names, views, strict=True)
     )
     seen = tape.book.call(op, names, given).forward
     if seen is None:

@@ -16,6 +16,7 @@ from shardwright.tracing.own_operators import chunked_mlp as chunked_mlp
 from shardwright.tracing.own_operators import experts as experts
 from shardwright.tracing.own_operators import linear_cross_entropy as linear_cross_entropy
 from shardwright.tracing.own_operators import lookup as lookup
+from shardwright.tracing.own_operators.registered import registered
 from shardwright.tracing.values import selection as selection
 
 OVERLOAD: type[Any] = type(torch.ops.aten.mm.default)  # torch has no public name for this class
@@ -44,16 +45,14 @@ def python_operator(target: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def operator_of(target: str) -> Callable[..., Any]:
-    """The torch operator `namespace.name.overload`.
+    """The torch operator `namespace.name.overload`, or the function of that name.
 
     >>> operator_of("aten.mm.default")
     <OpOverload(op='aten.mm', overload='default')>
     """
     if target in _PYTHON:
         return _PYTHON[target]
-    namespace, name, overload = target.split(".")
-    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    return found
+    return registered(target)
 
 
 def to_torch(arg: Arg, values: Mapping[str, Any], device: torch.device) -> Any:

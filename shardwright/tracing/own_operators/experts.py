@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardwright.rules.operators.steps import EVERY, PART
+from shardwright.tracing.own_operators.registered import registered
+
 EXPERTS = "shardwright.experts.default"
 Drop = Callable[[Tensor, float], Tensor]
+Biases = tuple[Tensor | None, Tensor | None]  # of `up` and of `down`
 
 
 def experts(
@@ -29,21 +33,35 @@ def experts(
     turned: Sequence[bool],
     product: str,
     between: str,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """Σ over a token's experts of score · down(between(up(x))): (tokens, width).
 
     x is (tokens, width); `chosen`, indices of experts, and `scores` are (tokens, k); `up` is
     (experts, inner, width) and `down` (experts, width, inner), each with the last two dimensions
     transposed where its `turned` is False. `inner` may differ between the two, if `between`
-    changes it. `product` names the operator of the grouped product, and `between` is JSON with
-    the steps between the products (see `mixtures.py`). All experts must be on this device;
-    `runtime/sharded_ops/experts.py` computes a subset.
+    changes it. Biases are (experts, inner) and (experts, width). `product` names the operator of
+    the grouped product, and `between` is JSON with the steps between the products (see
+    `mixtures.py`). All experts must be on this device; `runtime/sharded_ops/experts.py` computes a
+    subset.
     """
     expert, order = chosen.reshape(-1).sort()
     rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
+    experts = Weights((up, down), tuple(turned), (up_bias, down_bias), product, between)
     inside = scales_inside(x, scores, down, turned)
-    made = through(rows, expert, (up, down), turned, product, between, given if inside else None)
+    made = through(rows, expert, experts, given if inside else None)
     return added(made, order, scores, None if inside else given)
+
+
+class Weights(NamedTuple):
+    """The weights of experts and what is computed with them; the fields are those of `experts`."""
+
+    matrices: tuple[Tensor, Tensor]
+    turned: Sequence[bool]
+    biases: Biases
+    product: str
+    between: str
 
 
 def scales_inside(x: Tensor, scores: Tensor, down: Tensor, turned: Sequence[bool]) -> bool:
@@ -58,29 +76,34 @@ def scales_inside(x: Tensor, scores: Tensor, down: Tensor, turned: Sequence[bool
     return inner < x.shape[-1] and (scores.dtype == x.dtype or wider)
 
 
-def through(
-    rows: Tensor,
-    expert: Tensor,
-    weights: tuple[Tensor, Tensor],
-    turned: Sequence[bool],
-    product: str,
-    between: str,
-    scores: Tensor | None,
-) -> Tensor:
+def through(rows: Tensor, expert: Tensor, weights: Weights, scores: Tensor | None) -> Tensor:
     """The output of each row's expert: (rows, width) -> (rows, width).
 
-    `rows` are sorted by `expert` (rows), the index of their expert in `weights`, which are `up` and
-    `down` of `experts`. `scores` (rows) scale the inputs of `down`, if they are given.
+    `rows` are sorted by `expert` (rows), the index of their expert in `weights`. Rows of results
+    are scaled by `scores` (rows), if they are given, as inputs of `down` and with its bias.
     """
-    positions = torch.arange(weights[0].shape[0], device=rows.device)
+    up, down = (
+        w.transpose(-2, -1) if t else w
+        for w, t in zip(weights.matrices, weights.turned, strict=True)
+    )
+    up_bias, down_bias = weights.biases
+    positions = torch.arange(up.shape[0], device=rows.device)
     offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
-    multiply = _operator(product)
-    up, down = (w.transpose(-2, -1) if t else w for w, t in zip(weights, turned, strict=True))
-    inner = run_steps(json.loads(between), multiply(rows, up, offsets))
+    multiply = registered(weights.product)
+    made: Tensor = multiply(rows, up, offsets)
+    made = made if up_bias is None else made + up_bias[expert]
+    inner = run_steps(json.loads(weights.between), made)
     if scores is not None:
-        inner = (inner * scores.unsqueeze(-1)).to(inner.dtype)
+        inner = _scaled(inner, scores)
     found: Tensor = multiply(inner, down, offsets)
-    return found
+    if down_bias is None:
+        return found
+    return found + (down_bias[expert] if scores is None else _scaled(down_bias[expert], scores))
+
+
+def _scaled(rows: Tensor, scores: Tensor) -> Tensor:
+    """Rows times their scores, in the dtype of the rows."""
+    return (rows * scores.unsqueeze(-1)).to(rows.dtype)
 
 
 def added(rows: Tensor, order: Tensor, scores: Tensor, scale: Tensor | None) -> Tensor:
@@ -104,15 +127,16 @@ def run_steps(steps: Sequence[Any], *given: Tensor, drop: Drop | None = None) ->
     """
     values: list[Tensor] = [*given]
     for target, args, kwargs in steps:
-        if target == "part":  # one of equal chunks of the last dimension
+        if target in (PART, EVERY):  # of the last dimension
             source, number, parts = _value(args[0], values), args[1], args[2]
-            values.append(source.chunk(parts, -1)[number])
+            chunks = target == PART
+            values.append(source.chunk(parts, -1)[number] if chunks else source[..., number::parts])
             continue
         if target.split(".")[1] == "dropout":
             x = _value(args[0], values)
             values.append(x if drop is None else drop(x, args[1]))
             continue
-        found = _operator(target)(
+        found = registered(target)(
             *(_value(a, values) for a in args),
             **{key: _value(a, values) for key, a in kwargs.items()},
         )
@@ -128,14 +152,9 @@ def _value(arg: Any, values: Sequence[Tensor]) -> Any:
     return [_value(a, values) for a in arg] if isinstance(arg, list) else arg
 
 
-def _operator(target: str) -> Any:
-    namespace, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
 torch.library.define(
     "shardwright::experts",
     "(Tensor x, Tensor chosen, Tensor scores, Tensor up, Tensor down, bool[] turned,"
-    " str product, str between) -> Tensor",
+    " str product, str between, Tensor? up_bias=None, Tensor? down_bias=None) -> Tensor",
 )
 torch.library.impl("shardwright::experts", "CompositeImplicitAutograd", experts)

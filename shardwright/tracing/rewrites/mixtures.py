@@ -1,10 +1,10 @@
 """Finds mixtures of experts in a graph and replaces each by one operator.
 
 The form is that of Hugging Face: tokens are copied for each chosen expert, sorted by expert,
-multiplied by two grouped matrix products with elementwise operators between, scaled by their scores
-and summed by token. Every operator is checked, and from the first product on no value may have
-other readers. Any other form is left unchanged: it is correct, but its tokens and experts are not
-split.
+multiplied by two grouped matrix products with elementwise operators between, and biases of each
+expert if it has any, scaled by their scores and summed by token. Every operator is checked, and
+from the first product on no value may have other readers. Any other form is left unchanged: it is
+correct, but its tokens and experts are not split.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from shardwright.ir.graph import Arg, Graph, Op, Ref, json_argument, whole_numbers
+from shardwright.rules.operators.steps import EVERY, EXPERTS_BIASES, PART
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import AutogradFacts, observe
 from shardwright.tracing.own_operators.experts import EXPERTS
@@ -55,6 +56,8 @@ class _Mixture:
 
     def __init__(self, graph: Graph, up: Op, down: Op) -> None:
         self.graph, self.up, self.down = graph, up, down
+        # The results of the products, with their biases.
+        self.made, self.returned = up.outputs[0], down.outputs[0]
 
     def found(self) -> tuple[Op, Op]:
         """The last operator of the mixture, and the operator that replaces all of it.
@@ -72,8 +75,11 @@ class _Mixture:
         halved = self._made(token, "floor_divide")
         _require(halved.operands == (order,) and halved.args[1] == each)
         _require(_matrix(graph, x)[0] == count and self._indexed(gather) == (0,))
+        self.made, up_bias = self._biased(self.up, sort.outputs[0])
+        self.returned, down_bias = self._biased(self.down, sort.outputs[0])
         steps = self._between()
         weights = [self._weight(product) for product in (self.up, self.down)]
+        biases = () if up_bias is down_bias is None else (up_bias, down_bias)
         scores, last = self._scored(order, (count, each))
         op = Op(
             last.name,
@@ -86,6 +92,7 @@ class _Mixture:
                 tuple(turned for _, turned in weights),
                 self.up.target,
                 json.dumps(steps),
+                *biases,
             ),
             (),
             last.outputs,
@@ -106,17 +113,42 @@ class _Mixture:
             name = op.operands[0]
         raise _NotAMixtureError
 
+    def _biased(self, product: Op, experts: str) -> tuple[str, Ref | None]:
+        """The result of a product with its bias, and that bias, a row for each expert.
+
+        `experts` are the experts of the rows.
+        """
+        (name,) = product.outputs
+        readers = self.graph.consumers[name]
+        if len(readers) != 1 or readers[0].kind != "add" or name in self.graph.outputs:
+            return name, None
+        added = readers[0]
+        (other,) = (one for one in added.operands if one != name)
+        look_up = self.graph.producer.get(other)
+        if look_up is None or look_up.kind != _GATHERING:
+            return name, None
+        bias, *index = look_up.operands
+        of_rows = index == [experts] and self._indexed(look_up) == (0,)
+        _require(of_rows and len(added.args) == 2 and not added.kwargs)
+        shape = self.graph.tensor[product.operands[1]].shape[0], self.graph.tensor[name].shape[-1]
+        _require(_matrix(self.graph, bias) == shape)
+        return added.outputs[0], Ref(bias)
+
     def _between(self) -> list[Any]:
         """The steps from the first product to the second, as JSON values for `experts.experts`.
 
         A step is [operator, args, kwargs]. {"value": i} refers to the product (0) or to step i.
         """
-        number = {self.up.outputs[0]: 0}
+        number = {self.made: 0}
         steps: list[Any] = []
         goal = self.down.operands[0]
-        inside = self._descendants(self.up.outputs[0], goal)
+        inside = self._descendants(self.made, goal)
         for op in inside:
             _require(all(name in number for name in op.operands))
+            if op.kind == "slice":
+                number[op.outputs[0]] = len(steps) + 1
+                steps.append([EVERY, [{"value": number[op.operands[0]]}, *self._every(op)], {}])
+                continue
             if op.kind in ("split", "split_with_sizes", "chunk"):
                 self._require_last(
                     op.args[2] if len(op.args) > 2 else dict(op.kwargs).get("dim", 0)
@@ -126,7 +158,7 @@ class _Mixture:
                 for i, name in enumerate(op.outputs):
                     number[name] = len(steps) + 1
                     given = {"value": number[op.operands[0]]}
-                    steps.append(["part", [given, i, len(op.outputs)], {}])
+                    steps.append([PART, [given, i, len(op.outputs)], {}])
                 continue
             target = getattr(torch.ops.aten, op.kind, None)
             tags = getattr(getattr(target, op.target.split(".")[2], None), "tags", ())
@@ -139,10 +171,21 @@ class _Mixture:
             number[op.outputs[0]] = len(steps) + 1
             steps.append([op.target, args, kwargs])
         _require(bool(steps) and number.get(goal) == len(steps))
+        _require(not {PART, EVERY} <= {step[0] for step in steps})
         for name in number:
             readers = {op.name for op in self.graph.consumers[name]}
             _require(readers <= {self.down.name, *(op.name for op in inside)})
         return steps
+
+    def _every(self, op: Op) -> tuple[int, int]:
+        """The number of a part and the number of parts, where `op` takes every n-th feature."""
+        _, *given = op.args
+        _require(len(given) == 4 and all(isinstance(one, int) for one in given))
+        dim, start, end, step = whole_numbers(tuple(given))
+        self._require_last(dim)
+        size = self.graph.tensor[op.operands[0]].shape[-1]
+        _require(0 <= start < step and end >= size and size % step == 0)
+        return start, step
 
     def _descendants(self, start: str, goal: str) -> list[Op]:
         """The operators that compute `goal` from `start`, in the order of the graph."""
@@ -170,8 +213,8 @@ class _Mixture:
 
     def _scored(self, order: str, shape: tuple[int, int]) -> tuple[str, Op]:
         """The name of the scores, and the operator that sums the scaled rows of each token."""
-        scaled = self._only_reader(self.down.outputs[0], "mul")
-        column = next(name for name in scaled.operands if name != self.down.outputs[0])
+        scaled = self._only_reader(self.returned, "mul")
+        column = next(name for name in scaled.operands if name != self.returned)
         sorted_scores = self._made(self._made(column, "unsqueeze").operands[0], _GATHERING)
         _require(sorted_scores.operands[1] == order)
         scores = self._made(sorted_scores.operands[0], "view").operands[0]
@@ -213,6 +256,8 @@ class _Mixture:
         for operand in (3, 4):
             dim = _inner_dim(op, operand)
             times[op.operands[operand]] = {dim: inner, 3 - dim: width}
+        for bias, wider in zip(op.args[EXPERTS_BIASES], (inner, width), strict=False):
+            times |= {bias.name: {1: wider}} if isinstance(bias, Ref) else {}
         leaves = []
         for name in operands:
             tensor = self.graph.tensor[name]

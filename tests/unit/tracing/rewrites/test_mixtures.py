@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from shardwright.machine.presets import preset
 from shardwright.planner.tables.memory import kept_bytes
@@ -44,6 +44,68 @@ def test_every_layer_has_one_operator_and_nothing_sorts(graph):
     assert not {"sort", "grouped_mm_fallback", "_grouped_mm", "index_put"} & set(kinds)
     first, second = (op for op in graph.ops if op.kind == "experts")
     assert first.args[5:] == second.args[5:]  # repeated layers are alike
+
+
+def test_experts_with_biases_and_gates_as_every_second_feature_are_one_operator():
+    config = GptOssConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=10,
+        num_hidden_layers=2,
+        layer_types=["full_attention"] * 2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+    )
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    given = {"input_ids": ids, "labels": ids}
+    found = capture_call(GptOssForCausalLM(config), (), given).graph
+    mixtures = [op for op in found.ops if op.kind == "experts"]
+    assert len(mixtures) == 2 and "sort" not in {op.kind for op in found.ops}
+    assert [name.rpartition(".")[2] for name in mixtures[0].operands[3:]] == [
+        *("gate_up_proj", "down_proj"),
+        *("gate_up_proj_bias", "down_proj_bias"),
+    ]
+    rule = analyze(found).rules[mixtures[0].name]
+    assert str(rule).endswith("k, e h (m g), e m o, e (m g), +e o -> (n.0 n.1) o")
+
+
+class Biased(torch.nn.Module):
+    """A mixture written as transformers does, whose rows have the bias of their expert + `shift`.
+
+    Between the products features from `first` on are taken, every second one.
+    """
+
+    def __init__(self, shift=0, first=1):
+        super().__init__()
+        self.shift, self.first = shift, first
+        shapes = {"up": (3, 4, 12), "up_bias": (3, 12), "down": (3, 6, 4), "down_bias": (3, 4)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+
+    def forward(self, x, chosen, scores):
+        expert, order = chosen.reshape(-1).sort()
+        ends = torch.histc(expert.float(), 3, 0, 2).cumsum(0, dtype=torch.int32)
+        product = torch.ops.transformers.grouped_mm_fallback
+        of = expert if not self.shift else (expert + self.shift) % 3
+        inner = product(x[order // 2], self.up, ends) + self.up_bias[of]
+        inner = inner[..., self.first :: 2].tanh()
+        rows = product(inner, self.down, ends) + self.down_bias[of]
+        rows = rows * scores.reshape(-1)[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return rows[back].view(*chosen.shape, -1).sum(1).sum()
+
+
+@pytest.mark.parametrize("shift, first, found", [(0, 1, 1), (0, 0, 1), (1, 1, 0)])
+def test_biases_are_of_the_experts_of_their_rows(shift, first, found):
+    torch.manual_seed(0)
+    given = torch.randn(5, 4), torch.randint(3, (5, 2)), torch.rand(5, 2)
+    graph = capture_call(Biased(shift, first), given).graph
+    assert [op.kind for op in graph.ops].count("experts") == found
 
 
 def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
