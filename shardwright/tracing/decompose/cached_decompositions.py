@@ -29,7 +29,17 @@ _RETURNING = {
     aten.index_add_.default: aten.index_add.default,
     aten.index_copy_.default: aten.index_copy.default,
     aten.scatter_.src: aten.scatter.src,
+    aten.scatter_.value: aten.scatter.value,
     aten.scatter_add_.default: aten.scatter_add.default,
+    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
+    aten.copy_.default: aten.copy.default,
+    aten.fill_.Scalar: aten.fill.Scalar,
+    aten.fill_.Tensor: aten.fill.Tensor,
+}
+# Views of a part of a tensor, and the operators that return it with other values in this part.
+_PARTS = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
 }
 _ARITHMETIC = {  # the same of operands of one dtype
     getattr(getattr(aten, f"{name}_"), kind): getattr(getattr(aten, name), kind)
@@ -139,8 +149,9 @@ def decomposed_at_once(program: ExportedProgram, table: Table) -> Functional:
 def _return_writes(program: ExportedProgram) -> None:
     """Replace writes to tensors that share memory with no other by operators that return a result.
 
-    A permutation is inverted so: `torch.empty_like(order).index_put_((order,), positions)`, and
-    weights of experts are normalised so: `weights.div_(weights.sum(-1, keepdim=True))`.
+    A permutation is inverted so: `torch.empty_like(order).index_put_((order,), positions)`,
+    weights of experts are normalised so: `weights.div_(weights.sum(-1, keepdim=True))`, and labels
+    are shifted so: `shifted[..., 1:] = labels[..., :-1]`.
     """
     graph = program.graph
     order = {node: i for i, node in enumerate(graph.nodes)}
@@ -148,16 +159,22 @@ def _return_writes(program: ExportedProgram) -> None:
         returning = _returning(node)
         if returning is None:
             continue
-        written = node.args[0]
-        before = (user for user in written.users if order[user] < order[node])
+        part = _written_part(node)
+        written = node.args[0] if part is None else part.all_input_nodes[0]
+        before = (user for user in written.users if order[user] < order[node] and user is not part)
         if not _is_new(written) or not all(map(_makes, before)):
             continue
         with graph.inserting_before(node):
             made = graph.call_function(returning, node.args, node.kwargs)
-        made.meta, order[made] = dict(node.meta), order[node]
+            made.meta, order[made] = dict(node.meta), order[node]
+            if part is not None:
+                rest = written, made, *part.args[1:]
+                made = graph.call_function(_PARTS[part.target], rest, part.kwargs)
+                made.meta, order[made] = {**node.meta, "val": written.meta["val"]}, order[node]
         later = {user for user in written.users if order.get(user, 0) >= order[node]} - {made}
         written.replace_all_uses_with(made, delete_user_cb=later.__contains__)
-        node.replace_all_uses_with(made)
+        if part is None:
+            node.replace_all_uses_with(made)
         graph.erase_node(node)
     program.graph_module.recompile()
 
@@ -173,6 +190,19 @@ def _returning(node: fx.Node) -> Any:
     return _RETURNING.get(node.target)
 
 
+def _written_part(node: fx.Node) -> fx.Node | None:
+    """The view of a part of a tensor that `node` writes to, and nothing else reads; None if none.
+
+    Nothing of it may have a gradient, which the view's metadata do not say before the write.
+    """
+    view = node.args[0]
+    if not isinstance(view, fx.Node) or view.target not in _PARTS or len(view.users) > 1:
+        return None
+    values = [one.meta["val"] for one in (*node.all_input_nodes, *view.all_input_nodes)]
+    fixed = all(isinstance(one, torch.Tensor) and not one.requires_grad for one in values)
+    return view if fixed and not node.users else None
+
+
 def _is_new(node: fx.Node) -> bool:
     """Whether a tensor shares memory with no other."""
     if node.op == "call_function" and node.target is operator.getitem:
@@ -185,7 +215,7 @@ def _makes(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OVERLOAD):
         return False
     name = node.target.__name__.split(".")[0]
-    return name in MAKING or node.target in _RETURNING.values()
+    return name in MAKING or node.target in (*_RETURNING.values(), *_PARTS.values())
 
 
 def _is_cacheable(node: fx.Node) -> bool:

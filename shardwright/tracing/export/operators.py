@@ -28,6 +28,7 @@ FACTORIES = frozenset(  # functions that return a tensor of its own memory, with
 MAKING = FACTORIES.union(  # functions whose results share memory with no other tensor
     ("add", "sub", "mul", "div", "pow", "exp", "sqrt", "rsqrt", "sigmoid", "softmax"),
     ("log_softmax", "sum", "mean", "cumsum", "topk", "gather", "linear", "matmul", "mm", "bmm"),
+    ("eq", "ne", "lt", "le", "gt", "ge"),
 )
 
 

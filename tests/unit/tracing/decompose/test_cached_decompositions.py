@@ -71,6 +71,87 @@ def test_writes_to_new_tensors_are_operators_as_others(monkeypatch, reads, repla
     assert asked == [replaced]
 
 
+def _shifted(x):
+    """Labels as T5 and BART shift them."""
+    x = x.detach().long()
+    made = x.new_zeros(x.shape)
+    made[..., 1:] = x[..., :-1].clone()
+    made[..., 0] = 3
+    made.masked_fill_(made == -100, 0)
+    return made
+
+
+def _rotated(x):
+    """A query as DeepSeek-V3 puts it together, of tensors that have gradients."""
+    made = x.new_empty(x.shape)
+    made[..., :2] = x[..., 2:] * 2
+    made[..., 2:] = x[..., :2]
+    return made
+
+
+def _cast(x):
+    """A part of another dtype."""
+    made = x.new_zeros(x.shape)
+    made[..., 1:3] = x[..., :2].double()
+    return made
+
+
+def _added(x):
+    """A part that is read before it is written."""
+    made = x * 2
+    made[..., 1:].add_(1)
+    return made
+
+
+def _marked(x):
+    """Groups of experts that a router chooses."""
+    rows = torch.zeros_like(x)
+    rows.scatter_(1, x.topk(2)[1], 1)
+    return rows
+
+
+def _read_later(x):
+    """A view that reads what is written to the tensor after it was made."""
+    made = x.new_zeros(x.shape)
+    part = made[..., 1:]
+    part[...] = x[..., 1:]
+    made[..., 0] = 3
+    return made * part.sum()
+
+
+def _crossed(x):
+    """Views of one tensor that are both made before either is written to."""
+    x = x.detach()
+    made = x.new_zeros(x.shape)
+    one, other = made[..., 1:], made[..., :2]
+    one.copy_(x[..., 1:])
+    other.copy_(x[..., :2])
+    return made
+
+
+class _WritesParts(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.linear = make, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.make(self.linear(x)) * self.linear(x)).sum()
+
+
+@pytest.mark.parametrize("make", [_shifted, _rotated, _cast, _added, _marked])
+def test_writes_to_parts_of_new_tensors_are_operators_as_others(monkeypatch, make):
+    alone, whole, asked = _both_ways(monkeypatch, _WritesParts(make), {"x": torch.rand(5, 4)})
+    assert alone.graph == whole.graph
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("make", [_read_later, _crossed])
+def test_parts_that_other_views_read_are_decomposed_as_a_whole(monkeypatch, make):
+    alone, whole, asked = _both_ways(monkeypatch, _WritesParts(make), {"x": torch.rand(5, 4)})
+    assert alone.graph == whole.graph
+    assert asked == [False]
+
+
 class _Divides(nn.Module):
     """Divides what it makes in place, by a tensor of `dtype`, as experts' weights by their sum."""
 
@@ -112,7 +193,7 @@ class Writes(nn.Module):
 
     def forward(self, x):
         y = x * 2
-        y[:, 0].add_(1)
+        y.t()[0].add_(1)
         return (y * x).sum()
 
 
