@@ -31,7 +31,6 @@ from shardwright.simulate.time.steady_state import SteadyStateError
 DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
 DEPTHS_OF_WHOLE = (4,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
-_ROUNDING = 1e-9  # relative differences of seconds that other layers may cause
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
 
 
@@ -293,7 +292,7 @@ class Refinement:
             if ahead <= given.ahead:
                 continue
             deeper = self._with_ahead(given, ahead)
-            if self.seconds(deeper) > (1 + _ROUNDING) * found[-1].step_seconds:
+            if self.seconds(deeper) >= found[-1].step_seconds:
                 break  # no faster than the one before, so its memory does not matter
             deeper = self.compared(deeper)
             if limit is not None and deeper.peak_bytes > limit:

@@ -80,6 +80,20 @@ def test_plans_that_gain_nothing_are_left_as_they_are(subject):
     assert refinement.deepened(one, None) is one
 
 
+def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
+    plan, other = plan_of(subject, "dp_shard=4"), plan_of(subject, "dp_shard=4")
+    refinement, second = (refinement_of(subject, overlap=1.0) for _ in range(2))
+    assert refinement.deepened(refinement.compared(plan), None).ahead == 1
+    found = refinement.simulated(plan)
+    assert found[1].changes is not None
+    ((ahead, deeper),) = [pair for pair in found.items() if pair[0] > 1]
+    assert deeper.changes is None, "only its time is simulated"
+    assert deeper.seconds == refinement.compared(replace(plan, ahead=ahead)).step_seconds
+    second.learn(other, found)
+    assert second.knows(other) and second.knows_seconds(replace(other, ahead=ahead))
+    assert second.seconds(replace(other, ahead=ahead)) == deeper.seconds
+
+
 def test_the_program_of_a_plan_gathers_as_the_plan_says(subject):
     graph, _, _ = subject
     plan, analysis = plan_of(subject, "dp_shard=4"), analyze(graph)
