@@ -115,13 +115,17 @@ def _excess(frontier: Frontier, plan: Plan) -> Bytes:
 def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None:
     """A choice of less memory that torch's allocator holds, and that is about as fast; or None."""
     limit, tried = frontier.device_bytes or 0, found.plan
+    most = (1 + NEAR) * found.plan.step_seconds
     for _ in range(_LOWER):
         limit = min(limit - _excess(frontier, tried), tried.peak_bytes - 1)
         try:
-            other = _settled(frontier, limit)
+            other = _preferred(frontier, limit)
         except InfeasibleError:
             return None
-        if other.plan.step_seconds > (1 + NEAR) * found.plan.step_seconds:
+        if other.plan.step_seconds > most:  # to settle it takes longer than to compare it
+            return None
+        other = replace(other, plan=frontier.settled(other.plan))
+        if other.plan.step_seconds > most:
             return None
         tried = other.plan
         if not _excess(frontier, tried):

@@ -125,6 +125,19 @@ def test_of_plans_about_as_fast_one_is_chosen_that_the_allocator_holds(others, c
     assert unlimited.step_seconds == 1.0 and unlimited.notes == first.notes
 
 
+def test_plans_that_are_too_slow_are_not_settled(monkeypatch):
+    first = searched(mlp, "2x2xH100").fastest()
+    memory = replace(first.memory, libraries=5, reserved=115)
+    plans = tuple(
+        replace(first, step_seconds=seconds, peak_bytes=peak, memory=memory)
+        for seconds, peak in [(1.0, 90), (1.02, 85)]
+    )
+    settled = []
+    monkeypatch.setattr(Frontier, "settled", lambda self, plan: settled.append(plan) or plan)
+    assert preferred(Frontier(plans, device_bytes=100)).plan.step_seconds == 1.0
+    assert settled == [plans[0]]
+
+
 def test_limits_that_nothing_meets_are_refused_as_before():
     frontier = searched(mlp, "2x2xH100")
     with pytest.raises(InfeasibleError):
