@@ -157,12 +157,14 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
     for index in sorted(known, key=lambda i: costs[i][0])[:_TRIES]:
         if best is not None and costs[index][0] >= best.step_seconds:
             break
-        one = frontier.compared(frontier.baselines[index])
-        least = (1 - MOST_PREFETCHED) * one.step_seconds
-        too_slow = best is not None and least >= best.step_seconds
-        if too_slow or (limit is not None and one.peak_bytes > limit):
+        one = frontier.baselines[index]
+        if best is not None:
+            least = (1 - MOST_PREFETCHED) * frontier.simulated_seconds(one)
+            if least >= best.step_seconds:
+                continue
+        if limit is not None and frontier.simulated_peak(one) > limit:
             continue
-        one = frontier.deepened(one, limit)
+        one = frontier.deepened(frontier.compared(one), limit)
         if best is None or one.step_seconds < best.step_seconds:
             best = one
     return best
