@@ -382,15 +382,18 @@ class Refinement:
     def _lowering(self, plan: Plan) -> PlanLowering:
         """The programs of a plan; those of the last one are kept."""
         if self._last is None or self._last[0] is not plan:
-            made = (
-                self.graph,
-                self._analysis,
-                self._decisions(plan),
-                self._alone_bytes,
-                self._counts.split,
-            )
-            self._last = plan, PlanLowering(*made)
+            self._last = plan, self._lowered(plan)
         return self._last[1]
+
+    def _lowered(self, plan: Plan) -> PlanLowering:
+        """The programs of a plan, from those of the last one if it gathers further ahead alone."""
+        if self._last is not None:
+            known, (given, lowering) = self._deeper.get((id(self._last[0]), plan.ahead)), self._last
+            if known is not None and known[0] is given and known[1] is plan:
+                return lowering.with_ahead(plan.ahead)
+        decisions = self._decisions(plan)
+        made = self.graph, self._analysis, decisions, self._alone_bytes, self._counts.split
+        return PlanLowering(*made)
 
 
 def _choices(plan: Plan) -> Hashable:
