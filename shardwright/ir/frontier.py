@@ -347,6 +347,10 @@ class Frontier:
         """The peak memory that `compared` finds, which may be known before its time."""
         return self.compared(plan).peak_bytes
 
+    def simulated_seconds(self, plan: Plan) -> Seconds:
+        """The step time that `compared` finds, which may be known before its memory."""
+        return self.compared(plan).step_seconds
+
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """Gather as many buckets of parameters ahead in a plan as make it faster.
 

@@ -7,7 +7,7 @@ these run in the same way (`program/step/folding/sections.py`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TypeVar, final
 
@@ -71,8 +71,8 @@ class FoldedCosts:
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
         # The last plan, and its programs with few layers.
         self._last: tuple[Plan, dict[Remaining, _FoldedPlan | None]] | None = None
-        # Programs of the latest plans, by what decides them.
-        self._known: OrderedDict[Hashable, _FoldedPlan] = OrderedDict()
+        # Programs of the latest plans, by what decides them and by the number of buckets ahead.
+        self._known: OrderedDict[Hashable, dict[int, _FoldedPlan]] = OrderedDict()
 
     def seconds(self, plan: Plan, decisions: Decisions) -> Seconds | None:
         """Seconds of a step; None if only the whole program determines them."""
@@ -147,23 +147,30 @@ class FoldedCosts:
                 few.micro_batches,
                 few.pipeline,
                 few.gradient_sync,
-                few.ahead,
                 few.offloaded,
                 few.update,
             ),
             *(tuple(few.tilings.values()), tuple(few.storage.values()), few.regathered),
             *(tuple(few.segments.values()), few.kept),
         )
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
+        same = self._known.setdefault(key, {})
+        self._known.move_to_end(key)
+        if few.ahead not in same:
+            same[few.ahead] = _FoldedPlan(folded, self._lowering(folded, few, same.values()))
+            while len(self._known) > 1 and sum(map(len, self._known.values())) > self.kept:
+                self._known.popitem(last=False)
+        return same[few.ahead]
+
+    def _lowering(
+        self, folded: FoldedGraph, few: Decisions, same: Iterable[_FoldedPlan]
+    ) -> PlanLowering:
+        """The lowering of few layers; `same` differ in the number of buckets ahead alone."""
+        for other in same:
+            return other.lowering.with_ahead(few.ahead)
         alone_bytes = self.machine.backend_spec.alone_bytes
         sum_bytes = sum_bucket_bytes(self.graph)
         given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
-        found = self._known[key] = _FoldedPlan(folded, PlanLowering(*given, few=True))
-        if len(self._known) > self.kept:
-            self._known.popitem(last=False)
-        return found
+        return PlanLowering(*given, few=True)
 
     def _split(self, folded: FoldedGraph) -> Split:
         """The micro-batch split of a graph of few layers, shared by plans of equal counts."""

@@ -37,14 +37,16 @@ _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are i
 class Simulated(NamedTuple):
     """The result of the simulation of a plan.
 
-    * `changes`: the fields of the compared plan that differ from those of the given one;
+    * `changes`: the fields of the compared plan that differ from those of the given one; None if
+      only its `seconds` were simulated;
     * `folds`: whether few layers give its time, if that is known;
     * `worst`: the rank that needs most memory, if it is known.
     """
 
-    changes: Mapping[str, Any]
-    folds: bool | None
-    worst: RankPeak | None
+    changes: Mapping[str, Any] | None
+    seconds: Seconds
+    folds: bool | None = None
+    worst: RankPeak | None = None
 
 
 @final
@@ -289,7 +291,10 @@ class Refinement:
         for ahead in DEPTHS if self._folds[id(given)][1] else DEPTHS_OF_WHOLE:
             if ahead <= given.ahead:
                 continue
-            deeper = self.compared(self._with_ahead(given, ahead))
+            deeper = self._with_ahead(given, ahead)
+            if self.seconds(deeper) >= found[-1].step_seconds:
+                break  # no faster than the one before, so its memory does not matter
+            deeper = self.compared(deeper)
             if limit is not None and deeper.peak_bytes > limit:
                 break
             found.append(deeper)
@@ -326,7 +331,9 @@ class Refinement:
         found = {}
         for ahead in (plan.ahead, *DEPTHS):
             one = plan if ahead == plan.ahead else self._deeper.get((id(plan), ahead), (plan,))[-1]
-            if one.ahead == ahead and id(one) in self._compared:
+            if one.ahead != ahead:
+                continue
+            if id(one) in self._compared:
                 after = self._compared[id(one)][1]
                 changes = {
                     field.name: value
@@ -334,13 +341,19 @@ class Refinement:
                     if (value := getattr(after, field.name)) is not getattr(one, field.name)
                 }
                 folds, worst = self._folds.get(id(one)), self._worst.get(id(one))
-                found[ahead] = Simulated(changes, folds and folds[1], worst and worst[1])
+                known = folds and folds[1], worst and worst[1]
+                found[ahead] = Simulated(changes, after.step_seconds, *known)
+            elif (key := _choices(one)) in self._seconds:
+                found[ahead] = Simulated(None, self._seconds[key])
         return found
 
     def learn(self, plan: Plan, found: Mapping[int, Simulated]) -> None:
         """Keep what `simulated` returned for the same plan in another process."""
-        for ahead, (changes, folds, worst) in found.items():
+        for ahead, (changes, seconds, folds, worst) in found.items():
             one = self._with_ahead(plan, ahead)
+            if changes is None:
+                self._seconds[_choices(one)] = seconds
+                continue
             after = replace(one, **changes)
             self._compared[id(one)] = one, after
             self._originals.setdefault(id(after), (after, one))
@@ -369,15 +382,18 @@ class Refinement:
     def _lowering(self, plan: Plan) -> PlanLowering:
         """The programs of a plan; those of the last one are kept."""
         if self._last is None or self._last[0] is not plan:
-            made = (
-                self.graph,
-                self._analysis,
-                self._decisions(plan),
-                self._alone_bytes,
-                self._counts.split,
-            )
-            self._last = plan, PlanLowering(*made)
+            self._last = plan, self._lowered(plan)
         return self._last[1]
+
+    def _lowered(self, plan: Plan) -> PlanLowering:
+        """The programs of a plan, from those of the last one if it gathers further ahead alone."""
+        if self._last is not None:
+            known, (given, lowering) = self._deeper.get((id(self._last[0]), plan.ahead)), self._last
+            if known is not None and known[0] is given and known[1] is plan:
+                return lowering.with_ahead(plan.ahead)
+        decisions = self._decisions(plan)
+        made = self.graph, self._analysis, decisions, self._alone_bytes, self._counts.split
+        return PlanLowering(*made)
 
 
 def _choices(plan: Plan) -> Hashable:

@@ -105,6 +105,10 @@ class SearchedFrontier(Frontier):
         """The peak that `settled` finds, without its time."""
         return super().simulated_peak(plan) if self.peak is None else self.peak(plan)
 
+    def simulated_seconds(self, plan: Plan) -> Seconds:
+        """The step time that `settled` finds, without its memory."""
+        return super().simulated_seconds(plan) if self.seconds is None else self.seconds(plan)
+
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
         """The frontier of simulated time and memory.
 
@@ -215,7 +219,7 @@ class SearchedFrontier(Frontier):
         """Whether `plan` is faster than `best` with as many buckets ahead."""
         if self.least_seconds is not None and self.least_seconds(plan) >= best.step_seconds:
             return False
-        return self._seconds(_as_far_ahead(plan, best)) < best.step_seconds
+        return self.simulated_seconds(_as_far_ahead(plan, best)) < best.step_seconds
 
     def _fitting(self, plan: Plan, limit: Bytes | None) -> Plan | None:
         """`plan`, compared, with as many buckets ahead as make it faster; None if too large."""
@@ -243,7 +247,7 @@ class SearchedFrontier(Frontier):
         ]
         if self.foresight is not None:
             self.foresight.expect(seconds=[as_deep for as_deep, _, _ in near])
-        times = [(self._seconds(as_deep), index, known) for as_deep, index, known in near]
+        times = [(self.simulated_seconds(as_deep), index, known) for as_deep, index, known in near]
         for time, _, known in sorted(times, key=lambda one: one[:2]):
             if time >= most:
                 break
@@ -265,10 +269,6 @@ class SearchedFrontier(Frontier):
             least = 0 if self.least_of_baseline is None else self.least_of_baseline(index)
             if limit is None or least <= limit:
                 yield self.baselines[index]
-
-    def _seconds(self, plan: Plan) -> Seconds:
-        """The simulated step time of a plan."""
-        return self.compared(plan).step_seconds if self.seconds is None else self.seconds(plan)
 
     def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
         """`found`, or a pipeline that fits and is clearly faster once both are simulated.

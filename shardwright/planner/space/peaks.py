@@ -16,6 +16,7 @@ from typing import final
 import numpy as np
 
 from shardwright.planner.space.space import Space
+from shardwright.solve.elimination.pricing import sums
 from shardwright.solve.elimination.problem import Floats, Ints, Node, Problem
 
 
@@ -235,19 +236,15 @@ class Peaks:
 
     def _kept_bytes(self, choices: Ints, owner: Mapping[int, int], count: int) -> Ints:
         """Bytes of some nodes and of the edges to them, by their owner: (count, P)."""
-        problem = self.space.problem
+        prices, rows = self.space.prices, len(choices)
         owners = np.full(choices.shape[1], -1)
-        nodes = np.fromiter(owner, np.int64, len(owner))
-        owners[nodes] = np.fromiter(owner.values(), np.int64, len(owner))
-        memory = np.concatenate([part.memory for part in problem.nodes])
-        totals = np.zeros((count, len(choices)), np.int64)
-        np.add.at(totals, owners[nodes], memory[self.first[nodes] + choices[:, nodes]].T)
-        table, tail, head = self.space.folded.edge_ends()
-        inside = owners[head] >= 0
-        for e in np.unique(table[inside]).tolist():
-            sizes = problem.edges[e].memory
-            if sizes.any():
-                at = (table == e) & inside
-                moved = sizes[choices[:, tail[at]], choices[:, head[at]]]
-                np.add.at(totals, owners[head[at]], moved.T)
-        return totals
+        owners[np.fromiter(owner, np.int64, len(owner))] = np.fromiter(
+            owner.values(), np.int64, len(owner)
+        )
+        of_term = owners[prices.head]
+        terms = np.flatnonzero(of_term >= 0)
+        ends = choices[:, prices.tail[terms]], choices[:, prices.head[terms]]
+        sizes = prices.memory[prices.entries(terms, *ends)]
+        where = np.arange(rows)[:, None] + rows * of_term[terms]
+        found = sums(where.ravel(), sizes.ravel(), count * rows)
+        return found.astype(np.int64).reshape(count, rows)

@@ -115,13 +115,17 @@ def _excess(frontier: Frontier, plan: Plan) -> Bytes:
 def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None:
     """A choice of less memory that torch's allocator holds, and that is about as fast; or None."""
     limit, tried = frontier.device_bytes or 0, found.plan
+    most = (1 + NEAR) * found.plan.step_seconds
     for _ in range(_LOWER):
         limit = min(limit - _excess(frontier, tried), tried.peak_bytes - 1)
         try:
-            other = _settled(frontier, limit)
+            other = _preferred(frontier, limit)
         except InfeasibleError:
             return None
-        if other.plan.step_seconds > (1 + NEAR) * found.plan.step_seconds:
+        if other.plan.step_seconds > most:  # to settle it takes longer than to compare it
+            return None
+        other = replace(other, plan=frontier.settled(other.plan))
+        if other.plan.step_seconds > most:
             return None
         tried = other.plan
         if not _excess(frontier, tried):
@@ -153,12 +157,14 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
     for index in sorted(known, key=lambda i: costs[i][0])[:_TRIES]:
         if best is not None and costs[index][0] >= best.step_seconds:
             break
-        one = frontier.compared(frontier.baselines[index])
-        least = (1 - MOST_PREFETCHED) * one.step_seconds
-        too_slow = best is not None and least >= best.step_seconds
-        if too_slow or (limit is not None and one.peak_bytes > limit):
+        one = frontier.baselines[index]
+        if best is not None:
+            least = (1 - MOST_PREFETCHED) * frontier.simulated_seconds(one)
+            if least >= best.step_seconds:
+                continue
+        if limit is not None and frontier.simulated_peak(one) > limit:
             continue
-        one = frontier.deepened(one, limit)
+        one = frontier.deepened(frontier.compared(one), limit)
         if best is None or one.step_seconds < best.step_seconds:
             best = one
     return best

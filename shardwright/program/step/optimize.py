@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardwright.ir.graph import VerifyError
 from shardwright.program.step.dead_code import without_update
+from shardwright.program.step.instructions import StepInstruction
 from shardwright.program.step.passes.accumulate import accumulate
 from shardwright.program.step.passes.bucket import bucket
 from shardwright.program.step.passes.delay_waits import delay_waits
@@ -35,25 +37,56 @@ PASSES: tuple[Pass, ...] = (*_REGIONS, *_ORDER)
 STEP_PASSES: tuple[Pass, ...] = (*_REGIONS, late_results, *_ORDER)
 
 
-def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
-    """`program` after all passes; raises `VerifyError` that names a pass with a wrong result.
+class Prepared(NamedTuple):
+    """A program after the passes before `prefetch`, which do not depend on `StepProgram.ahead`.
+
+    Attributes:
+        start: the program before all passes, without its update.
+        found: the program after the first passes.
+        update: the instructions of the update.
+        passes: all passes.
+        done: how many passes are done.
+    """
+
+    start: StepProgram
+    found: StepProgram
+    update: tuple[StepInstruction, ...]
+    passes: Sequence[Pass]
+    done: int
+
+    def finished(self, ahead: int) -> StepProgram:
+        """The program after all passes, with parameters gathered so many buckets ahead."""
+        found = replace(self.found, ahead=ahead)
+        for one in self.passes[self.done :]:
+            found = one(found)
+        names = tuple(one.__name__ for one in self.passes)
+        found = replace(found, instructions=(*found.instructions, *self.update), passes=names)
+        try:
+            verify(found)
+        except VerifyError:
+            _blame(replace(self.start, ahead=ahead), self.passes)
+            raise
+        return found
+
+
+def prepared(program: StepProgram, passes: Sequence[Pass] = PASSES) -> Prepared:
+    """`program` after the passes that do not depend on how far ahead parameters are gathered.
 
     No pass sees the update: it stays after everything.
     """
     verify(program)
     start = without_update(program)
     update = program.instructions[len(start.instructions) :]
+    done = passes.index(prefetch) if prefetch in passes else len(passes)
     found = start
-    for one in passes:
+    for one in passes[:done]:
         found = one(found)
-    names = tuple(one.__name__ for one in passes)
-    found = replace(found, instructions=(*found.instructions, *update), passes=names)
-    try:
-        verify(found)
-    except VerifyError:
-        _blame(start, passes)
-        raise
-    return found
+    return Prepared(start, found, update, passes, done)
+
+
+def optimized(program: StepProgram, passes: Sequence[Pass] = PASSES) -> StepProgram:
+    """`program` after all passes; raises `VerifyError` that names a pass with a wrong result."""
+    return prepared(program, passes).finished(program.ahead)
 
 
 def _blame(program: StepProgram, passes: Sequence[Pass]) -> None:

@@ -23,7 +23,7 @@ from shardwright.program.step.lower.lowering import lower_step
 from shardwright.program.step.lower.micro_batches import micro_batched_step
 from shardwright.program.step.lower.pipelines.pipeline import lower_pipeline
 from shardwright.program.step.lower.whole_batch import whole_step
-from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
+from shardwright.program.step.optimize import STEP_PASSES, Prepared, optimized, prepared
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
@@ -56,6 +56,18 @@ class PlanLowering:
         self._alone_bytes, self._sum_bytes, self._few = alone_bytes, sum_bytes, few
         self._split = split or (lambda count: micro_batches(graph, analysis, count))
         self._programs: dict[int, StepProgram] = {}
+        self._prepared: dict[int, Prepared] = {}  # by rank
+
+    def with_ahead(self, ahead: int) -> PlanLowering:
+        """The lowering of the same plan with parameters gathered so many buckets ahead.
+
+        Both share what does not depend on that.
+        """
+        decisions = replace(self.decisions, ahead=ahead)
+        given = self.graph, self.analysis, decisions, self._alone_bytes, self._split
+        other = PlanLowering(*given, self._sum_bytes, few=self._few)
+        other._prepared = self._prepared
+        return other
 
     @cached_property
     def micro(self) -> MicroBatches:
@@ -138,22 +150,31 @@ class PlanLowering:
         return self._programs[rank]
 
     def _lowered(self, rank: int) -> StepProgram:
+        if self.decisions.pipeline is not None and self.staged.weights is not None:
+            return stage_programs(self.staged, rank).call
+        if rank not in self._prepared:
+            self._prepared[rank] = self._before_prefetch(rank)
+        return self._prepared[rank].finished(self.decisions.ahead)
+
+    def _before_prefetch(self, rank: int) -> Prepared:
         if self.decisions.pipeline is not None:
-            if self.staged.weights is not None:
-                return stage_programs(self.staged, rank).call
             staged, same_as = self.staged, self.first_equal[: len(self.numbers)]
             program = lower_pipeline(
                 staged, rank, in_place, same_as=same_as, sum_bytes=self._sum_bytes
             )
-            return optimized(program)
+            return prepared(program)
         if self.decisions.micro_batches == 1:
             step = whole_step(self.graph, self.analysis, self.decisions, rank, in_place)
             step = replace(step, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes)
-            return optimized(lower_step(step), STEP_PASSES)
-        return self.of_micro_batches(rank, self.numbers)
+            return prepared(lower_step(step), STEP_PASSES)
+        return prepared(self._some_micro_batches(rank, self.numbers))
 
     def of_micro_batches(self, rank: int, numbers: Sequence[int]) -> StepProgram:
         """The program of a rank for some of the micro-batches of a plan without stages."""
+        return optimized(self._some_micro_batches(rank, numbers))
+
+    def _some_micro_batches(self, rank: int, numbers: Sequence[int]) -> StepProgram:
+        """The same before all passes."""
         firsts = sorted({self.first_equal[number] for number in numbers})
         graph, analysis, decisions = self.graph, self.analysis, self.decisions
         step = micro_batched_step(graph, analysis, self.micro, decisions, rank, in_place, firsts)
@@ -162,4 +183,4 @@ class PlanLowering:
         step = replace(
             step, programs=programs, alone_bytes=self._alone_bytes, sum_bytes=self._sum_bytes
         )
-        return optimized(lower_step(step), PASSES)
+        return lower_step(step)

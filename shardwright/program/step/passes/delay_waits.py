@@ -57,7 +57,7 @@ class _Order:
         if isinstance(one, Transfer) and axis_of(one.channel) == AXIS:
             # Other stages delay others: all of them start what they do together in one order.
             self.end()
-        if needed := [each for each in self.delayed if each.needs(one)]:
+        if needed := self.needed_by(one):
             self.delayed = [each for each in self.delayed if each not in needed]
             self.delayed.append(_Delayed.all_of(needed))
             self.delayed[-1].add(one)
@@ -71,6 +71,13 @@ class _Order:
                     self.release(full[0])
             self.found.append(one)
 
+    def needed_by(self, one: StepInstruction) -> list[_Delayed]:
+        """What is delayed and has to come before an instruction."""
+        if isinstance(one, Wait):
+            return [each for each in self.delayed if one.handle in each.handles]
+        names = reads(one)
+        return [each for each in self.delayed if not each.names.isdisjoint(names)]
+
     def release(self, one: _Delayed) -> None:
         """Wait for what was sent; a transfer of what arrives is started, and waited for later."""
         sent = {each.handle for each in one.sent}
@@ -82,12 +89,14 @@ class _Order:
 
     def holds_a_buffer(self, each: _Delayed, following: Transfer) -> bool:
         """Whether a buffer is to be given back before the transfer `following` starts."""
-        added = each.adds_to(self.sums)
-        return any(
-            one.channel == following.channel and self.known[one.handle] is Purpose.GRADIENT
+        sent = [
+            one.collective
             for one in each.sent
-            if added or one.collective is not Collective.ALL_REDUCE
-        )
+            if one.channel == following.channel and self.known[one.handle] is Purpose.GRADIENT
+        ]
+        if not sent:
+            return False
+        return any(one is not Collective.ALL_REDUCE for one in sent) or each.adds_to(self.sums)
 
     def end(self) -> None:
         """Add all that is delayed."""
@@ -115,6 +124,7 @@ class _Delayed:
     instructions: list[StepInstruction] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     handles: set[str] = field(default_factory=set)
+    totals: set[str] = field(default_factory=set)  # to which gradients are added
 
     @staticmethod
     def all_of(parts: list[_Delayed]) -> _Delayed:
@@ -124,20 +134,17 @@ class _Delayed:
             found.instructions += part.instructions
             found.names |= part.names
             found.handles |= part.handles
+            found.totals |= part.totals
         return found
-
-    def needs(self, one: StepInstruction) -> bool:
-        """Whether an instruction has to come after these."""
-        if isinstance(one, Wait):
-            return one.handle in self.handles
-        return not self.names.isdisjoint(reads(one))
 
     def add(self, one: StepInstruction) -> None:
         self.instructions.append(one)
         self.names.update(writes(one))
         if isinstance(one, Transfer | StoreGradient):
             self.handles.add(one.handle)
+        elif isinstance(one, Accumulate):
+            self.totals.add(one.total)
 
     def adds_to(self, totals: Collection[str]) -> bool:
         """Whether a gradient is added to one of `totals`."""
-        return any(isinstance(one, Accumulate) and one.total in totals for one in self.instructions)
+        return not self.totals.isdisjoint(totals)

@@ -11,7 +11,7 @@ from shardwright.ir.memory import Moment
 from shardwright.program.step.instructions import Wait
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
-from shardwright.simulate.memory.allocator import Allocator, Use
+from shardwright.simulate.memory.allocator import Allocator, Block, Use
 from shardwright.simulate.memory.values import View
 
 _MOST = 240  # moments; neighbouring instructions share one, the highest of them
@@ -40,22 +40,22 @@ class MemoryCurve:
             one.results if isinstance(one, Wait) and kinds.get(one.handle) is Purpose.COPY else ()
             for one in program.instructions
         ]
-        self._alive: list[str] = []
+        self._alive: dict[str, None] = {}  # the names of gathered values
+        self._blocks: Sequence[Block] = ()  # that they are in
         self._marks: list[_Mark] = []
 
     def observe(self, values: dict[str, View]) -> None:
         """Record the state before the first instruction, or after the next one."""
         done = len(self._marks)
         new = self._gathered[done - 1] if done else ()
-        self._alive = [name for name in (*self._alive, *new) if name in values]
-        blocks = {
-            id(view.block): view.block
-            for name in self._alive
-            if (view := values[name]).block.use is not Use.LASTING
-        }
+        if new or not self._alive.keys() <= values.keys():
+            self._alive = {name: None for name in (*self._alive, *new) if name in values}
+            blocks = (values[name].block for name in self._alive)
+            self._blocks = tuple({id(block): block for block in blocks}.values())
         found = Counter[Use]()
-        for block in blocks.values():
-            found[block.counts_as] += block.bytes
+        for block in self._blocks:
+            if block.use is not Use.LASTING:
+                found[block.counts_as] += block.bytes
         self._marks.append(_Mark(self._allocator.changes, self._allocator.where, found))
 
     def moments(self) -> tuple[Moment, ...]:

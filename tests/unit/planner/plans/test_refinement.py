@@ -13,6 +13,7 @@ from shardwright.planner.plans.refinement import DEPTHS, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Wait
+from shardwright.program.step.lower import plan_lowering
 from shardwright.program.step.lower.rank_steps import step_program
 from shardwright.report.diff.difference import difference
 from shardwright.report.text.explain import explain
@@ -78,6 +79,34 @@ def test_plans_that_gain_nothing_are_left_as_they_are(subject):
     refinement, plan = refinement_of(subject, overlap=0.0), plan_of(subject, "dp_shard=4")
     one = refinement.settled(plan)
     assert refinement.deepened(one, None) is one
+
+
+def test_a_whole_plan_is_lowered_once_for_all_gathers_ahead(subject, monkeypatch):
+    plan, refinement = plan_of(subject, "dp_shard=4"), refinement_of(subject)
+    plain, lowered = plan_lowering.lower_step, []
+
+    def counted(step):
+        lowered.append(step.ahead)
+        return plain(step)
+
+    monkeypatch.setattr(plan_lowering, "lower_step", counted)
+    one = refinement.compared(plan)
+    assert one.timeline is not None and refinement.deepened(one, None).ahead == 4
+    assert lowered == [1]
+
+
+def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
+    plan, other = plan_of(subject, "dp_shard=4"), plan_of(subject, "dp_shard=4")
+    refinement, second = (refinement_of(subject, overlap=1.0) for _ in range(2))
+    assert refinement.deepened(refinement.compared(plan), None).ahead == 1
+    found = refinement.simulated(plan)
+    assert found[1].changes is not None
+    ((ahead, deeper),) = [pair for pair in found.items() if pair[0] > 1]
+    assert deeper.changes is None, "only its time is simulated"
+    assert deeper.seconds == refinement.compared(replace(plan, ahead=ahead)).step_seconds
+    second.learn(other, found)
+    assert second.knows(other) and second.knows_seconds(replace(other, ahead=ahead))
+    assert second.seconds(replace(other, ahead=ahead)) == deeper.seconds
 
 
 def test_the_program_of_a_plan_gathers_as_the_plan_says(subject):

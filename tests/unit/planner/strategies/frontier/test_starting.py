@@ -125,6 +125,46 @@ def test_of_plans_about_as_fast_one_is_chosen_that_the_allocator_holds(others, c
     assert unlimited.step_seconds == 1.0 and unlimited.notes == first.notes
 
 
+def test_plans_that_are_too_slow_are_not_settled(monkeypatch):
+    first = searched(mlp, "2x2xH100").fastest()
+    memory = replace(first.memory, libraries=5, reserved=115)
+    plans = tuple(
+        replace(first, step_seconds=seconds, peak_bytes=peak, memory=memory)
+        for seconds, peak in [(1.0, 90), (1.02, 85)]
+    )
+    settled = []
+    monkeypatch.setattr(Frontier, "settled", lambda self, plan: settled.append(plan) or plan)
+    assert preferred(Frontier(plans, device_bytes=100)).plan.step_seconds == 1.0
+    assert settled == [plans[0]]
+
+
+def test_the_memory_of_strategies_that_are_too_slow_is_not_simulated(monkeypatch):
+    first = replace(searched(mlp, "2x2xH100").fastest(), name="searched", memory=None)
+    fastest = replace(first, step_seconds=0.9)
+    strategies = tuple(
+        replace(first, name=name, step_seconds=seconds)
+        for name, seconds in [("dp_shard=4", 1.0), ("dp_shard=2 tp=2", 1.1), ("tp=4", 1.2)]
+    )
+    simulated = {"dp_shard=4": 2.0, "dp_shard=2 tp=2": 1.5, "tp=4": 3.0}
+    asked = []
+
+    def seconds(self, plan):
+        return simulated.get(plan.name, plan.step_seconds)
+
+    def peak(self, plan):
+        asked.append(plan.name)
+        return plan.peak_bytes
+
+    monkeypatch.setattr(Frontier, "simulated_seconds", seconds)
+    monkeypatch.setattr(Frontier, "simulated_peak", peak)
+    monkeypatch.setattr(
+        Frontier, "compared", lambda self, plan: replace(plan, step_seconds=seconds(self, plan))
+    )
+    found = preferred(Frontier((fastest,), strategies, device_bytes=2 * first.peak_bytes))
+    assert found.uniform.name == "dp_shard=2 tp=2"
+    assert asked == ["dp_shard=4", "dp_shard=2 tp=2"]
+
+
 def test_limits_that_nothing_meets_are_refused_as_before():
     frontier = searched(mlp, "2x2xH100")
     with pytest.raises(InfeasibleError):
