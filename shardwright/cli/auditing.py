@@ -42,6 +42,8 @@ _MASTER = "float32"
 _HALF = ("bfloat16", "float16")
 # Frameworks that run models of transformers as they are, with norms of single operators.
 _RUN_TRANSFORMERS = ("accelerate", "axolotl", "deepspeed", "llama-factory", "trainer")
+# Frameworks whose own loss casts half-precision logits; of others a compiler fuses the cast.
+_CAST_IN_LOSS = ("megatron", "megatron-bridge")
 SEARCHES = ("near", "all", "none")  # on the mesh of the best uniform strategy, on all, on none
 _GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
 _ENUMERATED = (  # fields in which the uniform strategies that are enumerated differ
@@ -112,6 +114,8 @@ def captured_model(
     mixed = dict(mixed_precision(strategy)) if others else {}
     if found.framework in _RUN_TRANSFORMERS:
         mixed["norms"] = "model"
+    if strategy.compile == "off" and found.framework not in _CAST_IN_LOSS:
+        mixed["logits"] = "model"
 
     def load() -> Job:
         from shardwright.train.targets.hf_config import config_job
