@@ -157,8 +157,8 @@ def _captured(shape: Shape) -> Graph:
     precision = "bf16" if shape.mixed else "model"
     reduce = "bf16" if shape.reduced else "stored"
     # Modules here have the norms, and the casts of logits, that rows have run.
-    options = {"precision": precision, "reduce": reduce, "norms": "model", "logits": "model"}
-    return sw.capture(module, (), batch, **options)
+    own = "model"
+    return sw.capture(module, (), batch, precision=precision, reduce=reduce, norms=own, logits=own)
 
 
 def _own(name: str) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:

@@ -20,7 +20,7 @@ from tests.harness.ranks import run_ranks, whole
 pytestmark = pytest.mark.ranks
 
 PART = 2**16  # elements of the logits that are cast at a time: several parts on each rank
-STRATEGIES = ("dp_replicate=2", "dp_shard=2 mb=2", "pp=2 mb=2", "dp_shard=2 ac=full", "classes")
+STRATEGIES = ("dp_replicate=2", "dp_shard=2 mb=2", "pp=2 mb=2", "classes")
 PINNED = ("mesh tp=2", "pin head=tp:classes")
 FORMS = ("model", "fused")
 
@@ -102,6 +102,9 @@ def test_ranks_that_share_tokens_or_classes_have_the_modules_loss_and_gradients(
         for text, (value, gradients) in found.items():
             torch.testing.assert_close(value, loss.detach(), rtol=1e-3, atol=0, msg=text)
             for name, parameter in model.named_parameters():
+                if name not in gradients:  # of another stage
+                    assert text.startswith("pp=")
+                    continue
                 apart = (gradients[name].float() - parameter.grad.float()).norm()
                 assert apart <= 0.02 * parameter.grad.float().norm(), f"{text}: {name}"
 
@@ -114,5 +117,5 @@ def _stepped(plans):
         module = sw.parallelize(model, plan)
         loss = module.forward_backward(batch)
         gradients = {name: whole(p.grad) for name, p in module.named_parameters()}
-        found[text] = whole(loss).detach(), gradients
+        found[text] = loss.detach(), gradients
     return found

@@ -34,8 +34,9 @@ def inside(op: Op, given: Sequence[Seen], seen: ForwardMemory, rank: RankModel) 
         return _lstm(given)
     if op.kind == "moments":  # the differences
         return Inside(_bytes(given[0]), 0)
-    if casts_by_rows(op, given[0].dtype):
-        return Inside(*(cast_rows_bytes(given[0].shape),) * 2)
+    if given and casts_by_rows(op, given[0].dtype):
+        cast = cast_rows_bytes(given[0].shape)
+        return Inside(cast, cast + _bytes(given[0]))  # backward beside the gradient
     return Inside()
 
 

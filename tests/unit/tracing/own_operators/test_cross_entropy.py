@@ -1,4 +1,4 @@
-"""The cross entropy of half-precision logits is that of their float32 copy, which is never whole."""
+"""The cross entropy of half-precision logits is that of a float32 copy, which is never whole."""
 
 import pytest
 import torch
