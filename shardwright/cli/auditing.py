@@ -111,11 +111,7 @@ def captured_model(
     is_half = strategy.param_dtype in _HALF
     all_half = is_half and strategy.state_dtype != _MASTER
     others = (is_half and not all_half) or strategy.param_dtype == "tf32"
-    mixed = dict(mixed_precision(strategy)) if others else {}
-    if found.framework in _RUN_TRANSFORMERS:
-        mixed["norms"] = "model"
-    if strategy.compile == "off" and found.framework not in _CAST_IN_LOSS:
-        mixed["logits"] = "model"
+    mixed = {**(mixed_precision(strategy) if others else {}), **kernels_of(found)}
 
     def load() -> Job:
         from shardwright.train.targets.hf_config import config_job
@@ -132,6 +128,16 @@ def captured_model(
         options = {**mixed, "parameters": "bfloat16"} if all_half else mixed
         key = capture_key(target, options, optimizer, fast_halves=())
         return capturing.kept_or_made(key, load, make)
+
+
+def kernels_of(found: TrainingConfig) -> dict[str, str]:
+    """Options of `capture` for norms and casts of logits that the config's framework runs."""
+    kernels = {}
+    if found.framework in _RUN_TRANSFORMERS:
+        kernels["norms"] = "model"
+    if found.strategy.compile == "off" and found.framework not in _CAST_IN_LOSS:
+        kernels["logits"] = "model"
+    return kernels
 
 
 def _sizes(found: TrainingConfig) -> tuple[int, int]:
