@@ -67,6 +67,7 @@ def capture(
     precision: str = "model",
     reduce: str = "stored",
     norms: str = "fused",
+    logits: str = "fused",
     loss: str = "model",
     loss_chunks: int = 1,
     mlp_chunks: int = 1,
@@ -92,6 +93,8 @@ def capture(
             `"bf16"`, `"fp16"`, with that precision: in 16 bits, which halves what they send.
         norms: `"fused"`: RMS norms of single operators are torch's kernel, which rounds once in
             half precision where they round twice. `"model"`: as the model computes them.
+        logits: `"fused"`: a cross entropy of half-precision logits that the model casts to float32
+            casts some rows at a time. `"model"`: it reads a copy of all of them.
         loss: `"model"`: the model returns the loss. `"outside"`: the loss is computed outside of it
             from the tensors that it returns.
         loss_chunks: parts of the vocabulary in which the last projection and its cross entropy are
@@ -110,7 +113,7 @@ def capture(
         BatchError: the arguments are not those of the model.
     """
     check_loss(loss)
-    numerics = Numerics(rng, batch_norm, precision, reduce, norms)
+    numerics = Numerics(rng, batch_norm, precision, reduce, norms, logits)
     found = capture_with_rules(model, args, kwargs, numerics)
     if loss == "model":
         require_loss(model, args, kwargs or {}, found.output_keys)
@@ -305,6 +308,7 @@ def plan(
     precision: str = "model",
     reduce: str = "stored",
     norms: str = "fused",
+    logits: str = "fused",
     loss: str = "model",
 ) -> Plan:
     """Capture, search and choose the fastest plan whose peak memory per rank is within the limit.
@@ -336,6 +340,7 @@ def plan(
         precision: as in `capture`.
         reduce: as in `capture`.
         norms: as in `capture`.
+        logits: as in `capture`.
         loss: as in `capture`.
 
     Returns:
@@ -373,6 +378,7 @@ def plan(
         precision=precision,
         reduce=reduce,
         norms=norms,
+        logits=logits,
         loss=loss,
     )
     check_limit(machine, limit, least_state_bytes(graph, machine, options), STATE)

@@ -146,7 +146,8 @@ def code_digest(patterns: tuple[str, ...], files: tuple[Path, ...]) -> str:
 
 def _captured(shape: Shape) -> Graph:
     if shape.model:
-        return sw.capture(*_own(shape.model), norms="model")  # as they were measured
+        # As they were measured.
+        return sw.capture(*_own(shape.model), norms="model", logits="model")
     with torch.device("meta"):
         module = FAMILIES[shape.family](shape)
         tokens = torch.zeros(shape.batch, shape.sequence, dtype=torch.long)
@@ -155,8 +156,9 @@ def _captured(shape: Shape) -> Graph:
     batch = {"input_ids": tokens, "labels": tokens}
     precision = "bf16" if shape.mixed else "model"
     reduce = "bf16" if shape.reduced else "stored"
-    # Modules here have the norms that rows have run.
-    return sw.capture(module, (), batch, precision=precision, reduce=reduce, norms="model")
+    # Modules here have the norms, and the casts of logits, that rows have run.
+    own = "model"
+    return sw.capture(module, (), batch, precision=precision, reduce=reduce, norms=own, logits=own)
 
 
 def _own(name: str) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:

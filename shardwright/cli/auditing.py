@@ -42,6 +42,8 @@ _MASTER = "float32"
 _HALF = ("bfloat16", "float16")
 # Frameworks that run models of transformers as they are, with norms of single operators.
 _RUN_TRANSFORMERS = ("accelerate", "axolotl", "deepspeed", "llama-factory", "trainer")
+# Frameworks whose own loss casts half-precision logits; of others a compiler fuses the cast.
+_CAST_IN_LOSS = ("megatron", "megatron-bridge")
 SEARCHES = ("near", "all", "none")  # on the mesh of the best uniform strategy, on all, on none
 _GAIN = 5e-3  # of a step's time: a file that is faster by less is not written
 _ENUMERATED = (  # fields in which the uniform strategies that are enumerated differ
@@ -109,9 +111,7 @@ def captured_model(
     is_half = strategy.param_dtype in _HALF
     all_half = is_half and strategy.state_dtype != _MASTER
     others = (is_half and not all_half) or strategy.param_dtype == "tf32"
-    mixed = dict(mixed_precision(strategy)) if others else {}
-    if found.framework in _RUN_TRANSFORMERS:
-        mixed["norms"] = "model"
+    mixed = {**(mixed_precision(strategy) if others else {}), **kernels_of(found)}
 
     def load() -> Job:
         from shardwright.train.targets.hf_config import config_job
@@ -128,6 +128,16 @@ def captured_model(
         options = {**mixed, "parameters": "bfloat16"} if all_half else mixed
         key = capture_key(target, options, optimizer, fast_halves=())
         return capturing.kept_or_made(key, load, make)
+
+
+def kernels_of(found: TrainingConfig) -> dict[str, str]:
+    """Options of `capture` for norms and casts of logits that the config's framework runs."""
+    kernels = {}
+    if found.framework in _RUN_TRANSFORMERS:
+        kernels["norms"] = "model"
+    if found.strategy.compile == "off" and found.framework not in _CAST_IN_LOSS:
+        kernels["logits"] = "model"
+    return kernels
 
 
 def _sizes(found: TrainingConfig) -> tuple[int, int]:

@@ -342,6 +342,12 @@ numerics = (
         type=click.Choice(CHOICES["norms"]),
         help="fused: RMS norms are one kernel each; model: as the model computes them.",
     ),
+    click.option(
+        "--logits",
+        type=click.Choice(CHOICES["logits"]),
+        help="fused: losses cast half-precision logits to float32 for some rows at a time; model:"
+        " all at once, as the model does.",
+    ),
 )
 search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "method": method,

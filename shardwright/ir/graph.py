@@ -366,7 +366,7 @@ class Graph:
         lines += [str(op) for op in self.ops]
         lines += [f"{value.name}: {value}" for value in self.values]
         lines += [" ".join(self.outputs), str(self.updates)]
-        lines += [] if self.numerics == EXACT else [str(self.numerics)]
+        lines += [] if str(self.numerics) == str(EXACT) else [str(self.numerics)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

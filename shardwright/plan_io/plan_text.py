@@ -152,11 +152,14 @@ def _memory(data: Any, rows: list[Any], curve: list[Any]) -> Memory | None:
 
 
 def _numerics(data: dict[str, Any]) -> Numerics:
-    """The numerics; files of older versions lack some, which then have their defaults."""
+    """The numerics; files of older versions lack some, which then have their defaults.
+
+    Plans without a word on `logits` are older than `fused`, and run on the graph they were made on.
+    """
     given: dict[str, Any] = {
         f.name: _is(data[f.name], type(f.default)) for f in fields(Numerics) if f.name in data
     }
-    return Numerics(**given)
+    return Numerics(**{"logits": "model", **given})
 
 
 def _sync(word: Any) -> str | None:

@@ -44,6 +44,7 @@ from shardwright.tracing.renumber import renumbered
 from shardwright.tracing.rewrites.canonical import canonical
 from shardwright.tracing.rewrites.constant_masks import without_constant_masks
 from shardwright.tracing.rewrites.joined_slices import with_joined_slices
+from shardwright.tracing.rewrites.loss_casts import with_loss_casts
 from shardwright.tracing.rewrites.mixtures import with_mixtures
 from shardwright.tracing.rewrites.norms import with_fused_norms
 
@@ -112,6 +113,8 @@ def build(
     graph = with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
     if numerics.norms == "fused":
         graph = with_fused_norms(graph)
+    if numerics.logits == "fused":
+        graph = with_loss_casts(graph)
     graph, names = renumbered(_without_dead_code(graph))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)

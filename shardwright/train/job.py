@@ -90,6 +90,7 @@ class Job:
         precision: as in `capture`.
         reduce: as in `capture`.
         norms: as in `capture`.
+        logits: as in `capture`.
 
     Raises:
         JobError: a field has the wrong type or range.
@@ -121,6 +122,7 @@ class Job:
     precision: str = "model"
     reduce: str = "stored"
     norms: str = "fused"
+    logits: str = "fused"
 
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
@@ -198,7 +200,8 @@ class Job:
     @property
     def numerics(self) -> Numerics:
         """The numerics options of the job."""
-        return Numerics(self.rng, self.batch_norm, self.precision, self.reduce, self.norms)
+        words = self.rng, self.batch_norm, self.precision, self.reduce, self.norms, self.logits
+        return Numerics(*words)
 
     def call(self) -> Call:
         """Positional and keyword arguments of the model for the example batch."""

@@ -319,6 +319,8 @@ CALLS = [
     call("cross_entropy_loss.default", f(5, 7), u(5, 7), None, 2),
     call("cross_entropy_loss.default", f(5, 7), u(5, 7), u(7).detach(), 2, -100, 0.2),
     call("cross_entropy_loss.default", f(7), i(below=7), None, 2),
+    call("shardwright.cross_entropy_loss.default", f(5, 7), i(5, below=7), None, 2, 3),
+    call("shardwright.cross_entropy_loss.default", f(5, 7), i(5, below=7), None, 0),
     call("shardwright.linear_cross_entropy.default",
          f(5, 6), f(7, 6), f(7), i(5, below=7), u(7).detach(), -100, 0.1, 3, torch.float64),
     call("shardwright.chunked_mlp.default", f(5, 3, 6), [f(7, 6), f(7, 6)], [None, None],

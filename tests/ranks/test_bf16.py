@@ -116,8 +116,8 @@ def every(plans, sums):
     return [ours(text) for text in plans], [summed(text) for text in sums]
 
 
-def plans(devices, reduce="stored", **options):
-    graph = sw.capture(model(), (), batch(0), precision="bf16", reduce=reduce)
+def plans(devices, reduce="stored", logits="fused", **options):
+    graph = sw.capture(model(), (), batch(0), precision="bf16", reduce=reduce, logits=logits)
     return sw.search(graph, sw.Machine.preset(f"{devices}xcpu"), **options)
 
 
@@ -132,7 +132,8 @@ def close(found, expected):
 
 
 def test_one_device_follows_the_recipe():
-    losses, weights = ours(plan_to_json(plans(1)[0]))
+    # With its cast, as gradients of fused logits may be rounded the other way.
+    losses, weights = ours(plan_to_json(plans(1, logits="model")[0]))
     expected = recipe()
     assert losses == expected[0]
     for name, value in weights.items():

@@ -61,6 +61,7 @@ CHOICES = {
     "precision": ("model", "bf16", "fp16", "tf32"),
     "reduce": ("stored", "bf16", "fp16"),
     "norms": ("fused", "model"),
+    "logits": ("fused", "model"),
 }
 
 
@@ -83,6 +84,8 @@ class Numerics:
       are stored; "bf16" and "fp16" in 16 bits, with that precision alone;
     * `norms`: "fused" computes RMS norms of single operators by torch's kernel, which rounds once
       in half precision where they round twice; "model" as the model does;
+    * `logits`: "fused" computes a cross entropy of half-precision logits that are cast to float32
+      without the whole copy; "model" on the copy, as the model does, which gives the same;
     * `loss_chunks`: parts of the vocabulary in which the last projection and the cross entropy are
       computed, so that logits of one part exist at a time (`rules/operators/loss_chunks.py`);
     * `mlp_chunks`: parts of a rank's rows in which MLPs are computed, so that tensors of the inner
@@ -99,6 +102,7 @@ class Numerics:
     precision: str = "model"
     reduce: str = "stored"
     norms: str = "fused"
+    logits: str = "fused"
     loss_chunks: int = 1
     mlp_chunks: int = 1
     fp8: str = ""
@@ -160,6 +164,7 @@ class Numerics:
         words += [f"precision={self.precision}"] if self.precision != "model" else []
         words += [f"reduce={self.reduce}"] if self.reduce != "stored" else []
         words += [f"norms={self.norms}"] if self.norms != "fused" else []
+        # No word on `logits`, which leaves another operator and the same numbers.
         words += [f"loss_chunks={self.loss_chunks}"] if self.loss_chunks > 1 else []
         words += [f"mlp_chunks={self.mlp_chunks}"] if self.mlp_chunks > 1 else []
         words += [f"fp8={self.fp8}"] if self.fp8 else []

@@ -11,6 +11,7 @@ from shardwright.program.instructions import (
     Joint,
     SharedAttention,
 )
+from shardwright.rules.operators.half_logits import CROSS_ENTROPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Region:
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether all its operators are PyTorch's own, which save tensors where hooks see them.
+        """Whether all its operators save tensors where hooks see them, as PyTorch's own do.
 
         A custom operator may keep a tensor in another way.
         """
         calls = (one.op for one in self.variants[0] if isinstance(one, CALLS))
-        return all(op.target.startswith("aten.") for op in calls)
+        return all(op.target.startswith("aten.") or op.target == CROSS_ENTROPY for op in calls)
 
     def __str__(self) -> str:
         lines = [f"({', '.join(f'%{name}' for name in self.inputs)}):"]

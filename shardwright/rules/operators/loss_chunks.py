@@ -149,7 +149,7 @@ def _rewrite(one: _Loss, count: int, ops: dict[str, Op], values: dict[str, Tenso
     """Replace the operators and values of one loss."""
     hidden = one.linear.args[0]
     assert isinstance(hidden, Ref)
-    dtype = values[one.loss.operands[0]].dtype
+    dtype = values[one.loss.outputs[0]].dtype  # in which the loss reads its logits
     now = hidden.name  # the hidden states in place of the logits so far
     for step in one.steps:
         made = values[step.outputs[0]]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Joint
+from shardwright.rules.operators.half_logits import casts_by_rows, row_parts
 from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
 from shardwright.tracing.own_operators.lookup import local_index
@@ -51,6 +52,9 @@ class TiledCrossEntropy(nn.Module):
             to_torch(argument(self.op, i, name), values, device)
             for i, name in enumerate(("self", "target", "weight"))
         )
+        if casts_by_rows(self.op, str(logits.dtype).removeprefix("torch.")):
+            by_rows: Tensor = _LossByRows.apply(logits, target, self)  # type: ignore[no-untyped-call]
+            return by_rows
         loss: Tensor = _Loss.apply(logits, target, weight, self)  # type: ignore[no-untyped-call]
         return loss
 
@@ -102,9 +106,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(
-            "cross entropy over a split vocabulary", "plan with its classes whole"
-        )
+        _refuse_second_derivative()
         logits, target, weight, normalizer, mass = ctx.saved_tensors
         module, dim = ctx.module, ctx.dim
         x = _precise(logits)
@@ -133,6 +135,47 @@ class _Loss(torch.autograd.Function):
                 each = (smooth * scale * kept).unsqueeze(dim)
                 grad.sub_(each if w is None else each * w)
         return grad.to(logits.dtype), grad_target, None, None
+
+
+class _LossByRows(torch.autograd.Function):
+    """The loss in float32 of half-precision logits, (N, C of this device), cast by some rows."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, module: TiledCrossEntropy) -> Tensor:
+        kept, at, inside = _hit(target, module, 1)
+        largest = module.reduce(logits.amax(1).float(), "max")
+        total = torch.empty_like(largest)
+        for rows in row_parts(*logits.shape):
+            part = (logits[rows] - largest[rows].unsqueeze(1)).exp_()
+            torch.sum(part, 1, out=total[rows])
+            del part  # before the next one is made
+        normalizer = largest + module.reduce(total, "sum").log()
+        own = logits.gather(1, at).squeeze(1).float()
+        terms = (normalizer - own).masked_fill(~inside, 0.0)
+        known = ~kept | ((target >= 0) & (target < module.classes))
+        terms = terms.masked_fill(~known, float("nan"))  # rather than no loss at all
+        ctx.module = module
+        ctx.save_for_backward(logits, target, normalizer)
+        return terms.sum() if module.summed else terms
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        _refuse_second_derivative()
+        logits, target, normalizer = ctx.saved_tensors
+        kept, at, inside = _hit(target, ctx.module, 1)
+        scale = torch.where(kept, grads[0], 0.0).unsqueeze(1)
+        one = -inside.to(scale.dtype).unsqueeze(1)
+        found = logits.new_empty(logits.shape)
+        for rows in row_parts(*logits.shape):
+            part = (logits[rows] - normalizer[rows].unsqueeze(1)).exp_()
+            part.scatter_add_(1, at[rows], one[rows])
+            torch.mul(part, scale[rows], out=found[rows])
+            del part
+        return found, None, None
+
+
+def _refuse_second_derivative() -> None:
+    refuse_second_derivative("cross entropy over a split vocabulary", "plan with its classes whole")
 
 
 def _hit(target: Tensor, module: TiledCrossEntropy, dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.machine.model import Device
+from shardwright.simulate.costs.chunked.cast_loss import (
+    cast_loss_backward_kernels,
+    cast_loss_forward_kernels,
+)
 from shardwright.simulate.costs.chunked.loss import loss_backward_kernels, loss_forward_kernels
 from shardwright.simulate.costs.chunked.mlp import mlp_backward_kernels, mlp_forward_kernels
 from shardwright.simulate.costs.experts import products, row_kernels
@@ -82,6 +86,8 @@ def forward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         return ()
     if work.kind is OperatorClass.CHUNKED_LOSS:
         return loss_forward_kernels(work, sizes)
+    if work.kind is OperatorClass.CAST_LOSS:
+        return cast_loss_forward_kernels(work, sizes, _terms(work, sizes))
     if work.kind is OperatorClass.CHUNKED_MLP:
         return mlp_forward_kernels(work, sizes)
     written = _bytes(work.written, sizes)
@@ -152,6 +158,8 @@ def backward_kernels(work: Workload, sizes: Ints) -> tuple[KernelWork, ...]:
         return ()
     if work.kind is OperatorClass.CHUNKED_LOSS:
         return loss_backward_kernels(work, sizes)
+    if work.kind is OperatorClass.CAST_LOSS:
+        return cast_loss_backward_kernels(work, sizes, _terms(work, sizes))
     if work.kind is OperatorClass.CHUNKED_MLP:
         return mlp_backward_kernels(work, sizes)
     if work.kind in _MOVING:
@@ -212,9 +220,16 @@ def _product_shape(work: Workload, sizes: Ints, gradient_of: int = -1) -> Produc
 
 
 def _by_terms(work: Workload, sizes: Ints) -> Floats | float:
-    """The factor of the operator's seconds: more than 1 where devices reduce terms within it."""
-    if not work.internal_reductions or work.kind is OperatorClass.CHUNKED_LOSS:
-        return 1.0  # a loss in chunks is always computed by terms
+    """The factor of all of the operator's seconds by `_terms`."""
+    if work.kind in (OperatorClass.CHUNKED_LOSS, OperatorClass.CAST_LOSS):
+        return 1.0  # in chunks it is always computed by terms, and a cast is one kernel
+    return _terms(work, sizes)
+
+
+def _terms(work: Workload, sizes: Ints) -> Floats | float:
+    """The factor of an operator's seconds: more than 1 where devices reduce terms within it."""
+    if not work.internal_reductions:
+        return 1.0
     whole = np.array(work.sizes)[list(work.internal_reductions)]
     return np.where(
         (sizes[list(work.internal_reductions)] < whole[:, None]).any(axis=0), _BY_TERMS, 1.0

@@ -14,6 +14,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole
 from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.program.instructions import has_fused_blocks
 from shardwright.rules.operators import loss_chunks, mlp_chunks
+from shardwright.rules.operators.half_logits import casts_by_rows
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
 from shardwright.rules.operators.mlp_chunks import CHUNKED_MLP
 from shardwright.rules.operators.steps import EVERY, EXPERTS_STEPS, PART
@@ -54,6 +55,7 @@ class OperatorClass(Enum):
     EXPERTS = "experts"
     CHUNKED_LOSS = "chunked loss"  # a projection and its cross entropy, in chunks
     CHUNKED_MLP = "chunked mlp"  # the products of an MLP and what is between them, in chunks
+    CAST_LOSS = "cast loss"  # a cross entropy that casts half-precision logits to float32
     MEMORY = "memory"
     FUNCTION = "function"  # more than memory traffic: exponentials and similar functions
     POOLING = "pooling"
@@ -415,6 +417,8 @@ def _class(op: Op, rule: Rule, graph: Graph) -> OperatorClass:
         result = graph.tensor[op.outputs[0]]
         same = len(op.outputs) == 1 and result.num_elements == source.num_elements
         return OperatorClass.VIEW if same else OperatorClass.PART
+    if casts_by_rows(op, graph.tensor[op.operands[0]].dtype if op.operands else ""):
+        return OperatorClass.CAST_LOSS
     if not rule.work:
         if "pool" in op.kind:
             return OperatorClass.POOLING

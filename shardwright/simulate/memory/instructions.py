@@ -23,10 +23,12 @@ from shardwright.program.instructions import (
     SharedAttention,
     Uniform,
 )
+from shardwright.rules.operators.half_logits import casts_by_rows
 from shardwright.simulate.memory.allocator import Block
 from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.tape import Tape
 from shardwright.simulate.memory.values import View
+from shardwright.simulate.memory.workspaces import cast_rows_bytes
 
 _BITS = 4  # bytes of a random integer
 
@@ -262,6 +264,8 @@ def _kept_as_stated(tape: Tape, op: Op, result_bytes: int, *, joint: bool) -> Ke
         return Kept(2 * result_bytes, op.operands, 0)
     logits = tape.views[op.operands[0]]  # for each sample its normalizer and a flag
     own = 2 * logits.bytes // max(1, logits.shape[min(1, len(logits.shape) - 1)])
+    if casts_by_rows(op, logits.dtype):
+        return Kept(own, op.operands, cast_rows_bytes(logits.shape) + logits.bytes)
     cast = wide if (wide := _wide_bytes(logits)) > logits.bytes else 0
     return Kept(own, op.operands, cast + logits.bytes if cast else 0)
 
@@ -269,6 +273,8 @@ def _kept_as_stated(tape: Tape, op: Op, result_bytes: int, *, joint: bool) -> Ke
 def _loss_workspace(tape: Tape, op: Op) -> int:
     """Bytes of logits minus their maximum, in float32 at least, where they are not overwritten."""
     logits = tape.views[op.operands[0]]
+    if casts_by_rows(op, logits.dtype):
+        return cast_rows_bytes(logits.shape)
     wide = _wide_bytes(logits)
     if op.kind != "cross_entropy_loss" or wide == logits.bytes:
         return logits.bytes

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shardwright.ir.graph import ITEM_BYTES, Op
 from shardwright.ir.op_memory import ForwardMemory, Seen
+from shardwright.rules.operators.half_logits import casts_by_rows, part_elements
 from shardwright.simulate.memory.values import RankModel
 
 _FEW = 4  # channels that oneDNN's convolutions take as they come
@@ -33,7 +34,19 @@ def inside(op: Op, given: Sequence[Seen], seen: ForwardMemory, rank: RankModel) 
         return _lstm(given)
     if op.kind == "moments":  # the differences
         return Inside(_bytes(given[0]), 0)
+    if given and casts_by_rows(op, given[0].dtype):
+        cast = cast_rows_bytes(given[0].shape)
+        return Inside(cast, cast + _bytes(given[0]))  # backward beside the gradient
     return Inside()
+
+
+def cast_rows_bytes(logits: Sequence[int]) -> int:
+    """Bytes of the float32 copy of some rows of logits (rows, classes) and of what it becomes.
+
+    Both passes of a loss have two such tensors at a time.
+    """
+    rows, classes = logits
+    return 2 * ITEM_BYTES["float32"] * part_elements(rows, classes)
 
 
 def _convolution(x: Seen, weight: Seen, result: int, block: int) -> Inside:

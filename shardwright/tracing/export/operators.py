@@ -13,6 +13,7 @@ from shardwright.tracing.export import kernels as kernels  # registers our own o
 from shardwright.tracing.gradients import parameter_updates as parameter_updates
 from shardwright.tracing.own_operators import causal_rows as causal_rows
 from shardwright.tracing.own_operators import chunked_mlp as chunked_mlp
+from shardwright.tracing.own_operators import cross_entropy as cross_entropy
 from shardwright.tracing.own_operators import experts as experts
 from shardwright.tracing.own_operators import linear_cross_entropy as linear_cross_entropy
 from shardwright.tracing.own_operators import lookup as lookup

@@ -40,6 +40,13 @@ def test_a_plan_file_says_who_chose_the_precision():
     assert "chosen_precision" not in DATA
 
 
+def test_a_plan_that_is_older_than_fused_logits_runs_on_the_graph_with_their_cast():
+    data = json.loads(TEXT)
+    assert data.pop("logits") == "fused"
+    older = plan_from_json(json.dumps(data))
+    assert older == replace(PLAN, numerics=replace(PLAN.numerics, logits="model"))
+
+
 def test_a_plan_file_is_the_plan(tmp_path):
     save_plan(PLAN, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == PLAN

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.cli.auditing import kernels_of
 from shardwright.frameworks.reading import read_file
 from tests.harness import published_configs as published
 
@@ -23,6 +24,23 @@ def test_audit_says_what_was_understood(titan, shardwright_command):
     assert f"strategy      {understood}" in said
     assert "  line  9  training.tensor_parallel_degree = 8  (tp)" in said
     assert "  line 11  experimental.enable_async_tensor_parallel = True  (async_tp)" in said
+
+
+@pytest.mark.parametrize(
+    "framework, compiled, expected",
+    [
+        ("trainer", "off", {"norms": "model", "logits": "model"}),
+        ("trainer", "regional", {"norms": "model"}),
+        ("torchtitan", "off", {"logits": "model"}),
+        ("torchtitan", "regional", {}),
+        ("megatron", "off", {}),
+        ("megatron-bridge", "off", {}),
+    ],
+)
+def test_norms_and_casts_of_logits_are_those_of_the_framework(titan, framework, compiled, expected):
+    found = read_file(titan, devices=256)
+    strategy = found.strategy.but(compile=compiled, fp8=None)
+    assert kernels_of(replace(found, framework=framework, strategy=strategy)) == expected
 
 
 def test_json_holds_fields_keys_and_semantics(titan, as_json):

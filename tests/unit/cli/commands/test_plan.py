@@ -179,6 +179,8 @@ def test_the_jobs_habits_are_planned_unless_others_are_given(api, target, as_jso
     assert half["plan"]["reduce"] == "bf16"
     single = as_json("plan", target, "--machine", "2xcpu", "--norms", "model")
     assert (single["plan"]["norms"], half["plan"]["norms"]) == ("model", "fused")
+    cast = as_json("plan", target, "--machine", "2xcpu", "--logits", "model")
+    assert (cast["plan"]["logits"], half["plan"]["logits"]) == ("model", "fused")
     file = Path(target.rpartition(":")[0])
     file.write_text(file.read_text().replace("[batch], 3)", "[batch], 3, rng='fast')"))
     assert planned() == ("fast", "exact")
