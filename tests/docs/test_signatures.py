@@ -12,6 +12,8 @@ WIDER = {
     "tracing/own_operators/linear_cross_entropy.py:linear_cross_entropy": "an operator's signature",
     "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
     "tracing/own_operators/lookup.py:embedding_bags": "the signature of an operator",
+    "tracing/own_operators/experts.py:experts": "the signature of an operator",
+    "runtime/sharded_ops/experts.py:LocalExperts.forward": "the signature of that operator",
 }
 
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.program.lower.routing import Routing
 from shardwright.runtime.backend.base import all_gather_single
 from shardwright.runtime.backend.registry import backend_of
-from shardwright.tracing.own_operators.experts import Weights, scales_inside, through
+from shardwright.tracing.own_operators.experts import ExpertWeights, scales_inside, through
 
 _ALIGNED = 8  # bytes at whose multiples parts of a message begin
 
@@ -131,7 +131,7 @@ class LocalExperts(nn.Module):
                 torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (rows, given)
             )
             place = place.new_zeros(1)
-        weights = Weights((up, down), turned, (up_bias, down_bias), product, between)
+        weights = ExpertWeights((up, down), turned, (up_bias, down_bias), product, between)
         made = through(rows, place, weights, given if inside else None)[:pairs]
         made = made if inside else made * given[:pairs].unsqueeze(-1)
         made = made.to(x.dtype if ways_back else wide)

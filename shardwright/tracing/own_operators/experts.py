@@ -48,13 +48,13 @@ def experts(
     """
     expert, order = chosen.reshape(-1).sort()
     rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
-    experts = Weights((up, down), tuple(turned), (up_bias, down_bias), product, between)
+    experts = ExpertWeights((up, down), tuple(turned), (up_bias, down_bias), product, between)
     inside = scales_inside(x, scores, down, turned)
     made = through(rows, expert, experts, given if inside else None)
     return added(made, order, scores, None if inside else given)
 
 
-class Weights(NamedTuple):
+class ExpertWeights(NamedTuple):
     """The weights of experts and what is computed with them; the fields are those of `experts`."""
 
     matrices: tuple[Tensor, Tensor]
@@ -76,7 +76,7 @@ def scales_inside(x: Tensor, scores: Tensor, down: Tensor, turned: Sequence[bool
     return inner < x.shape[-1] and (scores.dtype == x.dtype or wider)
 
 
-def through(rows: Tensor, expert: Tensor, weights: Weights, scores: Tensor | None) -> Tensor:
+def through(rows: Tensor, expert: Tensor, weights: ExpertWeights, scores: Tensor | None) -> Tensor:
     """The output of each row's expert: (rows, width) -> (rows, width).
 
     `rows` are sorted by `expert` (rows), the index of their expert in `weights`. Rows of results

@@ -72,7 +72,7 @@ class _Order:
             self.found.append(one)
 
     def needed_by(self, one: StepInstruction) -> list[_Delayed]:
-        """What is delayed and has to come before an instruction."""
+        """The delayed waits that have to come before an instruction."""
         if isinstance(one, Wait):
             return [each for each in self.delayed if one.handle in each.handles]
         names = reads(one)
