@@ -25,7 +25,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_from_json, program_to_json
 from shardwright.program.step.verify import verify
-from tests.unit.program.step.lower.test_pipeline import staged
+from tests.unit.program.step.lower.pipelines.test_pipeline import staged
 
 MESHES = {"pp=2 dp=1": 2, "pp=4 dp=1": 4, "pp=2 dp=2": 2}
 
