@@ -127,10 +127,14 @@ def on_a_rank(texts):
 
 
 def assert_close(found, expected, name):
-    """Equal but for the order of sums in float32; a scale of another tile changes percents."""
+    """Equal but for the order of sums, which is the processor's, before they are bfloat16.
+
+    A scale of another tile changes percents.
+    """
     found = found.reshape(expected.shape)
     apart, size = (found - expected).norm(), expected.norm()
-    assert found.dtype is torch.float32 and apart <= 1e-6 * size, (name, apart / size)
+    most = 1e-3 if name[-1].endswith("bias") else 1e-4
+    assert found.dtype is torch.float32 and apart <= most * size, (name, apart / size)
 
 
 def test_every_kind_of_plan_computes_with_the_scales_of_its_tiles():
