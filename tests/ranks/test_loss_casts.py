@@ -1,21 +1,20 @@
 """A loss that casts half-precision logits by itself: its memory, and the module's results."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import shardwright as sw
 from shardwright.ir.options.numerics import Numerics
 from shardwright.program.plan_decoder import read_plan
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import half_logits
-from shardwright.runtime.module_options import ModuleOptions
-from shardwright.runtime.parallel import build
-from shardwright.tracing.discovery.discover import capture_with_rules
-from tests.harness.peak_memory import counted, predicted
+from tests.harness.peak_memory import predicted
 from tests.harness.ranks import run_ranks, whole
+from tests.ranks.test_loss_chunks import counted_peaks
 
 pytestmark = pytest.mark.ranks
 
@@ -78,15 +77,7 @@ def test_memory_is_what_is_predicted_and_has_no_copies_in_float32(monkeypatch):
 
 def _counted(plans):
     half_logits._PART = PART
-    model, batch = words(4000, 64)
-    found = {}
-    for case, (plan, decisions) in plans.items():
-        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names)
-        captured = capture_with_rules(model, (), batch, plan.numerics)
-        options = ModuleOptions.of(model, torch.device("cpu"))
-        module = build(captured, analyze(captured.graph), decisions, options, mesh)
-        found[case] = counted(module, batch, steps=3)
-    return found
+    return counted_peaks(partial(words, 4000, 64), plans)
 
 
 def test_ranks_that_share_tokens_or_classes_have_the_modules_loss_and_gradients(monkeypatch):

@@ -161,7 +161,7 @@ def test_predicted_memory_is_what_ranks_take_and_falls_with_chunks():
             decisions = read_plan(plan, chunked, analysis)
             both = [predicted(chunked, analysis, decisions, rank).peak for rank in range(2)]
             plans[text, count], expected[text, count] = (plan, decisions), max(both)
-    ranks = run_ranks(2, _counted, words, plans)
+    ranks = run_ranks(2, counted_peaks, words, plans)
     for case, peak in expected.items():
         measured = max(found[case] for found in ranks)
         assert abs(peak / measured - 1) <= 0.02, f"{case}: {peak} predicted, {measured} counted"
@@ -180,12 +180,14 @@ def test_a_split_loss_in_half_precision_takes_what_is_predicted():
     decisions = read_plan(plan, graph, analysis)
     peak = max(predicted(graph, analysis, decisions, rank).peak for rank in range(2))
     measured = max(
-        found["half"] for found in run_ranks(2, _counted, half_words, {"half": (plan, decisions)})
+        found["half"]
+        for found in run_ranks(2, counted_peaks, half_words, {"half": (plan, decisions)})
     )
     assert abs(peak / measured - 1) <= 0.02, f"{peak} predicted, {measured} counted"
 
 
-def _counted(make, plans):
+def counted_peaks(make, plans):
+    """The counted peak of a step of each plan of the model that `make` returns with a batch."""
     model, batch = make()
     found = {}
     for case, (plan, decisions) in plans.items():

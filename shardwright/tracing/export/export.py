@@ -229,7 +229,7 @@ def _traced(call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numeric
             return _export(call, example, numerics, strict=False)
     except (CaptureError, ReadInputsError):
         raise
-    except Exception:
+    except Exception:  # whatever the model raises; it is lost only if its code runs otherwise
         if not questions.asked:
             raise
     with CompilerQuestions(as_called=True).answered():
