@@ -12,6 +12,7 @@ from shardwright.machine.presets import preset
 from shardwright.planner.tables.memory import kept_bytes
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.compute import forward_seconds
+from shardwright.simulate.costs.experts import row_kernels
 from shardwright.simulate.costs.workload import workload
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.export.operators import call_op
@@ -106,6 +107,22 @@ def test_biases_are_of_the_experts_of_their_rows(shift, first, found):
     given = torch.randn(5, 4), torch.randint(3, (5, 2)), torch.rand(5, 2)
     graph = capture_call(Biased(shift, first), given).graph
     assert [op.kind for op in graph.ops].count("experts") == found
+
+
+def test_biases_take_kernels_that_move_rows_of_their_width():
+    given = torch.randn(5, 4), torch.randint(3, (5, 2)), torch.rand(5, 2)
+    graph = capture_call(Biased(), given).graph
+    op = next(op for op in graph.ops if op.kind == "experts")
+    rule = analyze(graph).rules[op.name]
+    sizes = np.array([[factor.size] for factor in rule.factors])
+
+    def moved(operands):
+        work = workload(op, rule, graph)
+        work = replace(work, operands=work.operands[:operands])
+        return [int(kernel.moved[0]) for kernel in row_kernels(work, sizes)]
+
+    rows = 5 * 2  # of 12 and 4 elements in float32, for a look-up and a sum
+    assert moved(7) == [*moved(5), 5 * rows * 12 * 4, 5 * rows * 4 * 4]
 
 
 def test_what_is_kept_for_rows_is_as_much_in_wider_experts(graph):
