@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
-from shardwright.ir.frontier import undominated
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES
@@ -57,15 +56,9 @@ def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
     They are faster than `plan` or need less memory by at least a hundredth.
     `listed` is the number of plans and baselines that were found. Empty if no other plan fits.
     """
-    less = (1 - _LEAST) * plan.peak_bytes
-    fitting = [
-        one
-        for one in others.fitting.values()
-        if one.step_seconds < (1 - _LEAST) * plan.step_seconds or one.peak_bytes < less
-    ]
-    if not fitting:
+    shown = spread(others.offered(plan), ALTERNATIVES)
+    if not shown:
         return []
-    shown = spread(undominated(fitting), ALTERNATIVES)
     rows = [
         f"{milliseconds(one.step_seconds):>10}  {size(one.peak_bytes):>9}  {_named(one, before)}"
         for before, one in pairwise((plan, *shown))

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import Frontier, undominated
 from shardwright.ir.plan import Plan
 
 ALTERNATIVES = 5
-_TRIED = 7  # simulated plans, of which the alternatives are the best
+_TRIED = 7  # the most that are simulated, if fewer are no alternatives
+_LEAST = 0.01  # the least relative gain in time or memory of an alternative
 _SLOWEST = 2.5  # times the step of the chosen plan
 _LARGEST = 2.5  # times the limit: plans that need more memory are no help
 
@@ -39,6 +40,17 @@ class OtherPlans:
         """Seconds and bytes of all of them."""
         return [(one.step_seconds, one.peak_bytes) for one in self.simulated.values()]
 
+    def offered(self, plan: Plan) -> list[Plan]:
+        """Those that fit and are faster than `plan` or need less memory, by at least a hundredth.
+
+        Fastest first, none dominated by another.
+        """
+        seconds, peak = (1 - _LEAST) * plan.step_seconds, (1 - _LEAST) * plan.peak_bytes
+        every = self.fitting.values()
+        return undominated(
+            one for one in every if one.step_seconds < seconds or one.peak_bytes < peak
+        )
+
 
 def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans:
     """Simulate a few plans of a frontier: some that fit, and two faster ones that need more memory.
@@ -61,14 +73,20 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
     ]
     deeper = _Deeper(plan, frontier, limit)
     found = deeper.compared(spread(fitting, ALTERNATIVES))
-    if all(one.timeline is None for one in found.values()):  # by few layers, which is quick
+    few = len(_fitting(found, limit).offered(plan)) < ALTERNATIVES
+    if few and all(one.timeline is None for one in found.values()):  # by few layers: quick
         more = [index for index in spread(fitting, _TRIED) if index not in found]
         found |= deeper.compared(more)
     found |= replace(deeper, limit=None).compared(spread(faster, 2))
-    fits = {i: limit is None or one.peak_bytes <= limit for i, one in found.items()}
+    return _fitting(found, limit)
+
+
+def _fitting(found: Mapping[int, Plan], limit: int | None) -> OtherPlans:
+    """Simulated plans by whether they fit into `limit` bytes per rank."""
+    fits = {i for i, one in found.items() if limit is None or one.peak_bytes <= limit}
     return OtherPlans(
-        {i: one for i, one in found.items() if fits[i]},
-        {i: one for i, one in found.items() if not fits[i]},
+        {i: one for i, one in found.items() if i in fits},
+        {i: one for i, one in found.items() if i not in fits},
     )
 
 

@@ -41,9 +41,10 @@ _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
 # Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
 # each side of a gap. Four: with many buckets gathered ahead, what is in flight from other layers
-# ends that far away. Fewer only where four are most of the model. The order is the same for every
-# plan, as costs by different layers differ by rounding.
-_WAYS = (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 2))
+# ends that far away. Fewer only where four are most of the model, and of two kinds, of which few
+# plans need four. The order is the same for every plan, as costs by different layers differ by
+# rounding.
+_WAYS = (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4))
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 
@@ -107,15 +108,16 @@ class FoldedCosts:
         """The cost from the first few layers with which the omitted ones run like the others."""
         if plan.is_asynchronous:
             return None
-        failed: set[int] = set()  # widths; fewer of these layers do no better
+        failed: dict[int, int] = {}  # the most layers by width; fewer do no better
         for way in (*_WAYS, _ALL):
-            folded = None if way.width in failed else self._known_of(plan, decisions, way)
+            more = way.layers > failed.get(way.width, -1)
+            folded = self._known_of(plan, decisions, way) if more else None
             if folded is None:
                 continue
             try:
                 return cost(folded)
             except (NotPeriodicError, SteadyStateError):
-                failed.add(way.width)
+                failed[way.width] = way.layers
         return None
 
     def _known_of(self, plan: Plan, decisions: Decisions, way: Remaining) -> _FoldedPlan | None:

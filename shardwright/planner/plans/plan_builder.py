@@ -25,6 +25,7 @@ from shardwright.ir.plan import (
 )
 from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
 from shardwright.planner.settle import charged_seconds
+from shardwright.planner.space.host_inputs import staying
 from shardwright.planner.space.peaks import Peaks
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
@@ -323,7 +324,7 @@ class PlanBuilder:
         shares = machine.settles and measure.redistributes_once and not staged
         segments: dict[int, int] = {}  # switch -> number of the segment in the plan
         ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
-        stay = [n for switch, n in segments.items() if not self._waits(switch, point.choice)]
+        stay = staying(segments, self._hosts, point.choice)
         offload = ("activations",) if len(stay) < len(segments) else ()
         spec = optimizer_spec(self.optimizer)
         parameters = tuple(self._parameters(point.choice))
@@ -359,10 +360,6 @@ class PlanBuilder:
             contention=machine.contention,
             expert_skew=self._skew(ops),
         )
-
-    def _waits(self, switch: int, choice: Sequence[int]) -> bool:
-        """Whether the input of the recomputed segment with this switch waits on the host."""
-        return switch in self._hosts and choice[self._hosts[switch]] == 1
 
     def _skew(self, ops: list[PlannedOp]) -> float:
         """The assumed skew of expert loads; 0 if every device has all experts."""

@@ -85,7 +85,8 @@ class Refinement:
         self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
         # Plans with another number of buckets ahead, by the id of the given plan.
         self._deeper: dict[tuple[int, int], tuple[Plan, Plan]] = {}
-        self._folds: dict[int, tuple[Plan, bool]] = {}  # whether few layers give the time
+        # Step times from few layers, None of those that only all layers determine.
+        self._of_few: dict[int, tuple[Plan, Seconds | None]] = {}
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -103,7 +104,7 @@ class Refinement:
         """
         if plan.pipeline is not None or plan.micro_batches > 1:
             return plan
-        seconds = self._folded.seconds(plan, self._decisions(plan))
+        seconds = self._seconds_of_few_layers(plan)
         return self.timed(plan) if seconds is None else _with_seconds(plan, seconds)
 
     def compared(self, plan: Plan) -> Plan:
@@ -138,7 +139,7 @@ class Refinement:
                 return known[id(plan)][1].step_seconds
         key = _choices(plan)
         if key not in self._seconds:
-            found = self._folded.seconds(plan, self._decisions(plan))
+            found = self._seconds_of_few_layers(plan)
             if found is None:
                 simulated = self.timed if plan.pipeline is None else self.compared
                 found = simulated(plan).step_seconds
@@ -152,10 +153,15 @@ class Refinement:
     def _from_few_layers(self, plan: Plan) -> Plan | None:
         if plan.memory is not None:
             return None
-        seconds = self._folded.seconds(plan, self._decisions(plan))
-        self._folds[id(plan)] = plan, seconds is not None
+        seconds = self._seconds_of_few_layers(plan)
         found = None if seconds is None else self._peak_of_few_layers(plan)
         return None if found is None or seconds is None else _with_seconds(found, seconds)
+
+    def _seconds_of_few_layers(self, plan: Plan) -> Seconds | None:
+        """The step time from few layers; None if only the whole program determines it."""
+        if id(plan) not in self._of_few:
+            self._of_few[id(plan)] = plan, self._folded.seconds(plan, self._decisions(plan))
+        return self._of_few[id(plan)][1]
 
     def _peak_of_few_layers(self, plan: Plan) -> Plan | None:
         """`plan` with its peak from few layers; None if only the whole program determines it."""
@@ -285,10 +291,8 @@ class Refinement:
         if given.pipeline is not None or not self._machine.soon_overlap or not sharded:
             return plan
         found = [plan]
-        if id(given) not in self._folds:
-            few = self._folded.seconds(given, self._decisions(given))
-            self._folds[id(given)] = given, few is not None
-        for ahead in DEPTHS if self._folds[id(given)][1] else DEPTHS_OF_WHOLE:
+        folds = self._seconds_of_few_layers(given) is not None
+        for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
             if ahead <= given.ahead:
                 continue
             deeper = self._with_ahead(given, ahead)
@@ -340,8 +344,8 @@ class Refinement:
                     for field in fields(one)
                     if (value := getattr(after, field.name)) is not getattr(one, field.name)
                 }
-                folds, worst = self._folds.get(id(one)), self._worst.get(id(one))
-                known = folds and folds[1], worst and worst[1]
+                few, worst = self._of_few.get(id(one)), self._worst.get(id(one))
+                known = few and few[1] is not None, worst and worst[1]
                 found[ahead] = Simulated(changes, after.step_seconds, *known)
             elif (key := _choices(one)) in self._seconds:
                 found[ahead] = Simulated(None, self._seconds[key])
@@ -358,7 +362,7 @@ class Refinement:
             self._compared[id(one)] = one, after
             self._originals.setdefault(id(after), (after, one))
             if folds is not None:
-                self._folds[id(one)] = one, folds
+                self._of_few[id(one)] = one, after.step_seconds if folds else None
             if worst is not None:
                 self._worst[id(one)] = one, worst
             if after.memory is not None:

@@ -21,7 +21,7 @@ copied, and the search decides for each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
@@ -149,3 +149,20 @@ class HostInputs:
         launches = 2 * count * machine.device.launch_seconds
         fits = (kept >= LEAST_BYTES) & (kept <= (self._share or 0))
         return np.where(fits, seconds + launches, np.inf)
+
+
+def staying(
+    segments: Mapping[int, int], hosts: Mapping[int, int], choice: Sequence[int]
+) -> list[int]:
+    """The recomputed segments whose inputs do not wait on the host.
+
+    That of the last segment never does, so all stay if it alone was to wait there.
+
+    Args:
+        segments: numbers of segments in their order, by the node that switches recomputation.
+        hosts: by that node the one whose choice 1 is the host.
+        choice: the choice of every node.
+    """
+    every = [*segments.values()]
+    stay = [n for one, n in segments.items() if one not in hosts or choice[hosts[one]] != 1]
+    return every if len(every) - len(stay) == 1 and max(every) not in stay else stay

@@ -11,11 +11,11 @@ LIMIT = 100
 COSTS = [(0.5, 300), (1.0, 200), (1.2, 120), (1.5, 90), (1.6, 60), (1.8, 20), (9.0, 5)]
 
 
-def frontier(more=5):
+def frontier(more=5, costs=COSTS):
     """Simulated steps take a second longer, and half of that with buckets ahead."""
     plans = [
         replace(simple(), name=f"plan {i}", step_seconds=time, peak_bytes=peak, memory=None)
-        for i, (time, peak) in enumerate(COSTS)
+        for i, (time, peak) in enumerate(costs)
     ]
 
     def compare(plan):
@@ -51,6 +51,18 @@ def test_a_plan_without_memory_for_buckets_ahead_is_shown_without():
     found = frontier(more=50)
     others = other_plans(chosen(found, 5, 4), found, LIMIT)
     assert others.fitting[4].ahead == 1 and others.fitting[4].step_seconds == 2.6
+
+
+def test_more_are_simulated_only_if_some_are_no_alternatives():
+    costs = [(1 + 0.1 * i, 90 - 5 * i) for i in range(12)]
+    found = frontier(costs=costs, more=0)
+    first = other_plans(chosen(found, 0, 1), found, LIMIT)
+    assert len(first.fitting) == 5 and names(first.fitting)[-1] == "plan 11"
+    alike = [costs[0], (1.1, 89.5), *costs[2:]]  # plan 1 saves nothing
+    found = frontier(costs=alike, more=0)
+    plan = chosen(found, 0, 1)
+    others = other_plans(plan, found, LIMIT)
+    assert len(others.fitting) == 7 and len(others.offered(plan)) == 6
 
 
 def test_without_a_limit_all_plans_fit():

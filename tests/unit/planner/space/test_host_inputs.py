@@ -65,6 +65,10 @@ def test_a_plan_says_which_segments_keep_their_input_on_the_device(graph):
     assert plan.offload == ("activations",)
     assert len(plan.on_device) == 1 and len({op.segment for op in plan.ops} - {0}) == 5
     assert moved.time > kept.time and moved.memory < kept.memory
+    last = list(kept.choice)
+    last[[*builder._hosts.values()][-1]] = 1
+    plan = builder.plan(space.prices.point(tuple(last)), 0, 0.0, "last", ())
+    assert plan.offload == () and plan.on_device == ()  # it runs again at once, so it stays
     assert sw.Plan.of(plan).to_json() == sw.Plan.from_json(sw.Plan.of(plan).to_json()).to_json()
 
 
