@@ -30,7 +30,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.meshes.mesh_loop import MeshLoop
-from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.tables.hot_ops import hot_calls
 from shardwright.profile.local_ranks import silent

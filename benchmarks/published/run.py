@@ -34,7 +34,7 @@ from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import recipe_for
 from shardwright.planner.strategies.unpriced import require_recipe

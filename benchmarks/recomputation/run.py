@@ -27,7 +27,7 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Plan
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.space.assembly import FREE, SEARCHED, Skeleton
 from shardwright.planner.space_factory import SpaceFactory
 from shardwright.solve.frontier.fast import Effort, fast_frontier

@@ -31,8 +31,8 @@ from benchmarks.search.models import llama
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.folded_costs import KEPT
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.folded_costs import KEPT
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.tracing.op_memory.footprints import Footprints
 

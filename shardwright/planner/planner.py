@@ -37,8 +37,8 @@ from shardwright.planner.pipeline.pipeline_search import PipelineSearch
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.mesh_frontier import RESOLUTION
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
-from shardwright.planner.plans.refinements import Refinements
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.simulated.refinements import Refinements
 from shardwright.planner.processes.foresight import Foresight
 from shardwright.planner.settle import settled
 from shardwright.planner.slow_networks import Bound, with_slow_networks

@@ -24,7 +24,7 @@ from shardwright.planner.pipeline.stage_assignment import Pipelines
 from shardwright.planner.pipeline.stage_costs import Offer
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import ShortGraph, find_repeats
 from shardwright.planner.space.space import Space, make_space

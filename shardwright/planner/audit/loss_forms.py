@@ -14,7 +14,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.memory_limits import forms_to_search
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.frontier.priced_frontier import SharedSpaces

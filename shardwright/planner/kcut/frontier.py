@@ -13,8 +13,8 @@ from shardwright.ir.options.mixed_precision import stored_bytes
 from shardwright.machine.model import Machine
 from shardwright.planner.kcut.cutter import Cuts, Cutter
 from shardwright.planner.plans.plan_builder import PlanBuilder
-from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.solve.elimination.pricing import PriceList
 

@@ -1,1 +1,1 @@
-"""Turns points of a search into plans and refines their memory."""
+"""Turns points of a search into plans, and keeps those that a choice is made from."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
-from shardwright.planner.plans.refinement import Refinement, Simulated
+from shardwright.planner.plans.simulated.refinement import Refinement, Simulated
 from shardwright.planner.processes.forked_map import ForkedMap
 
 

@@ -11,7 +11,7 @@ from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.unpriced import require_recipe

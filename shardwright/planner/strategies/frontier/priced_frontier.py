@@ -24,8 +24,8 @@ from shardwright.planner.arguments import require_graph
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
-from shardwright.planner.plans.refinement import Refinement
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.settle import settled
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy, sync_of
 from shardwright.planner.strategies.form import form_of, in_8_bit

@@ -10,7 +10,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers

@@ -10,7 +10,7 @@ import pytest
 from shardwright.ir.redistribution import Collective
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
-from shardwright.planner.plans.folded_costs import FoldedCosts
+from shardwright.planner.plans.simulated.folded_costs import FoldedCosts
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.instructions import Move
 from shardwright.program.plan_decoder import read_plan

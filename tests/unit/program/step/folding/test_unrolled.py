@@ -8,7 +8,7 @@ from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner.plans.folded_costs import FoldedCosts
+from shardwright.planner.plans.simulated.folded_costs import FoldedCosts
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.folding.unrolled import Loop, unrolled
 from shardwright.program.step.instructions import Wait

@@ -11,7 +11,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.model import Measured
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.recost import recosted
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering

@@ -11,10 +11,13 @@ from shardwright.ir.options.optimizers import placed
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
-from shardwright.planner.plans.folded_costs import FoldedCosts
-from shardwright.planner.plans.memory_refinement import MemoryRefinement, ranks_that_differ
-from shardwright.planner.plans.refinement import Refinement
-from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.plans.simulated.folded_costs import FoldedCosts
+from shardwright.planner.plans.simulated.memory_refinement import (
+    MemoryRefinement,
+    ranks_that_differ,
+)
+from shardwright.planner.plans.simulated.refinement import Refinement
+from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.folding.sections import NotPeriodicError, sections_of
@@ -284,7 +287,7 @@ def test_a_bucket_of_two_neighbours_is_not_one_of_all_layers(monkeypatch):
         found.append((program, folded))
         return sections_of(program, folded)
 
-    monkeypatch.setattr("shardwright.planner.plans.folded_costs.sections_of", kept)
+    monkeypatch.setattr("shardwright.planner.plans.simulated.folded_costs.sections_of", kept)
     expansion = Expansion(graph, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("tp=4")).plan(0.0, ())
     plan = as_in_sequence_parallelism(plan)

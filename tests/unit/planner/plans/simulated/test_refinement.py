@@ -9,7 +9,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.plans.refinement import DEPTHS, Refinement
+from shardwright.planner.plans.simulated.refinement import DEPTHS, Refinement
 from shardwright.planner.strategies.expansion import Expansion
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Wait

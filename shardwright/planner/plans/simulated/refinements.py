@@ -9,7 +9,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.planner.meshes.mesh_loop import MeshLoop
-from shardwright.planner.plans.refinement import Refinement
+from shardwright.planner.plans.simulated.refinement import Refinement
 
 
 @final

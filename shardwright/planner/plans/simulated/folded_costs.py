@@ -17,8 +17,8 @@ from shardwright.ir.layout import Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
-from shardwright.planner.plans.memory_refinement import RankPeak, ranks_that_differ
-from shardwright.planner.plans.repeated_layers import Remaining, RepeatedLayers
+from shardwright.planner.plans.simulated.memory_refinement import RankPeak, ranks_that_differ
+from shardwright.planner.plans.simulated.repeated_layers import Remaining, RepeatedLayers
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.folding.sections import (
     FoldedGraph,

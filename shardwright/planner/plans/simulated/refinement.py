@@ -16,9 +16,9 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
-from shardwright.planner.plans.folded_costs import KEPT, FoldedCosts
-from shardwright.planner.plans.memory_refinement import MemoryRefinement, RankPeak
-from shardwright.planner.plans.time_refinement import TimeRefinement
+from shardwright.planner.plans.simulated.folded_costs import KEPT, FoldedCosts
+from shardwright.planner.plans.simulated.memory_refinement import MemoryRefinement, RankPeak
+from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.processes.known_traces import KnownTraces
 from shardwright.program.decisions import Decisions
 from shardwright.program.plan_decoder import read_plan

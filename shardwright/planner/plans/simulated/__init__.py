@@ -1,0 +1,1 @@
+"""Finds time and memory of plans by simulating their step programs."""
