@@ -11,6 +11,7 @@ from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES
 from shardwright.planner.audit.avoidable import NOTHING, Avoidable
+from shardwright.planner.audit.faster_links import FASTER, FasterLinks
 from shardwright.planner.axes.plan_roles import MIXED, axis_uses
 from shardwright.report.choice import StepParts
 from shardwright.report.headline import headline
@@ -44,7 +45,11 @@ def answer_lines(
     if text := _causes(plan):
         yield "memory", text
     yield "limited by", _limits(plan, avoidable.host)
-    helps = _fused_update(plan, avoidable.update), _more_memory(plan, costs, limit)
+    helps = (
+        _fused_update(plan, avoidable.update),
+        _faster_links(plan, avoidable.links),
+        _more_memory(plan, costs, limit),
+    )
     if text := "; ".join(filter(None, helps)):
         yield "would help", text
     yield "optimum", gap(plan)
@@ -158,6 +163,15 @@ def _fused_update(plan: Plan, saved: float) -> str:
         return ""
     seconds = (1 - part) * plan.step_seconds
     return f"fused=True in the optimizer: {about}{milliseconds(seconds)} ({part:.0%} faster)"
+
+
+def _faster_links(plan: Plan, links: FasterLinks | None) -> str:
+    """The time with faster links; empty if they would save little."""
+    if links is None:
+        return ""
+    gain = 1 - links.seconds / plan.step_seconds
+    seconds = milliseconds(links.seconds)
+    return f"{FASTER:g} times the bandwidth of the {links.level}: {seconds} ({gain:.0%} faster)"
 
 
 def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Time of a step that a faster host, or an update in one kernel, would save."""
+"""Time of a step that a faster host, faster links or an update in one kernel would save."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.ir.options.optimizers import fused, optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME, Device, Machine
+from shardwright.planner.audit.faster_links import FasterLinks, faster_links
 from shardwright.planner.recost import additive
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.operators.chunks import with_chunks
@@ -26,29 +27,32 @@ class Avoidable(NamedTuple):
 
     * `host`: of operators, what devices wait for the host to issue kernels; 0 where the host itself
       computes (`Device.issue_seconds`);
-    * `update`: what `fused=True` would save; 0 where torch has no such update.
+    * `update`: what `fused=True` would save; 0 where torch has no such update;
+    * `links`: the seconds with faster links; None where they would save little.
     """
 
     host: Seconds = NO_TIME
     update: Seconds = NO_TIME
+    links: FasterLinks | None = None
 
 
 NOTHING = Avoidable()
 
 
 def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Avoidable:
-    """The same decisions with a host that issues kernels in no time, and with a fused update."""
+    """The same decisions with a host that issues kernels in no time, and with each other change."""
     device, on_gpu = machine.device, machine.backend_spec.device != "cpu"
     name = fused(plan.optimizer, on_gpu=on_gpu)
     analysis = analyze(graph)
     host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
+    links = faster_links(plan, graph, machine, found)
     if name is None or optimizer_spec(placed(plan.optimizer, plan.offload)).on_host:
-        return Avoidable(host)  # copies of the state take longer than the update
+        return Avoidable(host, links=links)  # copies of the state take longer than the update
     now, then = (
         _update(plan, graph, analysis, device, placed(one, plan.offload))
         for one in (plan.optimizer, name)
     )
-    return Avoidable(host, Seconds(now - then))
+    return Avoidable(host, Seconds(now - then), links)
 
 
 def _host(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:

@@ -88,8 +88,8 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     plan = frontier.with_excess_note(found.plan)
     if found.plan.name != found.fastest.name:
         plan = replace(plan, notes=(*plan.notes, str(found)))
-    if found is not first:
-        gain = 1 - first.plan.step_seconds / plan.step_seconds
+    gain = 1 - first.plan.step_seconds / plan.step_seconds
+    if gain > _EQUAL:
         note = (
             "torch's allocator holds this plan with fragments, and may not hold one that is"
             f" {gain:.1%} faster"

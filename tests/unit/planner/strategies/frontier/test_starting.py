@@ -235,3 +235,26 @@ def test_strategies_have_the_stages_that_are_asked_for():
     found = sw.search(llama(), "2x2xH100", stages=[2])
     assert {plan.stages for plan in found} == {2} == {found.fastest().stages}
     assert all(b.stages == 2 for b in found.baselines if is_strategy(b))
+
+
+class Misled(Frontier):
+    """A frontier that finds a faster plan within less memory."""
+
+    def fastest_compared(self, memory_limit=None):
+        return self.plans[1 if memory_limit is None else 0]
+
+
+def test_a_plan_of_less_memory_that_is_also_faster_needs_no_excuse():
+    first = searched(mlp, "2x2xH100").fastest()
+    both = [
+        replace(
+            first,
+            step_seconds=seconds,
+            peak_bytes=peak,
+            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
+        )
+        for seconds, peak, reserved in [(1.0, 95, 95), (1.1, 90, 110)]
+    ]
+    found = preferred(Misled(tuple(both), device_bytes=100)).plan
+    assert found.step_seconds == 1.0
+    assert not any("holds this plan with fragments" in note for note in found.notes)
