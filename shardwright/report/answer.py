@@ -118,7 +118,10 @@ def _causes(plan: Plan) -> str:
 
 
 def _limits(plan: Plan, host_seconds: float) -> str:
-    """The parts of the step's time, greatest first; communication by its costliest axis."""
+    """The parts of the step's time, greatest first; communication by its costliest axis.
+
+    Operators and the update hide a part of the communication, which is named.
+    """
     parts = StepParts.of(plan)
     groups = plan.pipeline.groups if plan.pipeline else 1  # parts are those of all stages
     whole = groups * plan.step_seconds
@@ -126,16 +129,20 @@ def _limits(plan: Plan, host_seconds: float) -> str:
     words = {
         "computing": parts.compute - host,
         "the host, which issues kernels": host,
-        f"communication{_costliest(plan)}": parts.communication,
+        "communication": parts.communication,
         "update": 0.0 if "parameters" in plan.offload else parts.update,
         "update on the host": _seconds_of(HOST_UPDATE, plan),
         "copies of the optimizer's state": _seconds_of(STATE_COPIES, plan),
     }
+    details = _costliest(plan)
     if groups > 1:
         words["waiting for other stages"] = whole - sum(words.values())
+    elif (hidden := (sum(words.values()) - whole) / whole) >= _LEAST:
+        details = [f"{hidden:.0%} hidden", *details]
     shares = {word: seconds / whole for word, seconds in words.items()}
-    named = sorted(shares, key=lambda word: -shares[word])
-    return ", ".join(f"{word} {shares[word]:.0%}" for word in named if shares[word] >= _LEAST)
+    named = [word for word in sorted(words, key=lambda one: -words[one]) if shares[word] >= _LEAST]
+    inside = {"communication": f" ({'; '.join(details)})" if details else ""}
+    return ", ".join(f"{word} {shares[word]:.0%}{inside.get(word, '')}" for word in named)
 
 
 def _seconds_of(name: str, plan: Plan) -> float:
@@ -144,14 +151,12 @@ def _seconds_of(name: str, plan: Plan) -> float:
     return sum(task.seconds for task in tasks if task.name == name)
 
 
-def _costliest(plan: Plan) -> str:
-    """The collective and axis that take most of the communication, in brackets."""
+def _costliest(plan: Plan) -> list[str]:
+    """The collective and axis that take most of the communication; empty if there is none."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for one in plan.transfers:
         seconds[" + ".join(one.collectives)] += one.seconds
-    if not seconds:
-        return ""
-    return f" (most: {max(seconds, key=lambda name: seconds[name])})"
+    return [f"most: {max(seconds, key=lambda name: seconds[name])}"] if seconds else []
 
 
 def _fused_update(plan: Plan, saved: float) -> str:

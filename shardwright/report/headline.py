@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
+from shardwright.ir.layout import Shard
 from shardwright.ir.options.fp8 import recipe_of
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError, op_word
@@ -21,6 +22,7 @@ from shardwright.report.units import size as size_text
 _WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
 _SOME = 0.02  # of the compute time that an axis splits: less is not named
 _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
+_ALL = 0.98  # of the sharded parameters: FSDP reshards nearly all of them after the forward pass
 
 
 def headline(plan: Plan) -> str:
@@ -29,7 +31,7 @@ def headline(plan: Plan) -> str:
     An axis along which modules do different things has the words of all, as "DP+TP 4";
     one along which nothing is split is called repeated.
     """
-    found = [*_data(plan), *_others(plan), *_pipeline(plan)]
+    found = [*_data(plan), *_others(plan), *_resharded(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
     counts = {"loss": plan.numerics.loss_chunks, "MLP": plan.numerics.mlp_chunks}
@@ -73,6 +75,29 @@ def _data(plan: Plan) -> Iterator[str]:
         yield f"{word} {replicas}x{shards}"
     else:
         yield f"{word} {shards}"
+
+
+def _resharded(plan: Plan) -> Iterator[str]:
+    """How many sharded parameters are gathered again for the backward pass, if not all are.
+
+    Those of axes along which nothing else is split: others are not gathered.
+    """
+    if _zero(plan) < 3:
+        return  # its word says that they are gathered once
+    roles = [use.role for use in axis_uses(plan)]
+    sharded = [
+        p
+        for p in plan.parameters
+        if any(
+            role == "dp_shard" and isinstance(placement, Shard)
+            for role, placement in zip(roles, p.layout.placements, strict=True)
+        )
+    ]
+    again = sum(p.regathered for p in sharded)
+    if sharded and not again:
+        yield "no reshard after forward"
+    elif again < _ALL * len(sharded):
+        yield f"reshard {again} of {len(sharded)} parameters after forward"
 
 
 def _zero(plan: Plan) -> int:

@@ -8,7 +8,8 @@ from shardwright.report.summary import summary
 from shardwright.report.text.explain import explain
 from tests.harness import plans
 
-SHARDED = plans.parameter("weight", "dp:S(0) tp:R")
+SHARDED = replace(plans.parameter("weight", "dp:S(0) tp:R"), regathered=True)
+KEPT = replace(SHARDED, regathered=False)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,27 @@ def test_an_axis_of_several_roles_has_the_words_of_all():
 
 @pytest.mark.parametrize("name, word", [("dp_shard=2 zero=1", "ZeRO-1"), ("dp_shard=2", "FSDP")])
 def test_a_strategy_says_what_data_parallelism_shards(name, word):
-    plan = replace(plans.simple(weight="S(0)"), name=name)
-    assert headline(plan) == f"{word} 2"
+    plan = plans.simple(weight="S(0)")
+    parameters = tuple(replace(one, regathered=True) for one in plan.parameters)
+    assert headline(replace(plan, name=name, parameters=parameters)) == f"{word} 2"
+
+
+@pytest.mark.parametrize(
+    "parameters, text",
+    [
+        ((SHARDED, KEPT), " · reshard 1 of 2 parameters after forward"),
+        ((KEPT, KEPT), " · no reshard after forward"),
+        ((SHARDED,) * 99 + (KEPT,), ""),
+    ],
+)
+def test_sharded_parameters_that_stay_gathered_are_named(parameters, text):
+    op = replace(
+        plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"), splits=("batch", "heads")
+    )
+    plan = replace(plans.simple(), mesh=plans.MESH, ops=(op,), parameters=parameters)
+    assert headline(plan) == f"FSDP 2 · TP 2{text}"
+    named = replace(plan, name="dp_shard=2 tp=2 zero=2")
+    assert headline(named) == "ZeRO-2 2 · TP 2"
 
 
 @pytest.mark.parametrize(
