@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 def milliseconds(seconds: float) -> str:
-    """Time in ms with about three digits.
+    """Time in ms with about three digits, or in seconds from a hundred.
 
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.3 ms', '1500 ms')
+    >>> milliseconds(0.0123456), milliseconds(1.5), milliseconds(504.666)
+    ('12.3 ms', '1500 ms', '505 s')
     """
     value = seconds * 1e3
-    return f"{value:.{_decimals(value)}f} ms"
+    return f"{value:.{_decimals(value)}f} ms" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def duration(seconds: float) -> str:
