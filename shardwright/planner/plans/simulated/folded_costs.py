@@ -40,11 +40,11 @@ from shardwright.simulate.time.step_seconds import step_seconds
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
 # Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
-# each side of a gap. Four: with many buckets gathered ahead, what is in flight from other layers
-# ends that far away. Fewer only where four are most of the model, and of two kinds, of which few
-# plans need four. The order is the same for every plan, as costs by different layers differ by
-# rounding.
-_WAYS = (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4))
+# each side of a gap. Three: with some buckets gathered ahead, what is in flight from other layers
+# ends that far away, and with many four. Fewer only where these are most of the model.
+_WAYS = (Remaining(1, 3), Remaining(1, 4), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4))
+_WAYS_OF_MANY = (Remaining(1, 4), Remaining(1, 3), *_WAYS[2:])
+_MANY = 4  # buckets ahead, with more of which three layers hardly ever suffice
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 
@@ -109,7 +109,7 @@ class FoldedCosts:
         if plan.is_asynchronous:
             return None
         failed: dict[int, int] = {}  # the most layers by width; fewer do no better
-        for way in (*_WAYS, _ALL):
+        for way in (*(_WAYS_OF_MANY if plan.ahead > _MANY else _WAYS), _ALL):
             more = way.layers > failed.get(way.width, -1)
             folded = self._known_of(plan, decisions, way) if more else None
             if folded is None:
