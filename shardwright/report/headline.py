@@ -22,7 +22,7 @@ from shardwright.report.units import size as size_text
 _WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
 _SOME = 0.02  # of the compute time that an axis splits: less is not named
 _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
-_ALL = 0.98  # of the sharded parameters: FSDP reshards nearly all of them after the forward pass
+_ALL = 0.98  # of the sharded parameters: FSDP does not reshard the last ones after forward
 
 
 def headline(plan: Plan) -> str:
@@ -31,7 +31,7 @@ def headline(plan: Plan) -> str:
     An axis along which modules do different things has the words of all, as "DP+TP 4";
     one along which nothing is split is called repeated.
     """
-    found = [*_data(plan), *_others(plan), *_resharded(plan), *_pipeline(plan)]
+    found = [*_data(plan), *_others(plan), *_pipeline(plan)]
     if plan.devices == 1:
         found.insert(0, "one device")
     counts = {"loss": plan.numerics.loss_chunks, "MLP": plan.numerics.mlp_chunks}
@@ -44,7 +44,8 @@ def headline(plan: Plan) -> str:
         others.append(f"fp8 {recipe.name} {how} {recipe.library}{gathers}{only}")
     if plan.async_tp:
         others.append("async TP: priced, messages are sent without overlap here")
-    return " · ".join([*found, *_recomputed(plan), *_offloaded(plan), *_updated(plan), *others])
+    found += [*_recomputed(plan), *_resharded(plan), *_offloaded(plan), *_updated(plan)]
+    return " · ".join([*found, *others])
 
 
 def parallelism(plan: Plan) -> str:
@@ -94,7 +95,7 @@ def _resharded(plan: Plan) -> Iterator[str]:
         )
     ]
     again = sum(p.regathered for p in sharded)
-    if sharded and not again:
+    if sharded and again <= (1 - _ALL) * len(sharded):
         yield "no reshard after forward"
     elif again < _ALL * len(sharded):
         yield f"reshard {again} of {len(sharded)} parameters after forward"

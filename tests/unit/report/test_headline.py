@@ -58,6 +58,7 @@ def test_a_strategy_says_what_data_parallelism_shards(name, word):
         ((SHARDED, KEPT), " · reshard 1 of 2 parameters after forward"),
         ((KEPT, KEPT), " · no reshard after forward"),
         ((SHARDED,) * 99 + (KEPT,), ""),
+        ((KEPT,) * 99 + (SHARDED,), " · no reshard after forward"),
     ],
 )
 def test_sharded_parameters_that_stay_gathered_are_named(parameters, text):
