@@ -79,7 +79,7 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _resharded(plan: Plan) -> Iterator[str]:
-    """How many sharded parameters are gathered again for the backward pass, if not all are.
+    """The number of sharded parameters that are gathered again for the backward pass, if not all.
 
     Those of axes along which nothing else is split: others are not gathered.
     """

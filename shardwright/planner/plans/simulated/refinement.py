@@ -17,6 +17,7 @@ from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
 from shardwright.planner.plans.simulated.folded_costs import KEPT, FoldedCosts
+from shardwright.planner.plans.simulated.known_plans import KnownPlans
 from shardwright.planner.plans.simulated.memory_refinement import MemoryRefinement, RankPeak
 from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.processes.known_traces import KnownTraces
@@ -70,23 +71,10 @@ class Refinement:
         self._alone_bytes = machine.backend_spec.alone_bytes
         self._times = TimeRefinement(graph, machine)
         self._memories = MemoryRefinement(machine, optimizer, tracer)
-        # By the id of the given plan; the first entry keeps that plan alive.
-        self._timed: dict[int, tuple[Plan, Plan]] = {}
-        self._settled: dict[int, tuple[Plan, Plan]] = {}
-        self._compared: dict[int, tuple[Plan, Plan]] = {}
-        self._originals: dict[
-            int, tuple[Plan, Plan]
-        ] = {}  # those that were given, by what they became
+        self._known = KnownPlans()
+        self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
         self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
-        self._simulated_plans: dict[int, tuple[Plan, Plan]] = {}  # without notes
-        self._remembered: dict[int, tuple[Plan, Plan]] = {}  # plans with their memory
-        self._worst: dict[int, tuple[Plan, RankPeak]] = {}  # of plans that were compared
-        self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
-        # Plans with another number of buckets ahead, by the id of the given plan.
-        self._deeper: dict[tuple[int, int], tuple[Plan, Plan]] = {}
-        # Step times from few layers, None of those that only all layers determine.
-        self._of_few: dict[int, tuple[Plan, Seconds | None]] = {}
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -112,38 +100,36 @@ class Refinement:
 
         If they are computed from a few layers, the plan has no timeline and no breakdown of memory.
         """
-        _, plan = self._originals.get(id(plan), (None, plan))
-        if id(plan) in self._settled:
-            return self._settled[id(plan)][1]
-        if id(plan) not in self._compared:
-            found = self._from_few_layers(plan) or self._whole(plan)
-            self._compared[id(plan)] = plan, found
-            self._originals.setdefault(id(found), (found, plan))
-        return self._compared[id(plan)][1]
+        known = self._known[plan]
+        if known.best is None:
+            known.compared = self._from_few_layers(known.given) or self._whole(known.given)
+            self._known.link(known.compared, known)
+        assert known.best is not None
+        return known.best
 
     def peak(self, plan: Plan) -> Bytes:
         """The peak memory that `compared` finds, without the step time where that takes longer."""
-        _, plan = self._originals.get(id(plan), (None, plan))
-        for known in (self._settled, self._compared):
-            if id(plan) in known:
-                return known[id(plan)][1].peak_bytes
+        known = self._known[plan]
+        if known.best is not None:
+            return known.best.peak_bytes
+        plan = known.given
         if plan.memory is not None or plan.pipeline is not None:
             return self.compared(plan).peak_bytes
         return (self._peak_of_few_layers(plan) or self._with_memory(plan)).peak_bytes
 
     def seconds(self, plan: Plan) -> Seconds:
         """The step time that `compared` finds, without memory."""
-        _, plan = self._originals.get(id(plan), (None, plan))
-        for known in (self._settled, self._compared, self._timed):
-            if id(plan) in known:
-                return known[id(plan)][1].step_seconds
+        known = self._known[plan]
+        if (found := known.best or known.timed) is not None:
+            return found.step_seconds
+        plan = known.given
         key = _choices(plan)
         if key not in self._seconds:
-            found = self._seconds_of_few_layers(plan)
-            if found is None:
+            seconds = self._seconds_of_few_layers(plan)
+            if seconds is None:
                 simulated = self.timed if plan.pipeline is None else self.compared
-                found = simulated(plan).step_seconds
-            self._seconds[key] = found
+                seconds = simulated(plan).step_seconds
+            self._seconds[key] = seconds
         return self._seconds[key]
 
     def least_seconds(self, plan: Plan) -> Seconds:
@@ -159,9 +145,11 @@ class Refinement:
 
     def _seconds_of_few_layers(self, plan: Plan) -> Seconds | None:
         """The step time from few layers; None if only the whole program determines it."""
-        if id(plan) not in self._of_few:
-            self._of_few[id(plan)] = plan, self._folded.seconds(plan, self._decisions(plan))
-        return self._of_few[id(plan)][1]
+        known = self._known[plan]
+        if known.folds is None:
+            known.few_seconds = self._folded.seconds(plan, self._decisions(plan))
+            known.folds = known.few_seconds is not None
+        return known.few_seconds
 
     def _peak_of_few_layers(self, plan: Plan) -> Plan | None:
         """`plan` with its peak from few layers; None if only the whole program determines it."""
@@ -171,23 +159,25 @@ class Refinement:
         peak = self._folded.peak(plan, *given)
         if peak is None:
             return None
-        self._worst[id(plan)] = plan, peak
+        self._known[plan].worst = peak
         return replace(plan, peak_bytes=peak.bytes, useful_seconds=self._useful_seconds)
 
     def _with_memory(self, plan: Plan) -> Plan:
         """`plan` with its simulated memory."""
-        if id(plan) not in self._remembered:
-            _, worst = self._worst.get(id(plan), (None, None))
-            found = self._from_few(plan, lambda one: self._memories.settled(plan, one, worst))
-            self._remembered[id(plan)] = plan, found
-        return self._remembered[id(plan)][1]
+        known = self._known[plan]
+        if known.with_memory is None:
+            worst = known.worst
+            known.with_memory = self._from_few(
+                plan, lambda one: self._memories.settled(plan, one, worst)
+            )
+        return known.with_memory
 
     def timed(self, plan: Plan) -> Plan:
         """`plan` with the time of its step."""
-        if id(plan) not in self._timed:
-            found = self._from_few(plan, lambda lowering: self._times.refined(plan, lowering))
-            self._timed[id(plan)] = plan, found
-        return self._timed[id(plan)][1]
+        known = self._known[plan]
+        if known.timed is None:
+            known.timed = self._from_few(plan, lambda one: self._times.refined(plan, one))
+        return known.timed
 
     def _from_few(self, plan: Plan, settled: Callable[[PlanLowering], Plan]) -> Plan:
         """`settled` by few micro-batches of a pipeline if others run as they do, else by all."""
@@ -203,30 +193,29 @@ class Refinement:
         found = self.compared(plan)
         if found.memory is not None:
             return found
-        _, plan = self._originals.get(id(plan), (None, plan))
-        simulated = self._with_memory(plan)
+        simulated = self._with_memory(self._known[plan].given)
         return replace(found, memory=simulated.memory, peak_bytes=simulated.peak_bytes)
 
     def settled(self, plan: Plan) -> Plan:
         """`plan` with the time and the memory of its step, as it is shown to users."""
-        _, plan = self._originals.get(id(plan), (None, plan))
-        if id(plan) not in self._settled:
-            found = self._whole(plan)
+        known = self._known[plan]
+        if known.settled is None:
+            found = self._whole(known.given)
             notes = (
                 *self._note_on_offload(found),
                 *self._note_on_host(found),
                 *self._note_on_reserved(found),
             )
-            found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes))))
-            self._settled[id(plan)] = self._settled[id(found)] = plan, found
-        return self._settled[id(plan)][1]
+            known.settled = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes))))
+            self._known.link(known.settled, known)
+        return known.settled
 
     def _whole(self, plan: Plan) -> Plan:
         """`plan` with its simulated time and memory, from all of its layers."""
-        if id(plan) not in self._simulated_plans:
-            found = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
-            self._simulated_plans[id(plan)] = plan, found
-        return self._simulated_plans[id(plan)][1]
+        known = self._known[plan]
+        if known.whole is None:
+            known.whole = replace(self._simulated(plan), useful_seconds=self._useful_seconds)
+        return known.whole
 
     def _note_on_offload(self, plan: Plan) -> tuple[str, ...]:
         """The note on the memory and time of a plan's offload; none for plans with stages."""
@@ -282,7 +271,7 @@ class Refinement:
         for what was started before it on its links, such as reductions of gradients, and is hidden
         if it is started early enough. Plans with stages are left as they are: they gather once.
         """
-        _, given = self._originals.get(id(plan), (plan, plan))
+        given = self._known[plan].given
         sharded = any(
             isinstance(placement, Shard)
             for p in given.parameters
@@ -311,20 +300,19 @@ class Refinement:
         """`given` with so many buckets ahead; the same plan for the same arguments."""
         if ahead == given.ahead:
             return given
-        if (id(given), ahead) not in self._deeper:
-            plain = replace(given, ahead=ahead, memory=None, timeline=None)
-            self._deeper[id(given), ahead] = given, plain
-        return self._deeper[id(given), ahead][1]
+        deeper = self._known[given].deeper
+        if ahead not in deeper:
+            deeper[ahead] = replace(given, ahead=ahead, memory=None, timeline=None)
+        return deeper[ahead]
 
     def knows(self, plan: Plan) -> bool:
         """Whether `compared` of this plan is simulated."""
-        _, plan = self._originals.get(id(plan), (None, plan))
-        return id(plan) in self._compared or id(plan) in self._settled
+        return self._known[plan].best is not None
 
     def knows_seconds(self, plan: Plan) -> bool:
         """Whether `seconds` of this plan are known."""
-        _, given = self._originals.get(id(plan), (None, plan))
-        return self.knows(plan) or id(given) in self._timed or _choices(given) in self._seconds
+        known = self._known[plan]
+        return bool(known.best or known.timed) or _choices(known.given) in self._seconds
 
     def learn_seconds(self, plan: Plan, seconds: Seconds) -> None:
         """Keep the `seconds` of a plan that a refinement in another process found."""
@@ -333,20 +321,15 @@ class Refinement:
     def simulated(self, plan: Plan) -> dict[int, Simulated]:
         """All that is known of a given plan and its forms with more buckets ahead, by `ahead`."""
         found = {}
-        for ahead in (plan.ahead, *DEPTHS):
-            one = plan if ahead == plan.ahead else self._deeper.get((id(plan), ahead), (plan,))[-1]
-            if one.ahead != ahead:
-                continue
-            if id(one) in self._compared:
-                after = self._compared[id(one)][1]
+        for ahead, one in {plan.ahead: plan, **self._known[plan].deeper}.items():
+            known = self._known[one]
+            if (after := known.compared) is not None:
                 changes = {
                     field.name: value
                     for field in fields(one)
                     if (value := getattr(after, field.name)) is not getattr(one, field.name)
                 }
-                few, worst = self._of_few.get(id(one)), self._worst.get(id(one))
-                known = few and few[1] is not None, worst and worst[1]
-                found[ahead] = Simulated(changes, after.step_seconds, *known)
+                found[ahead] = Simulated(changes, after.step_seconds, known.folds, known.worst)
             elif (key := _choices(one)) in self._seconds:
                 found[ahead] = Simulated(None, self._seconds[key])
         return found
@@ -358,15 +341,15 @@ class Refinement:
             if changes is None:
                 self._seconds[_choices(one)] = seconds
                 continue
-            after = replace(one, **changes)
-            self._compared[id(one)] = one, after
-            self._originals.setdefault(id(after), (after, one))
+            known, after = self._known[one], replace(one, **changes)
+            known.compared = after
+            self._known.link(after, known)
             if folds is not None:
-                self._of_few[id(one)] = one, after.step_seconds if folds else None
+                known.folds, known.few_seconds = folds, after.step_seconds if folds else None
             if worst is not None:
-                self._worst[id(one)] = one, worst
+                known.worst = worst
             if after.memory is not None:
-                self._simulated_plans[id(one)] = one, after
+                known.whole = after
 
     def without_tracing(self) -> None:
         """Let no more operator calls be traced, as in forked processes."""
@@ -392,8 +375,8 @@ class Refinement:
     def _lowered(self, plan: Plan) -> PlanLowering:
         """The programs of a plan, from those of the last one if it gathers further ahead alone."""
         if self._last is not None:
-            known, (given, lowering) = self._deeper.get((id(self._last[0]), plan.ahead)), self._last
-            if known is not None and known[0] is given and known[1] is plan:
+            given, lowering = self._last
+            if self._known[given].deeper.get(plan.ahead) is plan:
                 return lowering.with_ahead(plan.ahead)
         decisions = self._decisions(plan)
         made = self.graph, self._analysis, decisions, self._alone_bytes, self._counts.split
