@@ -349,12 +349,7 @@ def _frontier_of(
         search_seconds=time.perf_counter() - start,
         constraints=tuple(map(str, wanted)),
         broken={c.name: tuple(map(str, c.broken)) for c in shown if c.broken},
-        settle=refinement.settled,
-        compare=refinement.compared,
-        peak=refinement.peak,
-        seconds=refinement.seconds,
-        least_seconds=refinement.least_seconds,
-        deepen=refinement.deepened,
+        simulation=refinement,
         least=lambda index: kept[index].least,
         least_of_baseline=lambda index: shown[index].least,
         off_frontier=OffFrontierPlans(

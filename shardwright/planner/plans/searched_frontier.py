@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of, undominated
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
+from shardwright.machine.model import NO_TIME
 from shardwright.planner.processes.foresight import Foresight
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
@@ -18,13 +20,34 @@ _AHEAD = 8  # buckets in flight with which the time of a plan is about its least
 LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
-Deepen = Callable[[Plan, Bytes | None], Plan]
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 
 
 def _none_known(_peak: Bytes) -> float:
     """No bound but zero."""
     return 0.0
+
+
+class PlanSimulation(Protocol):
+    """Simulates steps of plans; each question takes longer than those behind it."""
+
+    def settled(self, plan: Plan) -> Plan:
+        """The plan with the time and memory of its whole step, as it is shown to users."""
+
+    def compared(self, plan: Plan) -> Plan:
+        """The plan with the same two figures alone."""
+
+    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
+        """A compared plan that gathers more parameters ahead, where it is faster within `limit`."""
+
+    def peak(self, plan: Plan) -> Bytes:
+        """The peak memory that `compared` finds."""
+
+    def seconds(self, plan: Plan) -> Seconds:
+        """The step time that `compared` finds."""
+
+    def least_seconds(self, plan: Plan) -> Seconds:
+        """A lower bound of the step time, which is not simulated."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +58,12 @@ class SearchedFrontier(Frontier):
     computation, nor which tensors are alive at the same time. A plan that is shown is *settled*:
     its step program is simulated.
 
-    * `settle`: returns a plan with simulated time and memory; None if plans are settled already;
-    * `compare`: computes only these two figures, which may be faster; None uses `settle`;
-    * `peak`: computes only the simulated peak memory; None uses `compare`;
-    * `seconds`: computes only the simulated step time; None uses `compare`;
-    * `least_seconds`: a lower bound of that time, without simulation; None if there is none;
+    * `simulation`: simulates plans; None if they are settled already;
     * `least`: a lower bound in bytes of the simulated memory of the plan at an index;
     * `least_of_baseline`: the same of the baseline at an index;
     * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
       memory fits into `limit`, among those that are dominated in additive memory only, or None.
       `share` is the smallest ratio of simulated to additive memory seen so far;
-    * `deepen`: `(plan, limit)` -> the compared plan with as many buckets of parameters gathered
-      ahead as make it faster within `limit`; None leaves plans as they are;
     * `pipelines`: a few plans with stages and their additive costs, which are compared with the
       plan that is chosen of the others;
     * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
@@ -56,15 +73,10 @@ class SearchedFrontier(Frontier):
     * `chosen`: the fastest plans found so far, by memory limit; copies of a frontier share them.
     """
 
-    settle: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
-    compare: Callable[[Plan], Plan] | None = field(default=None, compare=False, repr=False)
-    peak: Callable[[Plan], Bytes] | None = field(default=None, compare=False, repr=False)
-    seconds: Callable[[Plan], Seconds] | None = field(default=None, compare=False, repr=False)
-    least_seconds: Callable[[Plan], Seconds] | None = field(default=None, compare=False, repr=False)
+    simulation: PlanSimulation | None = field(default=None, compare=False, repr=False)
     least: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     least_of_baseline: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
     off_frontier: OffFrontier | None = field(default=None, compare=False, repr=False)
-    deepen: Deepen | None = field(default=None, compare=False, repr=False)
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     foresight: Foresight | None = field(default=None, compare=False, repr=False)
@@ -74,7 +86,7 @@ class SearchedFrontier(Frontier):
     @property
     def is_settled(self) -> bool:
         """Whether the time and memory of the plans are simulated already."""
-        return self.settle is None
+        return self.simulation is None
 
     def settled(self, plan: Plan) -> Plan:
         """Simulate time and memory of a step of a plan, from the programs of its ranks.
@@ -86,15 +98,15 @@ class SearchedFrontier(Frontier):
             The same plan with the `step_seconds` and `timeline` of its step program, and the
             `peak_bytes` and `memory` that the worst rank needs.
         """
-        return self.settle(plan) if self.settle is not None else plan
+        return plan if self.simulation is None else self.simulation.settled(plan)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
         """A compared plan that gathers more parameters ahead, where it is faster within `limit`."""
-        return plan if self.deepen is None else self.deepen(plan, limit)
+        return plan if self.simulation is None else self.simulation.deepened(plan, limit)
 
     def compared(self, plan: Plan) -> Plan:
         """The time and peak that `settled` finds, from few of the layers where that is exact."""
-        return self.settled(plan) if self.compare is None else self.compare(plan)
+        return plan if self.simulation is None else self.simulation.compared(plan)
 
     def expect(self, plans: Sequence[Plan]) -> None:
         """Simulate at once what `compared` will find of these plans, in several processes."""
@@ -103,11 +115,15 @@ class SearchedFrontier(Frontier):
 
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak that `settled` finds, without its time."""
-        return super().simulated_peak(plan) if self.peak is None else self.peak(plan)
+        return plan.peak_bytes if self.simulation is None else self.simulation.peak(plan)
 
     def simulated_seconds(self, plan: Plan) -> Seconds:
         """The step time that `settled` finds, without its memory."""
-        return super().simulated_seconds(plan) if self.seconds is None else self.seconds(plan)
+        return plan.step_seconds if self.simulation is None else self.simulation.seconds(plan)
+
+    def _least_seconds(self, plan: Plan) -> Seconds:
+        """A lower bound of that time."""
+        return NO_TIME if self.simulation is None else self.simulation.least_seconds(plan)
 
     def all_settled(self, most: int = MOST_SETTLED) -> SearchedFrontier:
         """The frontier of simulated time and memory.
@@ -122,7 +138,7 @@ class SearchedFrontier(Frontier):
             The plans that no other of them dominates, and the baselines. Those with stages have no
             timeline.
         """
-        if self.settle is None:
+        if self.simulation is None:
             return self
         last = len(self.plans) - 1
         indices: Sequence[int] = range(last + 1)
@@ -136,11 +152,7 @@ class SearchedFrontier(Frontier):
             self,
             plans=tuple(kept),
             baselines=known,
-            settle=None,
-            compare=None,
-            peak=None,
-            seconds=None,
-            least_seconds=None,
+            simulation=None,
             least=None,
             least_of_baseline=None,
             pipelines=(),
@@ -211,13 +223,13 @@ class SearchedFrontier(Frontier):
             if self.costs[index][0] >= best.step_seconds:
                 break
             plan = self.plans[index]
-            if self.least_seconds is None or self.least_seconds(plan) < best.step_seconds:
+            if self._least_seconds(plan) < best.step_seconds:
                 likely.append(_as_far_ahead(plan, best))
         self.foresight.expect(deepened=[self.plans[first]], seconds=likely, limit=limit)
 
     def _may_be_faster(self, plan: Plan, best: Plan) -> bool:
         """Whether `plan` is faster than `best` with as many buckets ahead."""
-        if self.least_seconds is not None and self.least_seconds(plan) >= best.step_seconds:
+        if self._least_seconds(plan) >= best.step_seconds:
             return False
         return self.simulated_seconds(_as_far_ahead(plan, best)) < best.step_seconds
 
@@ -243,7 +255,7 @@ class SearchedFrontier(Frontier):
         near = [
             (known if found is None else _as_far_ahead(known, found), index, known)
             for index, known in enumerate(self._near(about, limit))
-            if self.least_seconds is None or self.least_seconds(known) < most
+            if self._least_seconds(known) < most
         ]
         if self.foresight is not None:
             self.foresight.expect(seconds=[as_deep for as_deep, _, _ in near])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.answer import alternatives
 from shardwright.report.other_plans import other_plans
+from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import simple
 
 LIMIT = 100
@@ -23,7 +24,7 @@ def frontier(more=5, costs=COSTS):
         time, peak = plan.step_seconds + wait, plan.peak_bytes + buckets
         return replace(plan, step_seconds=time, peak_bytes=peak)
 
-    return SearchedFrontier(plans, settle=compare, compare=compare)
+    return SearchedFrontier(plans, simulation=FunctionSimulation(compare))
 
 
 def chosen(found, index, ahead):

@@ -337,10 +337,7 @@ def frontier_of(
     return SearchedFrontier(
         plans,
         search_seconds=time.perf_counter() - start,
-        settle=refinement.settled,
-        compare=refinement.compared,
-        seconds=refinement.seconds,
-        deepen=refinement.deepened,
+        simulation=refinement,
         least=lambda place: kept[place].least,
         off_frontier=OffFrontierPlans(
             found,

@@ -17,6 +17,7 @@ from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from tests.harness.layered_graphs import residual_layers
+from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import simple
 
 
@@ -142,8 +143,9 @@ def frontier_of(made, others):
     needs = {one.seconds: one.needs for one in made}
     return SearchedFrontier(
         plans,
-        settle=lambda plan: plan,
-        compare=lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds]),
+        simulation=FunctionSimulation(
+            lambda plan: replace(plan, peak_bytes=needs[plan.step_seconds])
+        ),
         least=lambda place: 0,
         off_frontier=others,
     )

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.frontier import InfeasibleError, Plans
+from shardwright.ir.layout import Seconds
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import simple
 
 
@@ -40,12 +42,12 @@ def frontier(**changes):
         _, _, time, peak = BASELINES[plan.name]
         return replace(plan, step_seconds=time, peak_bytes=peak)
 
+    simulation = FunctionSimulation(
+        compare, seconds=seconds, least=lambda plan: BASELINES.get(plan.name, (0.0, 0.0))[1]
+    )
     given = {
         "baselines": tuple(made(name, one[0], one[3]) for name, one in BASELINES.items()),
-        "settle": lambda plan: plan,
-        "compare": compare,
-        "seconds": seconds,
-        "least_seconds": lambda plan: BASELINES[plan.name][1],
+        "simulation": simulation,
         "least": lambda index: 0,
         "least_of_baseline": lambda index: 99 if index == len(BASELINES) - 1 else 0,
         **changes,
@@ -71,10 +73,11 @@ def test_memory_is_simulated_of_faster_baselines_until_one_fits():
     assert list(dict.fromkeys(compared)) == ["searched", "large and fast", "fast"]
 
 
-@pytest.mark.parametrize("left_out", ["seconds", "least_seconds", "least_of_baseline"])
-def test_the_choice_is_the_same_without_any_of_the_functions(left_out):
-    found, _, _ = frontier(**{left_out: None})
+def test_the_choice_is_the_same_without_bounds():
+    found, _, _ = frontier(least_of_baseline=None)
     assert found.fastest(95).name == "fast"
+    found.simulation.least_seconds = lambda plan: Seconds(0.0)
+    assert replace(found, chosen={}).fastest(95).name == "fast"
 
 
 def test_without_a_limit_the_fastest_baseline_is_chosen():
@@ -108,8 +111,8 @@ def test_plans_are_compared_with_the_buckets_ahead_that_fit():
         deeper = compare(replace(known, ahead=8))
         return deeper if limit is None or deeper.peak_bytes <= limit else plan
 
-    given = {"settle": lambda plan: plan, "compare": compare, "deepen": deepen}
-    found = SearchedFrontier((first, second), peak=lambda plan: plan.peak_bytes, **given)
+    simulation = FunctionSimulation(compare, peak=lambda plan: plan.peak_bytes, deepen=deepen)
+    found = SearchedFrontier((first, second), simulation=simulation)
     chosen = found.fastest(95)
     assert (chosen.name, chosen.ahead, chosen.peak_bytes) == ("second", 8, 80)
     assert found.fastest("unlimited").name == "first"

@@ -15,6 +15,7 @@ from shardwright.report.frontier.table import (
 )
 from shardwright.report.summary import LEGEND
 from tests.harness import plans
+from tests.harness.plan_simulations import FunctionSimulation
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "frontier.txt"
 
@@ -69,7 +70,9 @@ def test_shares_are_explained_where_there_are_some():
 def test_memory_that_is_settled_is_told_from_what_adds_up():
     settled = plans.frontier()
     assert SETTLED not in frontier_text(settled, settled[1])
-    text = frontier_text(SearchedFrontier(settled.plans, settle=lambda plan: plan), settled[1])
+    text = frontier_text(
+        SearchedFrontier(settled.plans, simulation=FunctionSimulation()), settled[1]
+    )
     assert text.endswith(SETTLED)
     assert "<= 300 MiB" in text and "~ " in text
     assert len(SETTLED) <= PLAIN_WIDTH
