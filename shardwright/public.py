@@ -162,17 +162,10 @@ class Frontier(SearchedFrontier):
         search_seconds: wall seconds that the search took.
         constraints: the constraints that all `plans` meet.
         broken: for each baseline that breaks constraints, which.
-        settle: simulates the memory of a plan; None where no search made the frontier.
-        compare: simulates time and memory of a plan and says nothing about what they consist of;
-            None as above.
-        peak: simulates the peak memory of a plan alone; None as above.
-        seconds: simulates the time of a plan alone; None as above.
-        least_seconds: for a plan, a lower bound of its simulated time; None as above.
+        simulation: simulates time and memory of plans; None where no search made the frontier.
         least: for each plan, a lower bound in bytes on its memory; None as above.
         least_of_baseline: the same for each baseline; None as above.
         off_frontier: finds faster plans off the frontier within a limit; None as above.
-        deepen: gathers more buckets of parameters ahead in a plan, where that makes it faster; None
-            as above.
         pipelines: a few plans with stages, compared with the plan that is chosen of the others.
         least_within: bytes -> a lower bound of the seconds of all plans within that memory.
         foresight: simulates plans in several processes before they are compared; None as above.
