@@ -1,0 +1,1 @@
+"""Adapters for other trainers: transformers, accelerate and Lightning, each imported by itself."""
