@@ -1,10 +1,7 @@
-"""Accelerate's Accelerator, training under a plan: it prepares the optimizer, and no module.
+"""Accelerate's loop, training under a plan: a PlannedAccelerator prepares the planned module.
 
 $ torchrun --nproc-per-node 2 examples/integrations/accelerate_mlp.py             # the fastest plan
 $ torchrun --nproc-per-node 2 examples/integrations/accelerate_mlp.py plan.json   # one made before
-
-`Accelerator.prepare` would wrap the module in DistributedDataParallel, which takes no
-DTensors, and would give every rank another batch; a planned module cuts the global batch itself.
 """
 
 from __future__ import annotations
@@ -13,11 +10,11 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardwright as sw
+from shardwright.integrations.accelerate import PlannedAccelerator
 
 BATCH, STEPS, ACCUMULATED, NORM = 32, 10, 2, 0.5
 
@@ -39,12 +36,13 @@ def data() -> TensorDataset:
     return TensorDataset(points, points[:, :4].argmax(dim=1))
 
 
-def train(module: nn.Module, accelerator: Accelerator) -> list[float]:
+def train(module: nn.Module, accelerator: PlannedAccelerator) -> list[float]:
     """Losses of ten batches, of which two each make an update; gradients are clipped."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    optimizer = accelerator.prepare(optimizer)  # and a schedule, but no module and no loader
+    loader = DataLoader(data(), batch_size=BATCH)  # of the global batch
+    module, optimizer, loader = accelerator.prepare(module, optimizer, loader)
     losses = []
-    for batch in DataLoader(data(), batch_size=BATCH):
+    for batch in loader:
         with accelerator.accumulate(module):
             loss = module(*batch)
             accelerator.backward(loss)
@@ -58,19 +56,19 @@ def train(module: nn.Module, accelerator: Accelerator) -> list[float]:
 
 def main() -> None:
     """Ten batches, the same on any number of ranks."""
-    gpu = torch.cuda.is_available()
-    accelerator = Accelerator(cpu=not gpu, gradient_accumulation_steps=ACCUMULATED)
     torch.manual_seed(0)  # the same weights on every rank
     model = Classifier()
     if sys.argv[1:]:
         plan = sw.Plan.load(sys.argv[1])
     else:
-        machine = sw.Machine.preset(f"{os.environ['WORLD_SIZE']}xcpu")
-        plan = sw.plan(model, data()[:BATCH], machine=machine)
+        machine = f"{os.environ['WORLD_SIZE']}xcpu"
+        plan = sw.plan(model, data()[:BATCH], machine=machine, stages=(1,))
+    cpu = not torch.cuda.is_available()
+    accelerator = PlannedAccelerator(plan, cpu=cpu, gradient_accumulation_steps=ACCUMULATED)
     losses = train(sw.parallelize(model, plan), accelerator)
     found = " ".join(f"{loss:.6f}" for loss in losses)
     accelerator.print(f"plan: {plan}\nlosses: {found}")
-    accelerator.end_training()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, training under a plan: its ModelParallelStrategy takes modules of DTensors.
+"""Lightning's Trainer, training under a plan: a strategy, and a LightningModule as it was.
 
 $ torchrun --nproc-per-node 2 examples/integrations/lightning_mlp.py             # the fastest plan
 $ torchrun --nproc-per-node 2 examples/integrations/lightning_mlp.py plan.json   # one made before
@@ -11,38 +11,13 @@ import sys
 
 import lightning
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardwright as sw
+from shardwright.integrations.lightning import PlannedStrategy
 
 BATCH, STEPS = 32, 10
-
-
-class Planned(lightning.LightningModule):
-    """Any module whose forward pass returns the loss, under a plan."""
-
-    def __init__(self, model: nn.Module, plan: sw.Plan) -> None:
-        super().__init__()
-        self.serial, self.model = [model], None  # in a list: Lightning need not know its parameters
-        self.plan = plan
-        self.losses: list[float] = []
-
-    def configure_model(self) -> None:
-        """Lightning calls this on every rank, when they have met, and perhaps again."""
-        if self.model is None:
-            self.model = sw.parallelize(*self.serial, self.plan)
-
-    def training_step(self, batch: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
-        """The loss of a global batch; the module takes this rank's part of it."""
-        loss: torch.Tensor = self.model(*batch)
-        self.losses.append(loss.item())
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Its parameters are DTensors under their own names."""
-        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
 
 
 class Classifier(nn.Module):
@@ -54,6 +29,25 @@ class Classifier(nn.Module):
 
     def forward(self, points: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self.output(self.hidden(points).relu()), classes)
+
+
+class Training(lightning.LightningModule):
+    """A LightningModule, whose `model` the strategy plans."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.losses: list[float] = []
+
+    def training_step(self, batch: tuple[torch.Tensor, ...], index: int) -> torch.Tensor:
+        """The loss of a global batch; the module takes this rank's part of it."""
+        loss: torch.Tensor = self.model(*batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Called when `model` runs the plan; its parameters have their own names."""
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def data() -> TensorDataset:
@@ -70,12 +64,12 @@ def main() -> None:
     if sys.argv[1:]:
         plan = sw.Plan.load(sys.argv[1])
     else:
-        plan = sw.plan(model, data()[:BATCH], machine=sw.Machine.preset(f"{ranks}xcpu"))
-    module = Planned(model, plan)
+        plan = sw.plan(model, data()[:BATCH], machine=f"{ranks}xcpu", stages=(1,))
+    module = Training(model)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=ranks),
+        strategy=PlannedStrategy(plan),
         use_distributed_sampler=False,  # every rank gets the global batch
         max_epochs=1,
         logger=False,

@@ -49,7 +49,9 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
         decided = ("mixed_precision", "fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin")
         for name in (*decided, "parallelism_config", "dynamo_plugin", "dynamo_backend"):
             if options.get(name) not in (None, "no"):
-                raise PlanError(f"the plan decides on {name}; leave it out, and plan with what it is")
+                raise PlanError(
+                    f"the plan decides on {name}; leave it out, and plan with what it is"
+                )
         loading = copy.copy(options.pop("dataloader_config", None) or DataLoaderConfiguration())
         loading.dispatch_batches = False  # by which the first process reads for all
         hide_ranks(PartialState(cpu=cpu))
@@ -130,9 +132,12 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
     def _without_tensors(self, reader: int) -> Iterator[None]:
         """Hide module and optimizer from accelerate, which saves and loads them whole."""
         self._one_of_each()
-        models, optimizers, rank = self._models, self._optimizers, self.state.process_index
-        self._models, self._optimizers, self.state.process_index = [], [], reader
+        hidden = {"_models": self._models, "_optimizers": self._optimizers}
+        rank = self.state.process_index
+        self.__dict__.update(_models=[], _optimizers=[])
+        self.state.process_index = reader
         try:
             yield
         finally:
-            self._models, self._optimizers, self.state.process_index = models, optimizers, rank
+            self.__dict__.update(hidden)
+            self.state.process_index = rank

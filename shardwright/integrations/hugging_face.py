@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,6 +12,11 @@ from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from shardwright.integrations.accelerate import hide_ranks
+from shardwright.integrations.hugging_face_arguments import (
+    check_arguments,
+    first_batch,
+    planned_arguments,
+)
 from shardwright.integrations.planned_runs import (
     found_plan,
     is_first_rank,
@@ -26,30 +30,14 @@ from shardwright.runtime.model_values import Stored
 from shardwright.runtime.weight_files.pretrained import has_adapters
 from shardwright.train.checkpoint.export import export_pretrained
 
-# What the plan decides, or what needs hooks on layers or another loss than the model's.
-_REFUSED: Mapping[str, str] = {
-    "fp16": "plan for bf16=True, which needs no scaled loss",
-    "fp16_full_eval": "evaluation computes as the plan does",
-    "bf16_full_eval": "evaluation computes as the plan does",
-    "fsdp": "the plan says what is sharded",
-    "deepspeed": "the plan says what is sharded",
-    "parallelism_config": "the plan says what is sharded",
-    "gradient_checkpointing": "the plan says what is recomputed",
-    "activation_checkpointing": "the plan says what is recomputed",
-    "torch_compile": "plan with the strategy's compile=regional",
-    "neftune_noise_alpha": "add the noise in the model's forward",
-    "label_smoothing_factor": "compute such a loss in the model's forward",
-    "auto_find_batch_size": "the plan is for one batch",
-    "load_best_model_at_end": "read trainer.state.best_model_checkpoint with from_pretrained",
-}
-
 
 class PlannedTrainer(Trainer):  # type: ignore[misc]
     """A `Trainer` that trains the model under a plan; start it by torchrun.
 
     To the Trainer there is one device: `per_device_train_batch_size` is the global batch, on any
     number of ranks, and loaders give it to each of them. `save_model` writes what `from_pretrained`
-    reads. Checkpoints are resumed under any plan and on any number of ranks.
+    reads. Checkpoints are resumed under any plan and on any number of ranks. Batches of an update
+    are weighted by their labels, as by the Trainer.
 
     Args:
         model: a model of transformers with one copy of its values on each rank, or on the meta
@@ -77,38 +65,19 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         weights: Stored = None,
         **more: Any,
     ) -> None:
-        for name, instead in _REFUSED.items():
-            if getattr(args, name, None):
-                raise PlanError(f"{name} goes with no planned module: {instead}")
-        if given := {"model_init", "compute_loss_func"} & more.keys():
-            raise PlanError(f"{min(given)} goes with no planned module: give a model with its loss")
-        routed = getattr(getattr(model, "config", None), "output_router_logits", False)
-        if args.gradient_accumulation_steps > 1 and routed:
-            raise PlanError(
-                "with output_router_logits the loss is no mean over labels, by which batches of an"
-                " update are weighted; use gradient_accumulation_steps=1"
-            )
-        precision = "bf16" if args.bf16 else "model"
-        args = copy.copy(args)
-        args.mixed_precision = "no"  # casts are operators of the plan
-        args.accelerator_config = copy.copy(args.accelerator_config)
-        args.accelerator_config.dispatch_batches = False  # by which the first process reads for all
-        args.prediction_loss_only = args.prediction_loss_only or outputs == "loss"
+        check_arguments(model, args, more)
+        args = planned_arguments(args, outputs)
         hide_ranks(args.distributed_state)
         super().__init__(model, args, **more)
         self._set_signature_columns_if_needed()  # of the model's forward
+        model.train()  # from_pretrained returns it in evaluation mode
         if plan is None:
-            kind, options = self.get_optimizer_cls_and_kwargs(args, model)
-            fused = kind is torch.optim.AdamW and options.get("fused")
-            plan = found_plan(
-                model,
-                (),
-                self._example(),
-                machine,
-                outputs,
-                optimizer="adamw_fused" if fused else kind,
-                precision=precision,
-            )
+            kind, values = self.get_optimizer_cls_and_kwargs(args, model)
+            fused = kind is torch.optim.AdamW and values.get("fused")
+            options = {"optimizer": "adamw_fused" if fused else kind}
+            options["precision"] = "bf16" if args.bf16 else "model"
+            example = first_batch(self.get_train_dataloader)
+            plan = found_plan(model, (), example, machine, outputs, **options)
         elif args.bf16 and plan.numerics.precision != "bf16":
             raise PlanError("bf16=True, and the plan is of another precision; plan with bf16")
         self.plan, self.outputs = plan, outputs
@@ -119,11 +88,6 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Leave the model where it is: `parallelize` puts each rank's part on its device."""
-
-    def _example(self) -> dict[str, Any]:
-        """The first batch, read without a change of random numbers."""
-        with torch.random.fork_rng():
-            return dict(next(iter(self.get_train_dataloader())))
 
     def compute_loss(
         self,
@@ -158,7 +122,7 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         """Write weights and configuration from all ranks, and the rest as the Trainer does."""
         folder = Path(output_dir or self.args.output_dir)
         if self.adapted is not None:
-            export_pretrained(self.model, self.adapted, folder)
+            export_pretrained(cast(Any, self.model), self.adapted, folder)
         else:
             self.model.save_pretrained(folder)
         if is_first_rank():
@@ -168,7 +132,9 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
             torch.save(self.args, folder / "training_args.bin")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        save_run(Path(output_dir), self.plan, *self._run(), self.state.global_step)
+        folder, optimizer = Path(output_dir), self.optimizer.optimizer  # which accelerate wraps
+        step = self.state.global_step
+        save_run(folder, self.plan, self.model, optimizer, self.lr_scheduler, step)
 
     def _save_rng_state(self, output_dir: str) -> None:
         if is_first_rank():  # all ranks draw the same
@@ -179,8 +145,5 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            resume_run(Path(checkpoint), self.plan, *self._run())
-
-    def _run(self) -> tuple[Any, ...]:
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
-        return self.model, optimizer, self.lr_scheduler
+            folder, optimizer = Path(checkpoint), self.optimizer.optimizer
+            resume_run(folder, self.plan, self.model, optimizer, self.lr_scheduler)

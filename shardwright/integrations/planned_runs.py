@@ -47,7 +47,7 @@ def found_plan(
 def planned_module(
     model: nn.Module, plan: Plan, outputs: str, weights: Stored = None, seed: int = 0
 ) -> ParallelModule:
-    """The module of `plan`; raises `PlanError` for pipelines, which have no forward pass to call."""
+    """The module of `plan`; raises `PlanError` for pipelines, which have no forward pass."""
     if plan.pipeline is not None:
         raise PlanError(
             "the plan has pipeline stages, which have no forward pass for a trainer to call; plan"
@@ -82,13 +82,12 @@ def resume_run(
 ) -> None:
     """Restore what `save_run` wrote, under any plan and on any number of ranks.
 
-    Raises `CheckpointError` on every rank: there is nothing, or it is of another model or optimizer.
+    Raises `CheckpointError` where there is none, or one of another model or optimizer.
     """
-    here = (folder / SHARDED).is_dir()
-    if not here:
+    if not (folder / SHARDED).is_dir():
         raise CheckpointError(
-            f"{folder} has no folder '{SHARDED}', in which ranks wrote parameters and optimizer; give"
-            " a checkpoint that this trainer wrote with its optimizer"
+            f"{folder} has no '{SHARDED}', in which ranks wrote parameters and optimizer; give a"
+            " checkpoint that was written under a plan, with its optimizer"
         )
     run = _state(module, optimizer, schedule, 0)
     Checkpoints(folder / SHARDED, plan, keep=1).resume(run)

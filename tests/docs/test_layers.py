@@ -24,11 +24,18 @@ LAYERS = (  # the lowest first; packages of one layer do not import each other
 # The planner is handed what only torch knows: the memory of single operator calls.
 NEVER = {("planner", "tracing")}
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
-TOP = ("cli", "api", "public", "__init__", "__main__")  # may import every package, and each other
+TOP = (
+    "cli",
+    "integrations",
+    "api",
+    "public",
+    "__init__",
+    "__main__",
+)  # may import every package, and each other
 
 TORCH = ("torch", "transformers")  # transformers imports torch
 KNOW_TORCH = (
-    "tracing", "runtime", "profile", "train", "api", "__init__",
+    "tracing", "runtime", "profile", "train", "integrations", "api", "__init__",
 )  # fmt: skip
 MAX_LINES = 500
 MAX_FILES = 16

@@ -1,5 +1,6 @@
-"""The examples of other trainers: under a plan that shards, the losses of the plain model."""
+"""Other trainers under a plan: a run saved and resumed under another plan is that of one device."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,86 +10,102 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.plan_io.files import save_plan
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "integrations"
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 
-@pytest.fixture
-def example(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-
-
 @pytest.mark.hf
-def test_hugging_faces_trainer_trains_under_a_plan(example, tmp_path):
-    from hf_trainer import BATCH, data, default_data_collator, gpt2, train
+def test_hugging_faces_trainer_resumes_under_another_plan(tmp_path):
+    """Accumulated batches with ignored labels, clipping, evaluation with metrics, a schedule."""
+    from transformers import GPT2LMHeadModel
 
-    batch = default_data_collator(data()[:BATCH])
-    losses = run("hf_trainer.py", sharded(gpt2(), (), batch, tmp_path))
-    model = gpt2()
+    from tests.harness.trainers import hugging_face_run as script
 
-    class Loss(torch.nn.Module):  # what a planned module returns
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, **inputs):
-            return self.model(**inputs).loss
-
-    torch.testing.assert_close(losses, torch.tensor(train(Loss())), rtol=0, atol=2e-4)
-
-
-def test_lightning_trains_under_a_plan(example, tmp_path):
-    from lightning_mlp import BATCH, STEPS, Classifier, data
-
-    torch.manual_seed(0)
-    model = Classifier()
-    losses = run("lightning_mlp.py", sharded(model, data()[:BATCH], {}, tmp_path))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    expected = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = model(*data()[step * BATCH : (step + 1) * BATCH])
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
-    torch.testing.assert_close(losses, torch.tensor(expected), rtol=0, atol=2e-6)
+    batch = script.default_data_collator(script.data()[: script.BATCH])
+    plans = written(script.gpt2(), (), batch, tmp_path)
+    halves = resumed("hugging_face", tmp_path, plans, 4, 8)
+    (tmp_path / "alone").mkdir()
+    expected, trainer = script.run(tmp_path / "alone", 8)
+    found = [entry for half in halves for entry in half]
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    numbers, right = (torch.tensor([e[2] for e in of]).double() for of in (found, expected))
+    torch.testing.assert_close(numbers, right, rtol=1e-6, atol=0)  # losses are in float32
+    same_weights(tmp_path, trainer.model, atol=1e-7)
+    stored = GPT2LMHeadModel.from_pretrained(tmp_path / "saved", dtype=torch.float64)
+    same_weights(tmp_path, stored, atol=0)
 
 
-def test_accelerate_trains_under_a_plan(example, tmp_path):
-    """Two batches make an update, and gradients are clipped, by the Accelerator on both sides."""
-    from accelerate import Accelerator
-    from accelerate_mlp import ACCUMULATED, BATCH, Classifier, data, train
+def test_an_accelerator_resumes_under_another_plan(tmp_path):
+    """Two batches make an update, gradients are clipped, and samples are shuffled."""
+    from tests.harness.trainers import accelerate_run as script
+    from tests.harness.trainers.classifier import BATCH, Classifier, data
 
-    torch.manual_seed(0)
-    model = Classifier()
-    losses = run("accelerate_mlp.py", sharded(model, data()[:BATCH], {}, tmp_path))
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
-    expected = torch.tensor(train(model, accelerator))
-    assert expected[-1] < 0.9 * expected[0]
-    torch.testing.assert_close(losses, expected, rtol=0, atol=2e-6)
+    plans = written(Classifier(), data()[:BATCH], {}, tmp_path)
+    halves = resumed("accelerate", tmp_path, plans, 2, 4)
+    (tmp_path / "alone").mkdir()
+    expected, module = script.alone(tmp_path / "alone", 4)
+    found = torch.tensor([number for half in halves for number in half]).double()
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-10, atol=0)
+    same_weights(tmp_path, module, atol=1e-10)
 
 
-def sharded(model, args, kwargs, folder):
-    """A file with the fully sharded plan on two ranks."""
+def test_lightning_resumes_under_another_plan(tmp_path):
+    """Two batches make an update, gradients are clipped, and batch norm is evaluated."""
+    from tests.harness.trainers import lightning_run as script
+    from tests.harness.trainers.classifier import BATCH, Classifier, data
+
+    plans = written(Classifier(), data()[:BATCH], {}, tmp_path)
+    first, second = resumed("lightning", tmp_path, plans, 2, 4)
+    (tmp_path / "alone").mkdir()
+    expected, module = script.run(tmp_path / "alone", 4)
+    found = {**second, "losses": first["losses"] + second["losses"]}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-10), name
+    same_weights(tmp_path, module, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "lightning_mlp", "accelerate_mlp"])
+def test_the_examples_run(name):
+    done = torchrun([EXAMPLES / f"{name}.py"])
+    losses = [line for line in done.stdout.splitlines() if line.startswith("losses: ")]
+    first, *_, last = (float(loss) for loss in losses[0].split()[1:])
+    assert last < first
+
+
+def written(model, args, kwargs, folder):
+    """Files with a plan that shards parameters, and with one of tensor parallelism."""
     graph = sw.capture(model, args, kwargs)
-    plans = sw.search(graph, sw.Machine.preset("2xcpu")).baselines
-    (plan,) = [plan for plan in plans if plan.name == "fully sharded"]
-    assert any("S" in str(parameter.layout) for parameter in plan.parameters)
-    save_plan(plan, folder / "plan.json")
-    return folder / "plan.json"
+    plans = {plan.name: plan for plan in sw.search(graph, sw.Machine.preset("2xcpu")).baselines}
+    files = []
+    for name in ("fully sharded", "tensor parallel"):
+        sw.Plan.of(plans[name]).save(folder / f"{name}.json")
+        files.append(folder / f"{name}.json")
+    return files
 
 
-def run(name, plan):
-    """The losses that an example prints on two ranks."""
-    root = str(EXAMPLES.parents[1])
+def resumed(kind, folder, plans, *ends):
+    """What the script of `kind` writes: to the first end under the first plan, and so on."""
+    found = []
+    for end, plan in zip(ends, plans, strict=True):
+        torchrun(["-m", f"tests.harness.trainers.{kind}_run", folder, end, plan])
+        found.append(json.loads((folder / "history.json").read_text()))
+    return found
+
+
+def same_weights(folder, model, atol):
+    found = torch.load(folder / "final.pt")
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=atol)
+
+
+def torchrun(arguments):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(EXAMPLES / name), str(plan)],
-        capture_output=True, text=True, timeout=400, check=False,
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+         *map(str, arguments)],
+        capture_output=True, text=True, timeout=400, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("losses: ")]
-    return torch.tensor([float(loss) for loss in line.split()[1:]])
+    return done
