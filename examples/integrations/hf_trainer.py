@@ -1,18 +1,16 @@
 """Hugging Face's Trainer, training a GPT-2 under a plan.
 
 To the Trainer there is one device: it gets the global batch, and the planned module takes each
-rank's part of it. Started again with the same folder, it goes on from the last checkpoint, also
-on another number of ranks.
+rank's part of it. Started again it goes on from the last checkpoint, also on other devices.
 
-$ torchrun --nproc-per-node 2 examples/integrations/hf_trainer.py               # the fastest plan
-$ torchrun --nproc-per-node 2 examples/integrations/hf_trainer.py runs/gpt2     # with checkpoints
+$ torchrun --nproc-per-node 2 examples/integrations/hf_trainer.py             # to runs/gpt2
+$ torchrun --nproc-per-node 4 examples/integrations/hf_trainer.py runs/gpt2   # on from there
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -45,12 +43,12 @@ def data() -> list[dict[str, torch.Tensor]]:
 
 def main() -> None:
     """Twenty steps, the same on any number of ranks."""
-    folder = sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp()
+    folder = sys.argv[1] if sys.argv[1:] else "runs/gpt2"  # that all ranks see
     arguments = TrainingArguments(
         folder,
         per_device_train_batch_size=BATCH,
         num_train_epochs=2,
-        save_strategy="epoch" if sys.argv[1:] else "no",
+        save_strategy="epoch",
         logging_steps=1,
         learning_rate=3e-3,
         use_cpu=not torch.cuda.is_available(),

@@ -14,8 +14,8 @@ DOCS = ROOT / "docs"
 # Pages whose blocks without a title are parts of a longer program; tests of their subjects run it.
 PARTS = ("async.md", "big-models.md", "constraints.md", "pipelines.md", "training.md")
 PAGES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
-PRINTS = {"train.py": 5}  # how often a file prints a loss
-BLOCK = re.compile(r"^```python(?: title=\"(.+)\")?\n(.*?)^```$", re.M | re.S)
+PRINTS = {"train.py": 5, "finetune.py": 1, "lora.py": 1}  # how often a file prints a loss
+BLOCK = re.compile(r"^```python(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.M | re.S)
 
 
 def blocks(page):
