@@ -53,7 +53,7 @@ def planned_module(
             "the plan has pipeline stages, which have no forward pass for a trainer to call; plan"
             " with stages=(1,), or use pm.train_step"
         )
-    module = parallelize(model, plan, outputs=outputs, weights=weights, seed=seed)
+    module = parallelize(model, plan, outputs=outputs, batch="global", weights=weights, seed=seed)
     assert isinstance(module, ParallelModule), "it has no stages"
     return module
 

@@ -134,6 +134,32 @@ def local_inputs(
     return {key: to_device(tile, device) for key, tile in found.items()}
 
 
+def replica_of(parts: Mapping[str, InputPart], whole: int, part: int) -> tuple[int, int]:
+    """The number of this rank's part, `part` rows of `whole`, and how many parts there are.
+
+    Ranks with the same number read the same rows. Raises `BatchError` where parts are no whole
+    rows, or not as many on each rank.
+    """
+    numbers = set()
+    for one in parts.values():
+        if one.whole_shape[:1] != (whole,):
+            continue
+        if whole % part or one.shape != (part, *one.whole_shape[1:]):
+            raise BatchError(
+                f"the plan gives this rank {list(one.shape)} of {list(one.whole_shape)}, no equal"
+                " number of whole rows; pass the global batch, or what local_batch returns"
+            )
+        rows = torch.arange(whole).view(-1, *[1] * (len(one.shape) - 1)).expand(one.whole_shape)
+        mine = one.of(rows, one.key).reshape(part, -1)[:, 0].tolist()
+        run = next((i for i in range(1, part) if mine[i] != mine[i - 1] + 1), part)
+        numbers.add(mine[0] // run)  # micro-batches have a run of rows each
+    if len(numbers) > 1:
+        raise BatchError(
+            "the plan gives this rank other rows of some inputs; pass the global batch"
+        )
+    return (numbers.pop() if numbers else 0), whole // part
+
+
 def _other_shape(name: str, given: torch.Tensor, *shapes: Shape) -> str:
     planned = f"{list(shapes[0])}"
     if len(set(shapes)) > 1:

@@ -1,14 +1,15 @@
-"""Captures the graph of each mode of a model, train or eval, on first use.
+"""Captures the graph of each mode of a model, train or eval, and of smaller batches, on first use.
 
 A graph computes what the model computes in the mode in which it was captured: the behaviour of
 batch norm, dropout and `if self.training` is fixed. A parallel module keeps the model's structure
 without weights, switches it when the user switches the module, and captures it again if the mode of
-a sub-module differs. The new graph runs by the same plan, on the same parameters and buffers.
+a sub-module differs. The new graph runs by the same plan, on the same parameters and buffers. A
+batch of fewer rows, such as the last one of an epoch, has a graph of its own in each mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op
 from shardwright.ir.plan import InputSpec, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.runtime.plan_transfer import same_without_dropout, with_last
+from shardwright.tracing.arguments import BatchError
 from shardwright.tracing.call import CaptureError, example_call
 from shardwright.tracing.discovery.discover import capture_with_rules
 from shardwright.tracing.export.opaque import without_weights
@@ -29,9 +31,9 @@ Flags = tuple[bool, ...]  # `training` of every module
 
 @dataclass(frozen=True)
 class ModeModule:
-    """The module of a mode: `module`, or the one that was planned; dropout in it only if `draws`.
+    """The module of a mode and batch: `module`, or the one that was planned.
 
-    `error` is why the mode cannot run.
+    Dropout is in it only if `draws`. `error` is why the mode cannot run.
     """
 
     module: Any = None
@@ -43,9 +45,9 @@ class ModeModule:
 class Modes:
     """The modes of one parallel module.
 
-    `capture` captures a model in the mode it is in, `make` makes the module of another graph than
-    the planned one, which is `planned`; it runs on what `owner` holds. `owner` is given with each
-    call too: a copy of it has a copy of its modes.
+    `capture` captures a model in the mode it is in, with so many rows of the batch or all, `make`
+    makes the module of another graph than the planned one, which is `planned`; it runs on what
+    `owner` holds. `owner` is given with each call too: a copy of it has a copy of its modes.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class Modes:
         owner: nn.Module,
         model: nn.Module,
         planned: Captured,
-        capture: Callable[[nn.Module], Captured],
-        make: Callable[[Captured, Any], nn.Module],
+        capture: Callable[[nn.Module, int | None], Captured],
+        make: Callable[[Captured, Any, int | None], nn.Module],
     ) -> None:
         self.planned, self.capture, self.make = planned, capture, make
         self.structure = without_weights(model)
@@ -71,7 +73,9 @@ class Modes:
             if not planned.graph.tensor[leaf.name].requires_grad
         }
         self.unfrozen: tuple[str, ...] = ()
-        self.known: dict[tuple[Flags, tuple[str, ...]], ModeModule] = {(self.now, ()): ModeModule()}
+        self.known: dict[tuple[Flags, tuple[str, ...], int | None], ModeModule] = {
+            (self.now, (), None): ModeModule()
+        }
         # These cannot be captured without weights and constants in their memory.
         if planned.opaque or planned.constants or not self.is_copy:
             self._capture_now(owner, model)
@@ -92,8 +96,11 @@ class Modes:
         self._show(owner)
         self.now = self.flags()
 
-    def running(self, owner: nn.Module) -> ModeModule:
-        """The module of the current mode; raises `PlanError` if none can run in it."""
+    def running(self, owner: nn.Module, rows: int | None = None) -> ModeModule:
+        """The module of the current mode, for the planned batch or for one of so many rows.
+
+        Raises `PlanError` if none can run in it, `BatchError` if none can run that many rows.
+        """
         switched = [
             (ours, theirs) for ours, theirs in self.pairs if ours.training != theirs.training
         ]
@@ -103,10 +110,15 @@ class Modes:
             self.now = self.flags()
         if self.frozen and torch.is_grad_enabled():
             self._follow(owner)
-        key = self.now, self.unfrozen
+        key = self.now, self.unfrozen, rows
         if key not in self.known:
-            self.known[key] = self._found(owner, self.structure)
+            self.known[key] = self._found(owner, self.structure, rows)
         found = self.known[key]
+        if found.error and rows is not None:
+            raise BatchError(
+                f"the batch has {rows} rows, for which the planned model cannot be captured"
+                f" ({found.error}); leave it out (drop_last=True), or pad it"
+            )
         if found.error:
             raise PlanError(found.error)
         return found
@@ -127,8 +139,10 @@ class Modes:
         for ours, theirs in self.pairs:
             ours.training = theirs.training
 
-    def _found(self, owner: nn.Module, model: nn.Module) -> ModeModule:
+    def _found(self, owner: nn.Module, model: nn.Module, rows: int | None = None) -> ModeModule:
         mode = "training" if model.training else "evaluation"
+        if rows is not None and (not self.is_copy or self.planned.opaque or self.planned.constants):
+            return ModeModule(error="its graph needs the values of weights or constants")
         if self.unfrozen and (not self.is_copy or self.planned.opaque or self.planned.constants):
             return ModeModule(
                 error=f"{self.unfrozen[0]} was frozen when the plan was made and requires a"
@@ -143,12 +157,14 @@ class Modes:
         try:
             # These tensors outlive the call, which may be in inference mode.
             with torch.inference_mode(False), torch.enable_grad():
-                captured = self.capture(model)
+                captured = self.capture(model, rows)
+                if rows is not None:
+                    return ModeModule(self.make(captured, owner, rows))
                 if _is_same(self.planned, captured):
                     return ModeModule()
                 if not self.unfrozen and _is_same_without_dropout(self.planned, captured):
                     return ModeModule(draws=False)
-                return ModeModule(self.make(captured, owner))
+                return ModeModule(self.make(captured, owner, None))
         except (CaptureError, PipelineError, PlanError) as e:
             return ModeModule(error=f"the model cannot run in {mode} mode under this plan: {e}")
 
@@ -159,19 +175,36 @@ class Modes:
         for mode in (False, True):
             model.train(mode)
             self.structure.train(mode)
-            if (key := (self.flags(), ())) not in self.known:
+            if (key := (self.flags(), (), None)) not in self.known:
                 self.known[key] = self._found(owner, model)
             for module, training in (*before, *own):
                 module.training = training
 
 
-def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module], Captured]:
-    """A function that captures the call of `graph` again, with the loss or all that is returned."""
+def with_rows(inputs: Sequence[InputSpec], rows: int | None) -> list[InputSpec]:
+    """`inputs` of a batch of so many rows; None: as they are.
+
+    The first input with dimensions says how many rows the batch has.
+    """
+    planned = next((spec.shape[:1] for spec in inputs if spec.shape), ())
+    if rows is None:
+        return list(inputs)
+    return [
+        replace(spec, shape=(rows, *spec.shape[1:])) if spec.shape[:1] == planned else spec
+        for spec in inputs
+    ]
+
+
+def recapture(graph: Graph, outputs: str = "loss") -> Callable[[nn.Module, int | None], Captured]:
+    """A function that captures the call of `graph` again, with the loss or all that is returned.
+
+    It takes the model, and the number of rows of another batch, or None.
+    """
     tensors = ((leaf.keys[0], graph.tensor[leaf.name]) for leaf in graph.leaves_of(LeafKind.INPUT))
     inputs = [InputSpec(key, t.shape, t.dtype, t.requires_grad) for key, t in tensors]
-    args, kwargs = example_call(inputs, graph.constants)
 
-    def capture(model: nn.Module) -> Captured:
+    def capture(model: nn.Module, rows: int | None) -> Captured:
+        args, kwargs = example_call(with_rows(inputs, rows), graph.constants)
         found = capture_with_rules(model, args, kwargs, graph.numerics, outputs)
         if found.returned is None:
             return found
@@ -191,8 +224,8 @@ def evaluates_without_dropout(structure: nn.Module, graph: Graph) -> bool:
     fused = replace(graph, numerics=replace(graph.numerics, rng="fast"))
     modes = [(module, module.training) for module in structure.modules()]
     try:
-        trained = recapture(fused)(structure).graph
-        evaluated = recapture(fused)(structure.eval()).graph
+        trained = recapture(fused)(structure, None).graph
+        evaluated = recapture(fused)(structure.eval(), None).graph
     except CaptureError:  # cannot be determined without weights
         return False
     finally:

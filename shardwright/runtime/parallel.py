@@ -26,7 +26,7 @@ from shardwright.runtime.comm.equal_ranks import warn_of_other_weights
 from shardwright.runtime.deferred.sources import RecordedSources, give_memory, with_sources
 from shardwright.runtime.device import default_device, permit_tf32
 from shardwright.runtime.model_values import Stored, with_values
-from shardwright.runtime.modes import Modes, recapture
+from shardwright.runtime.modes import Modes, recapture, with_rows
 from shardwright.runtime.module_options import ModuleOptions
 from shardwright.runtime.parallel_module import ParallelModule
 from shardwright.runtime.parameters.dtensor_access import mend_dtensors
@@ -50,6 +50,7 @@ def parallelize(
     seed: int = 0,
     device: torch.device | str | None = None,
     outputs: str = "loss",
+    batch: str = "any",
     tune_host: bool = False,
     init: Callable[[nn.Module], object] | str | None = None,
     weights: Stored = None,
@@ -71,6 +72,10 @@ def parallelize(
             made current) if the process group joins GPUs; without a group, where the model is.
         outputs: `"loss"`: a call returns the loss, where the model has one. `"model"`: it returns
             what the model returns, each tensor whole and of the global batch, on every rank.
+        batch: what each rank passes to a call. `"global"`: the whole batch, always. `"local"`: its
+            part of the batch, always, as `local_batch` cuts it or a `DistributedSampler` gives it.
+            `"any"`: either, by its shape. A batch of fewer rows than planned has a graph of its
+            own, captured at its first call; with `"any"` one of as many rows as a part is a part.
         tune_host: whether ranks on CPUs change how the host runs this process, until it ends: freed
             memory stays in the process, Gloo's threads are scheduled as `SCHED_BATCH`, and waits
             for small collectives spin for some milliseconds before they sleep. Steps are faster
@@ -95,7 +100,7 @@ def parallelize(
             missing or not expected, or tensor of another shape or dtype, is named before one is
             read.
     """
-    _check_given(plan, seed, outputs)
+    _check_given(plan, seed, outputs, batch)
     # Before the first collective: NCCL's are on the current GPU, which this may set.
     device = _device(device, model if isinstance(model, nn.Module) else None)
     built, sources = with_values(model, init, weights)
@@ -108,6 +113,8 @@ def parallelize(
             give_memory(built, sources)
             found = _parallelized(built, plan, seed, device, outputs, tune_host)
     found._sw_saved = PretrainedForm.of(built)
+    if isinstance(found, ParallelModule):
+        found._sw_declare(batch)
     if isinstance(sources, RecordedSources):
         sources.finish()
     return found
@@ -152,7 +159,7 @@ def _parallelized(
         found._sw_mirror(model)
         update_in_groups(found, found._sw_program.update_parts)
         spare = replace(options, weights={}, buffers=_spare_buffers(found, model, captured))
-        switch = _in_another_mode(plan, (args, kwargs), spare, device_mesh)
+        switch = _in_another_mode(plan, spare, device_mesh)
         capture = recapture(captured.graph, outputs)
         found._sw_set_modes(Modes(found, model, captured, capture, switch))
         if plan.compiled:
@@ -162,30 +169,35 @@ def _parallelized(
 
 
 def _in_another_mode(
-    plan: Plan,
-    call: tuple[tuple[Any, ...], dict[str, Any]],
-    options: ModuleOptions,
-    device_mesh: DeviceMesh | None,
-) -> Callable[[Captured, Any], nn.Module]:
-    """Builds the module of `call` captured in another mode, with the parameters of an owner."""
+    plan: Plan, options: ModuleOptions, device_mesh: DeviceMesh | None
+) -> Callable[[Captured, Any, int | None], nn.Module]:
+    """Builds the module of a call captured in another mode, or with fewer rows, of an owner."""
 
-    def built(other: Captured, owner: Any) -> nn.Module:
-        args, kwargs = call
-        changed = plan_for_graph(plan, other.graph, args, kwargs)
+    def built(other: Captured, owner: Any, rows: int | None) -> nn.Module:
+        args, kwargs = example_call(with_rows(plan.inputs, rows), plan.constants)
+        trained = rows is not None and owner.training  # whose memory recomputing saves
+        changed = plan_for_graph(plan, other.graph, args, kwargs, recomputed=trained)
         analysis = analyze(other.graph)
         decisions = read_plan(changed, other.graph, analysis)
-        return build(other, analysis, decisions, options, device_mesh, owner)
+        made = build(other, analysis, decisions, options, device_mesh, owner)
+        if rows is not None and isinstance(made, ParallelModule):
+            made._sw_first = True  # so that its first batches are compared over all ranks
+        return made
 
     return built
 
 
-def _check_given(plan: Plan, seed: object, outputs: object) -> None:
+def _check_given(plan: Plan, seed: object, outputs: object, batch: object) -> None:
     """Raise an error that names the argument of `parallelize` for one that cannot be."""
     require_plan(plan)
     if not isinstance(seed, int):
         raise PlanError(f"seed is {seed!r}; give a whole number")
     if outputs not in ("loss", "model"):
         raise PlanError(f"outputs is {outputs!r}; choose 'loss', or 'model' for all it returns")
+    if batch not in ("any", "global", "local"):
+        raise PlanError(f"batch is {batch!r}; choose 'global', 'local', or 'any' for either")
+    if batch != "any" and plan.pipeline is not None:
+        raise PlanError("stages of a pipeline take either batch by its shape; leave batch out")
 
 
 def _spare_buffers(
@@ -203,7 +215,7 @@ def _spare_buffers(
 
 def _all_outputs(model: nn.Module, plan: Plan, graph: Graph) -> Captured:
     """The planned call, of which `graph` is the loss, with all that the model returns."""
-    found = recapture(graph, "model")(model)
+    found = recapture(graph, "model")(model, None)
     chunks = graph.numerics.loss_chunks
     if chunks > 1 and not any(op.target == LINEAR_CROSS_ENTROPY for op in found.graph.ops):
         raise PlanError(

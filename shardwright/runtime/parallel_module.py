@@ -22,7 +22,7 @@ from shardwright.program.step.optimize import optimized
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.backend.registry import backend_for
-from shardwright.runtime.batch import input_parts, local_inputs
+from shardwright.runtime.batch import input_parts, local_inputs, replica_of
 from shardwright.runtime.comm.equal_ranks import require_own_parts, require_same_batch
 from shardwright.runtime.device import without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
@@ -70,6 +70,8 @@ class ParallelModule(TrainModule):
         self._sw_captured = captured
         self._sw_form = CallForm(graph, captured.signature)
         self._sw_coordinate = mesh.coordinate(rank)
+        self._sw_whole_rows = self._sw_part_rows = -1  # until calls are declared
+        self._sw_batch = "any"
 
         make = module_maker(captured, mesh, device_mesh, device, training)
         groups = {}
@@ -129,11 +131,53 @@ class ParallelModule(TrainModule):
         Raises:
             BatchError: shapes or dtypes are not those of the plan.
         """
-        running = self._sw_running()
+        self._sw_last_rows = self._sw_rows(args, kwargs)
+        running = self._sw_running(self._sw_last_rows)
         found = running._sw_run(args, kwargs)
         if running is not self:
             self._sw_random = running.get_buffer("_sw_random")
         return found
+
+    def _sw_declare(self, batch: str) -> None:
+        """Say what calls pass: the `"global"` batch, the `"local"` part, or `"any"` of them."""
+        shapes = self._sw_form.shapes
+        key = next((key for key, shape in shapes.items() if shape), None)
+        if key is not None:
+            self._sw_whole_rows = self._sw_part_rows = shapes[key][0]
+            if batch != "global" and key in self._sw_inputs:
+                self._sw_part_rows = self._sw_inputs[key].shape[0]
+        self._sw_batch = batch
+
+    def _sw_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Rows of a global batch that has fewer than planned; None for the planned one.
+
+        None also for a call that differs in more, which is refused where it runs.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        every = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.dim())
+        first = len(next(every, ()))
+        whole, part = self._sw_whole_rows, self._sw_part_rows
+        if first == part or (first == whole and self._sw_batch != "local"):
+            return None
+        counts = set()
+        for key, tensor in self._sw_form.inputs(args, kwargs).items():
+            planned = self._sw_form.shapes[key]
+            if planned[:1] == (whole,) and tensor.shape[1:] == planned[1:]:
+                counts.add(len(tensor))
+            elif tensor.shape != planned:
+                return None
+        if len(counts) != 1:
+            return None
+        (rows,) = counts
+        if self._sw_batch == "local":
+            if rows >= part or whole % part:
+                raise BatchError(
+                    f"the batch has {rows} rows, and batch='local' says that each rank passes its"
+                    f" part, {part} rows of {whole}"
+                )
+            rows *= whole // part
+        return rows if 0 < rows < whole else None
 
     def _sw_run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One call, in the mode of this graph."""
@@ -192,7 +236,7 @@ class ParallelModule(TrainModule):
             The loss of the global batch, a scalar; its gradients are added to `grad`.
         """
         args, kwargs = arguments(batch)
-        program = self._sw_running()._sw_program
+        program = self._sw_running(self._sw_rows(args, kwargs))._sw_program
         if not isinstance(program, WholeBatch):
             with scaled(program, scaler, self._sw_device):
                 return self._sw_there_and_back(args, kwargs, on_loss)
@@ -233,6 +277,18 @@ class ParallelModule(TrainModule):
     def graph(self) -> Graph:
         """The serial graph that it runs its part of."""
         return self._sw_graph
+
+    @property
+    def sampler_kwargs(self) -> dict[str, int]:
+        """`num_replicas` and `rank` of a `DistributedSampler` for calls with `batch="local"`.
+
+        Raises `BatchError` where a rank's part is no whole rows, as of a split sequence.
+        """
+        first = next((one for one in self._sw_inputs.values() if one.whole_shape), None)
+        if first is None:
+            raise BatchError("the plan's call has no batch to take a part of")
+        index, count = replica_of(self._sw_inputs, first.whole_shape[0], first.shape[0])
+        return {"num_replicas": count, "rank": index}
 
     def local_batch(self, batch: Any) -> Any:
         """Cut this rank's part out of a global batch, for loaders that read only their own samples.

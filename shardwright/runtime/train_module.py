@@ -161,6 +161,7 @@ class TrainModule(LastingModule, ABC):
     _sw_draws = False  # whether what runs draws dropout
     _sw_switched: bool | None = None  # whether the modules of its programs draw, if that is known
     _sw_compiled = False
+    _sw_last_rows: int | None = None  # of the last call's batch, if it had fewer than planned
 
     def _sw_set_modes(self, modes: Modes) -> None:
         """Use `modes` for train and eval from now on."""
@@ -200,17 +201,18 @@ class TrainModule(LastingModule, ABC):
         self._sw_modes.switch(self, mode)
         return self
 
-    def _sw_running(self) -> Self:
+    def _sw_running(self, rows: int | None = None) -> Self:
         """The module that runs in this mode, made ready: this one, or that of the mode's graph.
 
-        Raises `PlanError` if the model cannot run in this mode under the plan.
+        With `rows`, that of a batch of fewer rows than planned. Raises `PlanError` if the model
+        cannot run in this mode under the plan, `BatchError` if it cannot run that batch.
         """
         if not torch.compiler.is_compiling():
             self._sw_check_autocast()
         if self._sw_modes is None:
             self._sw_draws = self.training and _has_dropout(self.graph)
             return self
-        found = self._sw_modes.running(self)
+        found = self._sw_modes.running(self, rows)
         other: Self = self if found.module is None else found.module
         if other is not self:
             other.training = self.training
@@ -278,7 +280,7 @@ class TrainModule(LastingModule, ABC):
         optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch, scaler=scaler)
         scaled = optimizer if scaler is None else ScaledOptimizer(optimizer, scaler)
-        self._sw_running()._sw_program.update(scaled)
+        self._sw_running(self._sw_last_rows)._sw_program.update(scaled)
         return loss
 
     def recover(self) -> None:

@@ -17,7 +17,7 @@ from transformers import (
     default_data_collator,
 )
 
-BATCH, LENGTH, SAMPLES = 4, 16, 24  # the last batch of an epoch is smaller
+BATCH, LENGTH, SAMPLES = 4, 16, 22  # the last batch of an epoch is smaller
 
 
 def gpt2():
