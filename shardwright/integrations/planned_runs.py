@@ -1,4 +1,4 @@
-"""What the adapters share: a planned module for the ranks that are there, and its checkpoints."""
+"""Plans, planned modules and checkpoints, as all adapters for other trainers need them."""
 
 from __future__ import annotations
 
