@@ -9,6 +9,7 @@ WIDER = {
     "api.py:capture": "the public contract",
     "api.py:search": "the public contract",
     "api.py:plan": "the public contract",
+    "runtime/parallel.py:parallelize": "the public contract",
     "tracing/own_operators/linear_cross_entropy.py:linear_cross_entropy": "an operator's signature",
     "tracing/export/formulas.py:_embedding_bag": "the signature of torch's function",
     "tracing/own_operators/lookup.py:embedding_bags": "the signature of an operator",
