@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from shardwright.runtime.backend.registry import backend_of
+
 
 @final
 class Clipping:
@@ -53,7 +55,7 @@ class Clipping:
         if norms:
             total = torch.stack(norms).square().sum().to(self.device)
         if dist.is_initialized():
-            dist.all_reduce(total)
+            backend_of().reduce(dist.group.WORLD, total)
         return total.sqrt()
 
     @torch.no_grad()

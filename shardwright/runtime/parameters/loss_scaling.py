@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 from shardwright.ir.graph import Graph
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.plan import PlanError
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.parameters.dtensor_spec import local
 
 _HALF = "float16"
@@ -91,7 +92,7 @@ def spread_overflow(parameters: Iterable[torch.Tensor]) -> None:
         # The largest element: sums of finite elements may overflow.
         norm = get_total_norm([t for t in tiles if t.dtype == dtype], norm_type=float("inf"))
         bad = torch.maximum(bad, (~norm.isfinite()).to(bad))
-    dist.all_reduce(bad, dist.ReduceOp.MAX)
+    backend_of().reduce(dist.group.WORLD, bad, dist.ReduceOp.MAX)
     if tiles:  # others of the mesh have elements, and tell this rank
         tiles[0].masked_fill_(bad.bool(), float("nan"))
 
