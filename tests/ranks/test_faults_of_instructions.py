@@ -1,6 +1,8 @@
-"""An error in any kind of instruction: all ranks end, all say whose it was, and none goes on."""
+"""Instructions of each kind on ranks: what runs is the program, and errors in it end all ranks.
 
-import copy
+After an error all say whose it was, and none goes on.
+"""
+
 import time
 from datetime import timedelta
 from unittest import mock
@@ -127,7 +129,7 @@ class InjectedError(Exception):
 
 def _cases(texts, folder):
     """For each case: its name, whether one rank failed alone, seconds, and what all were told."""
-    armed, step = [], StepExecutor._step
+    armed, step, begin = [], StepExecutor._step, StepExecutor.begin
 
     def wrapped(self, one):
         method, given = step(self, one)
@@ -141,6 +143,20 @@ def _cases(texts, folder):
 
         return run, given
 
+    runs = []
+
+    def traced(self, given, state, trace=None):
+        trace = [] if trace is None else trace
+        runs.append((self.program, trace))
+        return begin(self, given, state, trace)
+
+    for name, strategy, _ in CASES:  # as they are, without what is wrapped
+        with mock.patch.object(StepExecutor, "begin", traced):
+            module, optimizer, batch = _made(name, texts[name, strategy])
+            module.train_step(optimizer, batch)
+        ((program, trace),) = runs
+        assert tuple(trace) == program.instructions, strategy
+        runs.clear()
     found = []
     with mock.patch.object(StepExecutor, "_step", wrapped):
         for name, strategy, kinds in CASES:
@@ -161,10 +177,14 @@ def _meet_again(store):
     )
 
 
-def _case(name, strategy, text, kind, alone, armed):
+def _made(name, text):
     model, batch = subject(name)
-    module = sw.parallelize(copy.deepcopy(model), sw.Plan.from_json(text))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    module = sw.parallelize(model, sw.Plan.from_json(text))
+    return module, torch.optim.SGD(module.parameters(), lr=0.0), batch
+
+
+def _case(name, strategy, text, kind, alone, armed):
+    module, optimizer, batch = _made(name, text)
     expected = module.train_step(optimizer, batch)
     gradients = _gradients(module)
     rank = torch.distributed.get_rank()
