@@ -55,8 +55,8 @@ class Clipping:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if norms:
             total = torch.stack(norms).square().sum().to(self.device)
-        if dist.is_initialized():
-            backend_of().reduce(dist.group.WORLD, total)
+        if (world := dist.group.WORLD) is not None:
+            backend_of(world).reduce(world, total)
         return total.sqrt()
 
     @torch.no_grad()
