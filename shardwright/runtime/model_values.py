@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.ir.plan import PlanError
+from shardwright.runtime.comm.equal_ranks import all_equal
 from shardwright.runtime.deferred.initializers import Init, initializer
 from shardwright.runtime.deferred.sources import (
     TensorSources,
@@ -67,7 +68,7 @@ def _without(model: nn.Module) -> str:
 
 def _agree(digest: int) -> None:
     """Raise `PlanError`, on all ranks, unless all would compute the same values."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not dist.is_initialized() or all_equal(digest, (dist.group.WORLD,)):
         return
     every = [0] * dist.get_world_size()
     dist.all_gather_object(every, digest)

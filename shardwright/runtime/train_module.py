@@ -18,6 +18,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.plan import PlanError
 from shardwright.program.step.step_program import UpdateParts
 from shardwright.rules.operators.mlp_chunks import number_drawn_by
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.device import autocast_dtype
 from shardwright.runtime.executor.executor import Updater
 from shardwright.runtime.executor.failures import agree
@@ -315,7 +316,7 @@ class TrainModule(LastingModule, ABC):
         `init_process_group` was given.
         """
         for group in self._sw_groups:
-            group.set_timeout(timeout)
+            backend_of(group).set_timeout(group, timeout)
 
     def programs(self) -> list[fx.GraphModule]:
         """The graphs that this rank runs; those within others too."""

@@ -33,6 +33,7 @@ from shardwright.runtime.async_pipeline.runner import (
 from shardwright.runtime.async_pipeline.simulation import AsyncSimulation
 from shardwright.runtime.batch import BatchError
 from shardwright.runtime.comm.channel import StageFailed
+from shardwright.runtime.executor.executor import ProgramRun
 from shardwright.runtime.pipeline.stage import Stages, capture_stages, cut_stages
 from tests.harness.models import cnn, double, gpt2
 from tests.harness.ranks import run_ranks, whole
@@ -236,14 +237,29 @@ def fail_at(call):
     return hook
 
 
+def _after(hook, method):
+    """The method, called behind a hook."""
+
+    def called(*args):
+        hook()
+        return method(*args)
+
+    return called
+
+
 def one_fails(subject):
     """Every rank ends with the error of the one that failed, soon, and can be used again."""
     model, batches, stages = subject
-    for culprit in range(dist.get_world_size()):
-        pipeline = AsyncPipeline(stages, model, weights_named("stash"), device=CPU)
+    culprits = [(rank, "update") for rank in range(dist.get_world_size())]
+    for culprit, where in [*culprits, (0, "version")]:  # which the last stage has none of
+        mine, version, fails = dist.get_rank() == culprit, ProgramRun.version, fail_at(5)
+        with pytest.MonkeyPatch.context() as patch:
+            if mine and where == "version":
+                patch.setattr(ProgramRun, "version", _after(fails, version))
+            pipeline = AsyncPipeline(stages, model, weights_named("spectrain"), device=CPU)
         optimizer = OPTIMIZERS["adamw"](pipeline.parameters())
-        if dist.get_rank() == culprit:
-            optimizer.register_step_pre_hook(fail_at(5))
+        if mine and where == "update":
+            optimizer.register_step_pre_hook(fails)
         dist.barrier()
         start = time.monotonic()
         with pytest.raises((StageFailed, ZeroDivisionError)) as caught:

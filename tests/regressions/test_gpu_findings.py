@@ -19,8 +19,10 @@ from torch import nn
 import shardwright as sw
 from scripts.gpu_check.exact import errors_of
 from shardwright.machine.backends import BACKENDS
+from shardwright.runtime import train_module
 from shardwright.runtime.async_pipeline.runner import async_pipeline
 from shardwright.runtime.backend import base
+from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.comm.channel import Channel
 from shardwright.runtime.comm.shutdown import leave
 from shardwright.runtime.pipeline.stage_links import StageLinks
@@ -49,6 +51,7 @@ def test_collectives_of_a_mesh_fail_after_the_timeout_of_the_run(monkeypatch):
     asked = []
     groups = [SimpleNamespace(set_timeout=asked.append) for _ in range(2)]
     monkeypatch.setattr(parallel, "_sw_groups", groups)
+    monkeypatch.setattr(train_module, "backend_of", lambda _: backend_for("cuda"))
     parallel.set_timeout(timedelta(seconds=7))
     assert asked == [timedelta(seconds=7)] * 2
     assert callable(dist.ProcessGroup.set_timeout)

@@ -7,6 +7,7 @@ synchronous call blocks no thread of the host. Other backends override the metho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -127,6 +128,10 @@ class Backend:
         if given.is_complex():  # which torch does for every other collective
             own, given = torch.view_as_real(own), torch.view_as_real(given)
         return begun(reduce_scatter_single(own, given, group=group, async_op=True))
+
+    def set_timeout(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        """Let what is begun in `group` from now on fail after `timeout`."""
+        group.set_timeout(timeout)
 
     def tune_host(self) -> None:
         """Tune allocator, scheduling and waits of this process for speed; here a no-op."""

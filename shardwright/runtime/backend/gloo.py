@@ -3,18 +3,23 @@
 Gloo's own threads send and receive. A synchronous collective would block the calling thread inside
 of torch, where the watchdog cannot see which collective it waits for; so all collectives are
 started asynchronously and then waited for.
+
+A message waits as long as its group was made for, whatever `ProcessGroup.set_timeout` says, unless
+its wait is given a time; so the times that were set are kept here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from datetime import timedelta
+from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from shardwright.machine.backends import BACKENDS
-from shardwright.runtime.backend.base import Backend, Op, Waited, begun, wait_for
+from shardwright.runtime.backend.base import Backend, Messages, Op, Waited, begun, wait_for
 from shardwright.runtime.backend.host_tuning import (
     SPIN_BYTES,
     SpinningWait,
@@ -35,6 +40,29 @@ class Gloo(Backend):
 
     def __init__(self) -> None:
         super().__init__(BACKENDS["gloo"])
+        self._timeouts: WeakKeyDictionary[dist.ProcessGroup, timedelta] = WeakKeyDictionary()
+
+    def set_timeout(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        super().set_timeout(group, timeout)
+        self._timeouts[group] = timeout
+
+    def begin_send(
+        self, group: dist.ProcessGroup, x: torch.Tensor, peer: int, tag: int = 0
+    ) -> Waited:
+        work = begun(dist.isend(x, group=group, tag=tag, group_dst=peer))
+        return _Message(work, self._timeouts.get(group))
+
+    def begin_receive(
+        self, group: dist.ProcessGroup, x: torch.Tensor, peer: int, tag: int = 0
+    ) -> Waited:
+        work = begun(dist.irecv(x, group=group, tag=tag, group_src=peer))
+        return _Message(work, self._timeouts.get(group))
+
+    def begin_messages(
+        self, group: dist.ProcessGroup, sends: Messages, receives: Messages
+    ) -> list[Waited]:
+        timeout = self._timeouts.get(group)
+        return [_Message(one, timeout) for one in super().begin_messages(group, sends, receives)]
 
     def reduce(self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM) -> None:
         wait_for(self.begin_reduce(group, x, op), "a sum")
@@ -73,12 +101,8 @@ class Gloo(Backend):
         works: list[Waited] = []
         for hop in range(1, len(parts)):
             there, back = (rank + hop) % len(parts), (rank - hop) % len(parts)
-            works.append(
-                begun(dist.irecv(parts[back], group=group, tag=_GATHER_TAG, group_src=back))
-            )
-            works.append(
-                begun(dist.isend(parts[rank], group=group, tag=_GATHER_TAG, group_dst=there))
-            )
+            works.append(self.begin_receive(group, parts[back], back, _GATHER_TAG))
+            works.append(self.begin_send(group, parts[rank], there, _GATHER_TAG))
         return _Messages(works)
 
     def begin_reduce_scatter(
@@ -91,9 +115,8 @@ class Gloo(Backend):
         works: list[Waited] = []
         for hop, term in enumerate(received[: len(parts) - 1], 1):
             there, back = (rank + hop) % len(parts), (rank - hop) % len(parts)
-            part = parts[there]
-            works.append(begun(dist.irecv(term, group=group, tag=_SUM_TAG, group_src=back)))
-            works.append(begun(dist.isend(part, group=group, tag=_SUM_TAG, group_dst=there)))
+            works.append(self.begin_receive(group, term, back, _SUM_TAG))
+            works.append(self.begin_send(group, parts[there], there, _SUM_TAG))
         if not works:
             own.copy_(given)
             return _Messages(works)
@@ -118,6 +141,18 @@ class Gloo(Backend):
         assert work is not None
         small = x.numel() * x.element_size() <= SPIN_BYTES
         return SpinningWait(work) if self.tuned and small else work
+
+
+class _Message:
+    """A message between two ranks, whose wait fails after `timeout`, or after the group's."""
+
+    def __init__(self, work: Any, timeout: timedelta | None) -> None:
+        self._work, self._timeout = work, timeout
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Return when it is there."""
+        given = timeout or self._timeout
+        self._work.wait() if given is None else self._work.wait(given)
 
 
 class _Messages:

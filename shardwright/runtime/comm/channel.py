@@ -126,8 +126,7 @@ class Channel:
         """Begin to receive the next message, unless that has begun already."""
         if self.coming is None:
             message = torch.empty(self.form.starts()[-1], dtype=torch.uint8, device=self.device)
-            op = dist.P2POp(dist.irecv, message, self.peer, self.group)
-            self.coming = message, self._start(op)
+            self.coming = message, self._start((), (message,))
 
     def receive(self, form: MessageForm, *, ahead: bool) -> list[torch.Tensor]:
         """The next data, of `form`; `ahead` begins to receive the message after it."""
@@ -162,8 +161,7 @@ class Channel:
         return message
 
     def _begin(self, message: torch.Tensor) -> SentMessage:
-        op = dist.P2POp(dist.isend, message, self.peer, self.group)
-        sent = SentMessage(self, message, self._start(op))
+        sent = SentMessage(self, message, self._start((message,), ()))
         self.under_way.append(sent)
         return sent
 
@@ -172,9 +170,11 @@ class Channel:
         self._wait(sent.works)
         self.under_way.remove(sent)
 
-    def _start(self, op: dist.P2POp) -> list[Any]:
+    def _start(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> list[Any]:
+        peer = dist.get_group_rank(self.group, self.peer)
+        pairs = ([(peer, message) for message in messages] for messages in (sends, receives))
         try:
-            return list(dist.batch_isend_irecv([op]))
+            return list(backend_of(self.group).begin_messages(self.group, *pairs))
         except RuntimeError as e:
             raise self._gone(e) from e
 

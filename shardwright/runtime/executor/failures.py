@@ -7,8 +7,11 @@ have agreed: then the transfers that they have started match and can be waited f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
+from textwrap import shorten
 
 import torch.distributed as dist
 
@@ -27,17 +30,27 @@ class StepFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended at the instruction `position`, and transfers that it had started."""
+    """A run that ended at the instruction `position`, and transfers that it had started.
+
+    `time` is that of the host's clock, in seconds, which hosts keep equal to less than a wait.
+    """
 
     program: StepProgram
     position: int
     in_flight: Mapping[str, InFlight]
     error: str
+    time: float = field(default_factory=time.time)
 
     @property
     def text(self) -> str:
         """The instruction and the error, in one line."""
         return f"at {self.program.instructions[self.position]}: {self.error}"
+
+    @property
+    def short_text(self) -> str:
+        """The same, of a long instruction and a long error only the beginning."""
+        one = str(self.program.instructions[self.position])
+        return f"at {shorten(one, 70, placeholder=' ...')}: {self.error[:200]}"
 
     @property
     def is_known(self) -> bool:
@@ -67,24 +80,27 @@ def refuse_after(failure: Failure | None) -> None:
 def agree(failure: Failure | None) -> None:
     """Wait for all transfers in flight on all ranks; each rank passes its failure.
 
-    Raises `StepFailedError` on every rank if such a wait could last forever. This is a collective
-    in a process group of its own, because transfers may be in flight in those of the step.
+    Raises `StepFailedError` on every rank if such a wait could last forever; the rank that
+    failed first is named before the others, with its error. This is a collective in a process group
+    of its own, because transfers may be in flight in those of the step.
     """
     group = dist.new_group(backend="gloo")
-    every: list[tuple[StepProgram | None, str]] = [(None, "")] * dist.get_world_size()
+    every: list[tuple[StepProgram | None, float, str]] = [(None, inf, "")] * dist.get_world_size()
     mine = failure.drained() if failure is not None and failure.is_known else None
-    text = failure.text if failure is not None else _NOWHERE
-    dist.all_gather_object(every, (mine, text), group=group)
+    known = (inf, _NOWHERE) if failure is None else (failure.time, failure.short_text)
+    dist.all_gather_object(every, (mine, *known), group=group)
     dist.destroy_process_group(group)
-    if all(place == _NOWHERE for _, place in every):
+    if all(time == inf for _, time, _ in every):
         return
-    programs = [program for program, _ in every if program is not None]
+    programs = [program for program, _, _ in every if program is not None]
     try:
         if len(programs) < len(every):
             raise VerifyError("not every rank knows what it has sent")
         check_order(programs)
     except VerifyError as e:
-        places = "; ".join(f"rank {rank} {place[:120]}" for rank, (_, place) in enumerate(every))
+        # The first one is the cause: others wait for that rank.
+        order = sorted(range(len(every)), key=lambda rank: every[rank][1])
+        places = "; ".join(f"rank {rank} {every[rank][2]}" for rank in order)
         raise StepFailedError(
             f"the ranks failed in different places ({e}), {places}: start again from a checkpoint"
         ) from e

@@ -15,6 +15,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.comm.equal_ranks import all_equal
+
 
 @final
 class Clipping:
@@ -52,8 +55,8 @@ class Clipping:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if norms:
             total = torch.stack(norms).square().sum().to(self.device)
-        if dist.is_initialized():
-            dist.all_reduce(total)
+        if (world := dist.group.WORLD) is not None:
+            backend_of(world).reduce(world, total)
         return total.sqrt()
 
     @torch.no_grad()
@@ -110,8 +113,8 @@ def _first_homes(parameters: Mapping[str, torch.Tensor]) -> set[str]:
         name: int(p.device_mesh.mesh.min()) if isinstance(p, DTensor) else 0
         for name, p in parameters.items()
     }
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return set(mine)
+    if not dist.is_initialized() or all_equal(mine, (dist.group.WORLD,)):
+        return set(mine)  # without stages all ranks have all parameters
     homes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(homes, mine)
     return {name for name, home in mine.items() if home == min(h.get(name, home) for h in homes)}

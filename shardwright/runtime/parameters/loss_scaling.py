@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 from shardwright.ir.graph import Graph
 from shardwright.ir.options.numerics import Numerics
 from shardwright.ir.plan import PlanError
+from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.parameters.dtensor_spec import local
 
 _HALF = "float16"
@@ -83,7 +84,8 @@ def spread_overflow(parameters: Iterable[torch.Tensor]) -> None:
     The host does not wait for the device.
     """
     tiles = [local(p.grad) for p in parameters if p.grad is not None]
-    if not tiles or not dist.is_initialized() or dist.get_world_size() == 1:
+    world = dist.group.WORLD
+    if not tiles or world is None or world.size() == 1:
         return
     bad = torch.zeros((), device=tiles[0].device)
     tiles = [tile for tile in tiles if tile.numel()]
@@ -91,7 +93,7 @@ def spread_overflow(parameters: Iterable[torch.Tensor]) -> None:
         # The largest element: sums of finite elements may overflow.
         norm = get_total_norm([t for t in tiles if t.dtype == dtype], norm_type=float("inf"))
         bad = torch.maximum(bad, (~norm.isfinite()).to(bad))
-    dist.all_reduce(bad, dist.ReduceOp.MAX)
+    backend_of(world).reduce(world, bad, dist.ReduceOp.MAX)
     if tiles:  # others of the mesh have elements, and tell this rank
         tiles[0].masked_fill_(bad.bool(), float("nan"))
 

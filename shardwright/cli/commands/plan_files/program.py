@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import click
@@ -17,7 +17,8 @@ from shardwright.ir.graph import VerifyError
 from shardwright.ir.plan import Plan
 from shardwright.plan_io.files import load_plan
 from shardwright.planner.gc_pause import paused_to_the_end
-from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, check_rank
+from shardwright.program.step.lower.rank_steps import check_rank, passes_named
+from shardwright.program.step.optimize import Pass
 from shardwright.program.step.order import check_order
 from shardwright.program.step.program_json import program_content
 from shardwright.program.step.step_program import StepProgram
@@ -45,10 +46,10 @@ class Checked(NamedTuple):
 )
 @click.option(
     "--passes",
-    type=click.Choice(sorted(PASSES_BY_NAME)),
     default="all",
     show_default=True,
-    help="The program as it runs, or as it is lowered, before any pass.",
+    metavar="all|naive|NAME,...",
+    help="The program as it runs, as it is lowered (naive), or after the passes named.",
 )
 @click.option(
     "--check",
@@ -73,6 +74,7 @@ def command(
     """
     if full and second is not None:
         raise UsageError("--full is about the text of one program, and --diff is complete anyway")
+    chosen = passes_named(passes)
     for file in (given.plan, second):
         if file is not None:
             plan = load_plan(file)
@@ -80,7 +82,7 @@ def command(
     captured, plan = checked_plan.planned(given)
     other = None if second is None else checked_plan.plan_in_file(second, captured, None)
     with working(f"lowering {given.plan}"):
-        lower = _lowering(captured, passes)
+        lower = _lowering(captured, chosen)
         program = lower(plan, rank)
         changed = None if other is None else lower(other, rank)
         checked = _checked(lower, plan) if check else None
@@ -105,17 +107,17 @@ def command(
 
 
 def _lowering(
-    captured: capturing.CapturedTarget, passes: str
+    captured: capturing.CapturedTarget, passes: Sequence[Pass]
 ) -> Callable[[Plan, int], StepProgram]:
     """The function that lowers a plan of the captured graph for a rank."""
     from shardwright.program.plan_decoder import read_plan
     from shardwright.program.step.lower.rank_steps import step_program
     from shardwright.rules.analysis import analyze
 
-    graph, chosen = captured.graph, PASSES_BY_NAME[passes]
+    graph = captured.graph
     analysis = analyze(graph)
     return lambda plan, rank: step_program(
-        graph, analysis, read_plan(plan, graph, analysis), rank, chosen
+        graph, analysis, read_plan(plan, graph, analysis), rank, passes
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Mesh
@@ -23,7 +23,26 @@ from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches
 
-PASSES_BY_NAME: Mapping[str, Sequence[Pass]] = {"all": STEP_PASSES, "naive": ()}
+
+def passes_named(text: str) -> Sequence[Pass]:
+    """The passes that a text names, in the order in which a step has them.
+
+    Args:
+        text: `all`, `naive` for none, or names with commas between, in any order.
+
+    Returns:
+        The passes; for `all` those of `step_program` by default.
+
+    Raises:
+        PlanError: for a name that no pass has.
+    """
+    if text in ("all", "naive"):
+        return STEP_PASSES if text == "all" else ()
+    wanted = [name.strip() for name in text.split(",")]
+    names = [one.__name__ for one in STEP_PASSES]
+    if unknown := [name for name in wanted if name not in names]:
+        raise PlanError(f"{unknown[0]!r} is no pass; give all, naive or some of {', '.join(names)}")
+    return tuple(one for one in STEP_PASSES if one.__name__ in wanted)
 
 
 def check_rank(pipeline: Pipeline | None, mesh: Mesh, rank: int) -> None:
@@ -53,15 +72,23 @@ def step_program(
 ) -> StepProgram:
     """The step program of `rank` after `passes`; of an asynchronous pipeline that of a call.
 
-    Raises `PlanError` as `check_rank` does.
+    Raises `PlanError` as `check_rank` does, and for a pass that the plan's kind of step never has.
     """
     check_rank(decisions.pipeline, decisions.mesh, rank)
     if decisions.pipeline is None:
         return optimized(lower_step(step_of(graph, analysis, decisions, rank)), passes)
     staged = StagedGraph(graph, analysis, decisions)
     if staged.weights is not None:
-        chosen = STAGE_PASSES if passes is STEP_PASSES else passes
-        return stage_programs(staged, rank, chosen).call
+        return stage_programs(staged, rank, _of_kind(passes, STAGE_PASSES)).call
     # Its results are summed behind everything else, so none is made later.
-    chosen = PASSES if passes is STEP_PASSES else passes
-    return optimized(lower_pipeline(staged, rank, in_place), chosen)
+    return optimized(lower_pipeline(staged, rank, in_place), _of_kind(passes, PASSES))
+
+
+def _of_kind(passes: Sequence[Pass], known: Sequence[Pass]) -> Sequence[Pass]:
+    """`passes`, or by default all that a kind of step has; `PlanError` for one that it has not."""
+    if passes is STEP_PASSES:
+        return known
+    if other := [one.__name__ for one in passes if one not in known]:
+        names = ", ".join(one.__name__ for one in known)
+        raise PlanError(f"the step of this plan never has the pass {other[0]}; it has {names}")
+    return passes

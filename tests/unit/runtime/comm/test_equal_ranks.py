@@ -1,11 +1,13 @@
 """Comparison of what ranks are given, along the axes of their mesh alone."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.runtime.comm.equal_ranks import require_own_parts, require_same_batch
+from shardwright.runtime.comm.equal_ranks import all_equal, require_own_parts, require_same_batch
 from shardwright.tracing.arguments import BatchError
 from tests.harness.ranks import run_ranks
 
@@ -25,7 +27,13 @@ def compared():
     """Whether ranks of a mesh of two axes, and of two meshes in one world, are told."""
     rank = dist.get_rank()
     both = DeviceMesh("cpu", RANKS, mesh_dim_names=("a", "b"))
-    told = [_told(7, both), *(_told(rank == other, both) for other in range(4))]
+    with mock.patch.object(dist, "all_gather_object", side_effect=AssertionError("a gather")):
+        told = [_told(7, both)]  # what is equal takes 16 bytes
+    told += [*(_told(rank == other, both) for other in range(4))]
+    assert all_equal(("any", 1.5), both.get_all_groups())
+    for other in range(4):
+        assert not all_equal(rank == other, both.get_all_groups())
+        assert not all_equal({"a": rank == other}, (dist.group.WORLD,))
     of_parts = [_told(part, both, require_own_parts) for part in ([1, 2], [1, 1], [1, rank])]
     # The pairs compare a different number of batches, which are not those of the other pair.
     pair = both["b"]

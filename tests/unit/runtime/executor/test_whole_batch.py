@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.program.step.instructions import Relayout, Update, Wait
+from shardwright.program.step.instructions import Backward, Relayout, Update, Wait
 from shardwright.runtime.executor import whole_batch
 from shardwright.runtime.executor.direct import is_direct
 from shardwright.runtime.executor.executor import StepExecutor
+from tests.harness.models import MeanSquare
 
 ONE = sw.Machine.preset("1xcpu")
 
@@ -102,6 +103,18 @@ def trained(model):
     for _ in range(2):
         module.train_step(optimizer, (batch(),))
     return module.state_dict()
+
+
+@pytest.mark.parametrize("strategy", ["mb=5", "mb=5 offload=optimizer,parameters"])
+def test_what_runs_in_micro_batches_is_the_program(runs, strategy):
+    model = MeanSquare(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))).double()
+    plan = sw.price(sw.capture(model, (batch(),)), ONE, strategy)
+    module = sw.parallelize(model, plan)
+    module.train_step(torch.optim.AdamW(module.parameters()), (batch(),))
+    ((_, program, trace),) = runs
+    assert tuple(trace) == program.instructions
+    assert sum(isinstance(one, Backward) for one in trace) >= 5
+    assert isinstance(trace[-1], Update)
 
 
 def test_a_training_step_ends_with_the_update_of_its_program(by_instructions, runs):

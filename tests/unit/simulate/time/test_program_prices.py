@@ -17,7 +17,7 @@ from shardwright.program.instructions import Move
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Part, Transfer
 from shardwright.program.step.lower.purposes import Purpose
-from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, step_program
+from shardwright.program.step.lower.rank_steps import passes_named, step_program
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.copies import packing_seconds
@@ -44,7 +44,7 @@ def frontier(machine=MACHINE, count=1):
 
 def seconds(plan, machine, passes="all"):
     decisions = read_plan(plan, GRAPH, ANALYSIS)
-    program = step_program(GRAPH, ANALYSIS, decisions, 0, PASSES_BY_NAME[passes])
+    program = step_program(GRAPH, ANALYSIS, decisions, 0, passes_named(passes))
     prices = prices_of(plan, GRAPH, machine)
     return simulated(program, prices, plan.devices, plan.micro_batches).seconds
 

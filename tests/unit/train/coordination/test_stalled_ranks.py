@@ -58,8 +58,46 @@ def position(rank):
     return {"step": rank, "waits": True, "text": "waits in barrier"}
 
 
+class OneThreadStore(CountingStore):
+    """Counts the calls of each rank in `self.rank`; the others answer when the first one looks."""
+
+    def __init__(self, others):
+        super().__init__()
+        self.rank, self.others = 0, others
+
+    def _called(self):
+        self.calls[self.rank] += 1
+
+    def add(self, key, amount):
+        if amount == 0 and self.others is not None:
+            others, self.others = self.others, None
+            others()
+            self.rank = 0
+        return super().add(key, amount)
+
+    def wait(self, keys, timeout):
+        self._called()  # it returns when the first rank has reported, and does nothing before
+
+
+def test_four_thousand_ranks_make_three_calls_each():
+    world, found = 4096, []
+
+    def others():
+        for store.rank in range(1, world):
+            ranks = StalledRanks(store, store.rank, world, 60.0)
+            found.append(ranks.collect(position(store.rank)))
+
+    store = OneThreadStore(others)
+    first = StalledRanks(store, 0, world, 60.0)
+    assert first.collect(position(0)) == {rank: position(rank) for rank in range(world)}
+    first.reported()
+    assert found == [None] * (world - 1)
+    assert {store.calls[rank] for rank in range(1, world)} == {3}
+    assert store.calls[0] <= 2 * world + 5
+
+
 def test_calls_grow_with_the_ranks_and_not_with_their_square():
-    world, store = 512, CountingStore()
+    world, store = 128, CountingStore()
 
     def stalled(rank):
         ranks = StalledRanks(store, rank, world, 60.0)

@@ -47,6 +47,8 @@ def test_the_program_of_a_rank_is_printed(files, shardwright_command, as_json):
     naive = as_json("program", EXAMPLE, sharded, "--passes", "naive")["program"]
     assert "passes" not in naive
     assert len(naive["instructions"]) != len(found["program"]["instructions"])
+    some = as_json("program", EXAMPLE, sharded, "--passes", "free,bucket")["program"]
+    assert some["passes"] == ["bucket", "free"]
 
 
 def test_two_plans_are_compared(files, shardwright_command, as_json):
@@ -93,3 +95,4 @@ def test_mistakes_show_before_the_model_is_captured(files, mistake, api, monkeyp
     line = mistake("program", EXAMPLE, whole, "--diff", tmp_path / "no.json")
     assert "cannot read plan" in line
     assert "--full" in mistake("program", EXAMPLE, whole, "--full", "--diff", whole)
+    assert "'buckets' is no pass; give" in mistake("program", EXAMPLE, whole, "--passes", "buckets")

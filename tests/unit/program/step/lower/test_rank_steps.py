@@ -13,7 +13,7 @@ from shardwright.ir.plan import PlanError
 from shardwright.machine.presets import preset
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.instructions import Backward, Forward, Transfer
-from shardwright.program.step.lower.rank_steps import PASSES_BY_NAME, step_program
+from shardwright.program.step.lower.rank_steps import passes_named, step_program
 from shardwright.program.step.order import check_order
 from shardwright.rules.analysis import analyze
 from tests.harness.layered_graphs import residual_layers
@@ -30,12 +30,12 @@ def plans():
     return [read_plan(plan, GRAPH, ANALYSIS) for plan in (*found, *found.baselines)]
 
 
-@pytest.mark.parametrize("passes", PASSES_BY_NAME)
+@pytest.mark.parametrize("passes", ["all", "naive", "fuse,bucket"])
 def test_programs_of_all_plans_fit_together_and_run_every_operator(plans, passes):
     assert {plan.micro_batches for plan in plans} == {1, 3}
     for decisions in plans:
         programs = [
-            step_program(GRAPH, ANALYSIS, decisions, rank, PASSES_BY_NAME[passes])
+            step_program(GRAPH, ANALYSIS, decisions, rank, passes_named(passes))
             for rank in range(decisions.mesh.size)
         ]
         check_order(programs)
@@ -66,11 +66,11 @@ def staged(plans, schedule, count=3):
 
 
 @pytest.mark.parametrize("schedule, count", [("1F1B", 3), ("async spectrain", 1)])
-@pytest.mark.parametrize("passes", PASSES_BY_NAME)
+@pytest.mark.parametrize("passes", ["all", "naive", "fuse,bucket"])
 def test_programs_of_all_groups_of_a_pipeline_fit_together(plans, passes, schedule, count):
     decisions = staged(plans, schedule, count)
     programs = [
-        step_program(GRAPH, ANALYSIS, decisions, rank, PASSES_BY_NAME[passes]) for rank in range(8)
+        step_program(GRAPH, ANALYSIS, decisions, rank, passes_named(passes)) for rank in range(8)
     ]
     check_order(programs)
     with pytest.raises(VerifyError):
@@ -88,3 +88,14 @@ def test_ranks_that_are_not_there_are_refused(plans):
         step_program(GRAPH, ANALYSIS, staged(plans, "1F1B"), 8)
     with pytest.raises(PlanError, match="rank 8 is none of the plan's 8 ranks; give 0 to 7"):
         step_program(GRAPH, ANALYSIS, staged(plans, "async stale", 1), 8)
+
+
+def test_named_passes_run_in_the_order_of_a_step(plans):
+    decisions = next(d for d in plans if d.micro_batches > 1)
+    program = step_program(GRAPH, ANALYSIS, decisions, 0, passes_named("free, bucket,overlap_sums"))
+    assert program.passes == ("overlap_sums", "bucket", "free")
+    assert step_program(GRAPH, ANALYSIS, decisions, 0, passes_named("naive")).passes == ()
+    with pytest.raises(PlanError, match=r"^'buckets' is no pass; give all, naive or some of over"):
+        passes_named("bucket,buckets")
+    with pytest.raises(PlanError, match="never has the pass late_results; it has overlap_sums, "):
+        step_program(GRAPH, ANALYSIS, staged(plans, "1F1B"), 0, passes_named("late_results"))

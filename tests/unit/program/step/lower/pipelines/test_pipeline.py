@@ -50,12 +50,12 @@ SYNCHRONOUS = [name for name, one in SCHEDULES.items() if not one.asynchronous]
 
 
 class Tied(nn.Module):
-    """Eight layers between an embedding and a product with its weight."""
+    """Layers between an embedding and a product with its weight."""
 
-    def __init__(self):
+    def __init__(self, layers):
         super().__init__()
         self.embed = nn.Embedding(12, 8)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
 
     def forward(self, ids, labels):
         x = self.embed(ids)
@@ -65,16 +65,17 @@ class Tied(nn.Module):
 
 
 @cache
-def subject():
+def subject(size=8):
+    """The model of `size` layers for as many samples."""
     torch.manual_seed(0)
-    ids = torch.randint(12, (8,))
-    graph = capture_call(Tied(), (), {"ids": ids, "labels": ids}).graph
+    ids = torch.randint(12, (size,))
+    graph = capture_call(Tied(size), (), {"ids": ids, "labels": ids}).graph
     return graph, analyze(graph)
 
 
-def staged(schedule, mesh, stages, count, seed=0):
+def staged(schedule, mesh, stages, count, seed=0, size=8):
     """The model in stages, every operator and parameter in any layout."""
-    graph, analysis = subject()
+    graph, analysis = subject(size)
     mesh, draw = Mesh.parse(mesh), random.Random(f"{schedule} {mesh} {stages} {count} {seed}")
     inner = stage_mesh(mesh)
     cuts = balanced_cuts(graph, stages, operator_work(graph, analysis))
@@ -141,6 +142,16 @@ def test_programs_of_all_ranks_fit_together(case):
     check_order(evaluated)
     for some in (PASSES[:2], PASSES[2:4]):
         check_order([optimized(program, some) for program in naive])
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_eight_groups_of_devices_run_sixteen_micro_batches(schedule):
+    """Also with receives that are posted early, and without, no rank waits forever."""
+    naive = programs(staged(schedule, "pp=8 dp=1", stages_of(schedule, 8), 16, size=16))
+    sends = sum(isinstance(one, Send) for program in naive for one in program.instructions)
+    assert sends >= 2 * 7 * 16, "each micro-batch goes through all groups and back"
+    check_order(naive)
+    check_order([optimized(program) for program in naive])
 
 
 def test_messages_in_two_directions_on_one_channel_wait_for_each_other():
