@@ -57,13 +57,13 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
     `memory_limit` is in bytes per rank; None is no limit.
     """
     devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
-    interval = time_interval(plan.step_seconds, plan.machine)
+    interval = time_interval(plan)
     step = f"{milliseconds(plan.step_seconds)} a step" + f" ({interval})" * bool(interval)
     needs = f"{step}, {size(plan.peak_bytes)} per device"
     same = "; every device computes all of it, so one would be as fast" * shares_nothing(plan)
     if memory_limit is None:
         return f"on {devices}: {needs}{same}"
-    fits = verdict(plan.peak_bytes, memory_limit, plan.machine)
+    fits = verdict(plan, memory_limit)
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
