@@ -28,6 +28,7 @@ from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind, Tilings
 from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.program.lower.stages import needs_one_stage
+from shardwright.rules.dense_experts import dense_experts_note
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.problem import Ints
 
@@ -74,9 +75,8 @@ class Expansion:
         require_priced(strategy, self.graph, self.machine)
         role_axes(strategy)
         if strategy.ep > 1 and not self.dimensions.experts:
-            raise StrategyError(
-                f"ep={strategy.ep} splits experts, and this model has none; use ep=1"
-            )
+            why = dense_experts_note(self.graph) or "this model has none"
+            raise StrategyError(f"ep={strategy.ep} splits experts, and {why}; use ep=1")
         if strategy.cp > 1 and not self.dimensions.sequence:
             raise StrategyError(
                 f"cp={strategy.cp} splits a sequence, and no input of this model has tokens; use"
