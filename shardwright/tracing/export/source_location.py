@@ -59,7 +59,7 @@ def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
 
 
 def _advice(node: fx.Node) -> str:
-    """What to write instead of an operator whose result has as many elements as the data say."""
+    """Advice for an operator whose result has as many elements as the data say."""
     words = str(node.target).split(".")
     kind = words[1] if len(words) > 1 else words[0]
     return _FIXED.get(kind, "give it a fixed size")
