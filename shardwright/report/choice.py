@@ -67,12 +67,16 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
-def none_fits(frontier: Frontier) -> str:
-    """A sentence if no plan of the frontier fits the devices, with advice; else empty."""
-    least, has = frontier[-1], frontier.device_bytes
+def none_fits(frontier: Frontier, memory_limit: int | str | None = None) -> str:
+    """A sentence if no plan of the frontier fits the devices, with advice; else empty.
+
+    `memory_limit` is as in `Frontier.fastest`.
+    """
+    least, has = frontier[-1], frontier.limit(memory_limit)
     if has is None or least.peak_bytes <= has:
         return ""
-    needs = f"the smallest needs {size(least.peak_bytes)} per device, which has {size(has)}"
+    whose = "which has" if memory_limit is None else "which may use"
+    needs = f"the smallest needs {size(least.peak_bytes)} per device, {whose} {size(has)}"
     return "; ".join(
         (
             f"none fits: of all plans for {least.devices} devices of {least.machine} {needs}: add"
