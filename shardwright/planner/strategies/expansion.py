@@ -13,7 +13,7 @@ from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.recompute import NONE, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged
@@ -116,7 +116,15 @@ class Expansion:
 
         Raises `StrategyError` as `expanded` does.
         """
-        return marked(self.expanded(strategy).plan(0.0, ()), strategy)
+        plan = marked(self.expanded(strategy).plan(0.0, ()), strategy)
+        if strategy.recompute == NONE or any(op.segment for op in plan.ops):
+            return plan
+        note = (
+            f"ac={strategy.recompute} recomputes nothing: what it names keeps only its inputs for"
+            " the backward pass, which are kept in any case; name modules of several operators, as"
+            " a layer or its MLP"
+        )
+        return replace(plan, notes=(*plan.notes, note))
 
     def factory(self, together: int) -> SpaceFactory:
         """The factory of spaces in which a repeat has `together` layers."""
