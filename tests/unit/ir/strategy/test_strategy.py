@@ -125,7 +125,10 @@ def test_the_example_of_the_documentation() -> None:
     ("text", "said"),
     [
         ("tp=0", "tp is a whole number of at least 1"),
-        ("=8", "virtual_stages, mb, etp, order, zero, reshard, sp, async_tp, cp_style, schedule, cut"),
+        (
+            "=8",
+            "virtual_stages, mb, etp, order, zero, reshard, sp, async_tp, cp_style, schedule, cut",
+        ),
         ("dp=8", "no word of a strategy; did you mean dp_replicate=8 or dp_shard=8?"),
         ("dp_shrad=8", "did you mean dp_shard=8?"),
         ("tp=2 tp=4", "gives tp again"),
