@@ -115,7 +115,7 @@ class TimeLeftColumn(ProgressColumn):
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str, float], None]]:
-    """A context that shows on stderr, on a terminal only, what runs, for how long, and what is left.
+    """A context that shows on stderr, on a terminal only, what runs, since when, and what is left.
 
     Yields a function that takes the present task and the completed fraction.
     """
