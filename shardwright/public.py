@@ -71,6 +71,8 @@ class Plan(ir_plan.Plan):
         gather_overlap: that of gathers of sharded parameters; None: the same.
         useful_seconds: seconds of a step's useful operations, if one device computed them at its
             peak; 0 where that is not known.
+        dtype: that of matrix products, `"tf32"` for those of float32 that round their operands;
+            empty where parameters have several.
         contention: part of a message by which it delays one along another axis.
         expert_skew: rows of the busiest device over the mean where devices hold different experts,
             else 0.

@@ -44,7 +44,8 @@ def main() -> None:
         write(result_of(rows, kept_predictions(rows)), RESULT, seed=0)
     page.write(RESULT, FITTED, OWN, OVERLAP)
     points = json.loads(RESULT.read_text())["points"]
-    comparisons.write(comparisons.content(json.loads(FITTED.read_text()), points))
+    used = comparisons.held_out(json.loads(FITTED.read_text()), read())
+    comparisons.write(comparisons.content(used, points))
 
 
 def _price(asked: argparse.Namespace) -> None:

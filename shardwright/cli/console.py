@@ -13,7 +13,15 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from shardwright.ir.frontier import Frontier
@@ -91,15 +99,32 @@ def print_chart(marks: Sequence[Mark]) -> None:
     console.print(drawn)
 
 
+class TimeLeftColumn(ProgressColumn):
+    """The time that is left, by the speed of the fraction that is done; empty where unknown."""
+
+    max_refresh = 0.5  # seconds
+
+    def render(self, task: Task) -> Text:
+        """The text beside the bar of a task."""
+        left = task.time_remaining
+        if left is None or task.finished:
+            return Text()
+        minutes, seconds = divmod(round(left), 60)
+        return Text(f"about {minutes}:{seconds:02} left", style="progress.remaining")
+
+
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str, float], None]]:
-    """A context that shows on stderr, on a terminal only, what runs and for how long.
+    """A context that shows on stderr, on a terminal only, what runs, since when, and what is left.
 
     Yields a function that takes the present task and the completed fraction.
     """
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    spinner, text, bar = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
+    times = TimeElapsedColumn(), TimeLeftColumn()
+    shown = Progress(
+        spinner, text, bar, *times, console=console, transient=True, disable=not console.is_terminal
+    )
     with shown as progress:
         task = progress.add_task(what, total=None)
 

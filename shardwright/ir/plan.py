@@ -222,7 +222,8 @@ class Plan:
       rank's tiles, which bounds its temporaries; 0: all at once; None: the same, until the plan's
       memory is simulated, which chooses groups where the update needs most of a step;
     * `useful_seconds`: of a step's useful operations, if one device computed them at its peak; 0
-      where it is not known;
+      where it is not known; `dtype`: that of matrix products, "tf32" for those of float32 that
+      round their operands; empty where parameters have several, or in files of older versions;
     * `remarks`: on operators without a written rule, and on decomposed ones;
     * `numerics`: the options under which the graph was captured; `chosen_precision`: a sentence on
       the precision and who chose it, if a command did;
@@ -261,6 +262,7 @@ class Plan:
     contention: float = 1.0
     expert_skew: float = 0.0
     useful_seconds: Seconds = _UNKNOWN
+    dtype: str = ""  # of matrix products
     notes: tuple[str, ...] = field(default=())
     remarks: tuple[Remark, ...] = field(default=())
     numerics: Numerics = EXACT

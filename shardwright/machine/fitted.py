@@ -66,5 +66,8 @@ ASSUMED: dict[str, tuple[str, str]] = {
         f"{HOST_LINK_REACHED:g} of what is specified",
         "of pinned copies, all GPUs at once; halve host_bandwidth where two share lanes",
     ),
-    "expert_skew": ("1.25", "no published row of experts is priced"),
+    "expert_skew": (
+        "1.25",
+        "published rows of experts that are priced force tokens to be balanced: no row says",
+    ),
 }

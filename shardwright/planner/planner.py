@@ -136,9 +136,10 @@ def _joint(
             found.append(loops[key])
         return _frontier_of(found, start, refinements, known)
 
-    if None in (options.micro_batches, offload) or (
+    saves = None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
-    ):
+    )
+    if saves and not options.whole:
         settled = if_tight(run, options.memory_limit)
     else:
         settled = run(tight=True)

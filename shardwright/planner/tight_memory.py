@@ -51,7 +51,8 @@ def if_tight(run: Search[F], limit: str | int | None = None) -> F:
 
     Micro-batches and chunks of the loss save memory and never make a step faster. So they are tried
     only if none of the plans that are about as fast as the fastest fits. To decide this, the plan
-    of least memory among them is simulated. `limit` is as in `Frontier.fastest`.
+    of least memory among them is simulated. `limit` is as in `Frontier.fastest`. A frontier down to
+    the least memory (`PlanOptions.whole`) needs them in any case, and is not searched by this.
     """
     plain = run(tight=False)
     most = plain.limit(limit)

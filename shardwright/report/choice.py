@@ -57,22 +57,26 @@ def fit(plan: Plan, memory_limit: int | None) -> str:
     `memory_limit` is in bytes per rank; None is no limit.
     """
     devices = f"{plan.devices} device{'s' * (plan.devices > 1)} of {plan.machine}"
-    interval = time_interval(plan.step_seconds, plan.machine)
+    interval = time_interval(plan)
     step = f"{milliseconds(plan.step_seconds)} a step" + f" ({interval})" * bool(interval)
     needs = f"{step}, {size(plan.peak_bytes)} per device"
     same = "; every device computes all of it, so one would be as fast" * shares_nothing(plan)
     if memory_limit is None:
         return f"on {devices}: {needs}{same}"
-    fits = verdict(plan.peak_bytes, memory_limit, plan.machine)
+    fits = verdict(plan, memory_limit)
     return f"{fits} on {devices}: {needs} of {size(memory_limit)}{same}"
 
 
-def none_fits(frontier: Frontier) -> str:
-    """A sentence if no plan of the frontier fits the devices, with advice; else empty."""
-    least, has = frontier[-1], frontier.device_bytes
+def none_fits(frontier: Frontier, memory_limit: int | str | None = None) -> str:
+    """A sentence if no plan of the frontier fits the devices, with advice; else empty.
+
+    `memory_limit` is as in `Frontier.fastest`.
+    """
+    least, has = frontier[-1], frontier.limit(memory_limit)
     if has is None or least.peak_bytes <= has:
         return ""
-    needs = f"the smallest needs {size(least.peak_bytes)} per device, which has {size(has)}"
+    whose = "which has" if memory_limit is None else "which may use"
+    needs = f"the smallest needs {size(least.peak_bytes)} per device, {whose} {size(has)}"
     return "; ".join(
         (
             f"none fits: of all plans for {least.devices} devices of {least.machine} {needs}: add"

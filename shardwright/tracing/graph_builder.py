@@ -25,6 +25,7 @@ from shardwright.ir.graph import (
     verify,
 )
 from shardwright.ir.options.numerics import EXACT, Numerics
+from shardwright.rules.dense_experts import dense_experts_note
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional
@@ -116,11 +117,30 @@ def build(
     if numerics.logits == "fused":
         graph = with_loss_casts(graph)
     graph, names = renumbered(_without_dead_code(graph))
+    notes = (note, dense_experts_note(graph), _note_on_sparse(program, call.model))
+    graph = replace(graph, note="; ".join(filter(None, notes)))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)
     signature = signature_of(call.model)
     returned = call.returned
     return Captured(graph, constants, returned.keys, dict(opaque), signature, returned.whole)
+
+
+def _note_on_sparse(program: Functional, model: nn.Module) -> str:
+    """A sentence on the embeddings that ask for sparse gradients; empty if none does."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    ]
+    names += [source_of(node).module for node in program.graph.nodes if _asks_for_sparse(node)]
+    if not names:
+        return ""
+    where = ", ".join(name or "the model" for name in dict.fromkeys(names))
+    return (
+        f"gradients of {where} are dense, with the same values: sparse=True is not used, and"
+        " optimizers of sparse gradients alone, as SparseAdam, cannot train them"
+    )
 
 
 class _Builder:
@@ -359,6 +379,12 @@ def _nonempty_arguments(node: fx.Node) -> tuple[Any, ...]:
         return node.args
     parts = [p for p in node.args[0] if p.meta["val"].numel() > 0]  # type: ignore[union-attr]
     return (parts or node.args[0], *node.args[1:])
+
+
+def _asks_for_sparse(node: fx.Node) -> bool:
+    """Whether an operator is to give a sparse gradient."""
+    at = _SPARSE.get(str(node.target))
+    return at is not None and len(node.args) > at and bool(node.args[at])
 
 
 def _dense_arguments(node: fx.Node) -> tuple[Any, ...]:

@@ -117,7 +117,9 @@ def test_sparse_gradients_are_dense_ones_of_the_same_values(kind):
             return self.words(ids).square().sum()
 
     model, ids = Words(), torch.tensor([[1, 2, 2], [0, 2, 6]])
-    parallel = sw.parallelize(model, sw.plan(model, (ids,), machine=ONE))
+    plan = sw.plan(model, (ids,), machine=ONE)
+    assert any(note.startswith("gradients of words are dense") for note in plan.notes)
+    parallel = sw.parallelize(model, plan)
     parallel(ids).backward()
     model(ids).backward()
     found = next(parallel.parameters()).grad

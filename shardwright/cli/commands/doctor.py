@@ -81,8 +81,9 @@ def _explain(machine: Machine, *, as_json: bool) -> None:
             {"figure": o.figure, "value": o.value, "kind": o.kind.value, "source": o.source}
             for o in found
         ]
-        print_json({"machine": machine.name, "figures": figures, "times": times})
+        print_json({"machine": machine.name, "figures": figures, "times": "; ".join(times)})
         return
     for origin in found:
         say(f"{origin.figure:<24} {origin.value:<30} {origin.kind.value}: {origin.source}")
-    say(times)
+    for sentence in times:
+        say(sentence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
@@ -21,6 +22,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
 from shardwright.planner.gc_pause import paused_to_the_end
+from shardwright.planner.memory_limits import limit_on
 from shardwright.report import plan_json
 from shardwright.report.choice import none_fits
 from shardwright.report.frontier.chart import Mark
@@ -34,6 +36,7 @@ from shardwright.train.targets.target_text import Target
 @options.device_counts
 @groups.plan_options(
     *(
+        "memory_limit",
         "constraints",
         "seconds",
         "processes",
@@ -65,19 +68,25 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Show every plan for TARGET that no other beats in both time and memory."""
+    """Show every plan for TARGET that no other beats in both time and memory.
+
+    What only saves memory is searched although the fastest plans fit. With --memory-limit, plans
+    that need more are left out.
+    """
     known = named_machines.machine_of(machine)
     parts = [known.with_devices(count) for count in devices or (known.devices,)]
     searching.check(parts, wanted, target.batch)
     captured = capturing.capture(
         target, optimizer, numerics=numerics, fast_halves=known.device.fast_halves
     )
-    searched, left_out = searching.frontiers(captured, parts, wanted)
+    limit = wanted.memory_limit
+    searched, left_out = searching.frontiers(captured, parts, replace(wanted, whole=True))
     with working("following the memory of plans"):
-        found = [(part, frontier.all_settled()) for part, frontier in searched]
+        settled = [(part, frontier.all_settled()) for part, frontier in searched]
+    found = [(part, _within(frontier, limit)) for part, frontier in settled]
     frontiers = [frontier for _, frontier in found]
     if output:
-        _write(output, target.text, found)
+        _write(output, target.text, found, limit)
     if as_json:
         print_json(
             {
@@ -85,20 +94,26 @@ def command(
                 "precision": captured.precision,
                 "capture_seconds": captured.seconds,
                 "search_seconds": sum(f.search_seconds for f in frontiers),
-                "points": [_point(plan, part) for part, f in found for plan in f],
-                "baselines": [_point(plan, part) for part, f in found for plan in f.baselines],
-                "none_fits": {str(p.devices): words for p, f in found if (words := none_fits(f))},
+                "points": [_point(plan, part, limit) for part, f in found for plan in f],
+                "baselines": [
+                    _point(plan, part, limit) for part, f in found for plan in f.baselines
+                ],
+                "none_fits": {
+                    str(p.devices): words for p, f in found if (words := none_fits(f, limit))
+                },
                 "constraints": list(map(str, wanted.constraints)),
                 "left_out": {str(devices): reason for devices, reason in left_out.items()},
             }
         )
         return
     click.echo(wrapped(captured.precision))
-    for part, frontier in found:
-        if words := none_fits(frontier):
+    for (part, frontier), (_, whole) in zip(found, settled, strict=True):
+        if words := none_fits(frontier, limit):
             click.echo(wrapped(words))
         click.echo(f"{target.text} on {part}")
         print_frontier(frontier)
+        if more := len(whole) - len(frontier):
+            say(f"{more} faster plan{'s' * (more > 1)} of more memory than the limit left out")
         click.echo()
     for count, reason in left_out.items():
         say(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
@@ -108,7 +123,19 @@ def command(
         say(f"wrote {output}")
 
 
-def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) -> None:
+def _within(frontier: Frontier, limit: int | str | None) -> Frontier:
+    """The frontier without plans of more memory than a `limit` that is given, if any fits."""
+    most = None if limit is None else frontier.limit(limit)
+    plans = tuple(plan for plan in frontier if most is None or plan.peak_bytes <= most)
+    return replace(frontier, plans=plans) if 0 < len(plans) < len(frontier) else frontier
+
+
+def _write(
+    output: str,
+    target: str,
+    found: Sequence[tuple[Machine, Frontier]],
+    limit: int | str | None,
+) -> None:
     """Write all plans as a page, or as files of a folder, named by devices and index."""
     with working("writing plans"):
         shown = [
@@ -117,8 +144,12 @@ def _write(output: str, target: str, found: Sequence[tuple[Machine, Frontier]]) 
             for label, plan in _labelled(frontier)
         ]
         if output.endswith(PAGES):
-            memory = found[0][0].device.usable_bytes
-            fits = [i for i, item in enumerate(shown) if item.plan.peak_bytes <= memory]
+            memory = limit_on(found[0][0], limit)
+            fits = [
+                i
+                for i, item in enumerate(shown)
+                if memory is None or item.plan.peak_bytes <= memory
+            ]
             best = min(fits, key=lambda i: shown[i].plan.step_seconds, default=0)
             write_page(output, page_of(shown, target, memory, chosen=best))
             return
@@ -141,8 +172,8 @@ def _labelled(frontier: Frontier) -> Iterator[tuple[str, Plan]]:
             yield plan.name.replace(" ", "-"), plan
 
 
-def _point(plan: Plan, machine: Machine) -> dict[str, object]:
-    return {"name": plan.name, **plan_json.row(plan, machine.device.usable_bytes)}
+def _point(plan: Plan, machine: Machine, limit: int | str | None) -> dict[str, object]:
+    return {"name": plan.name, **plan_json.row(plan, limit_on(machine, limit))}
 
 
 def _marks(frontiers: list[Frontier]) -> list[Mark]:

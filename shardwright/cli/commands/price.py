@@ -86,6 +86,8 @@ def command(
         click.echo(wrapped(line))
     for line in notes.lines(plan, columns()):
         click.echo(line)
+    for note in plan.notes:
+        click.echo(wrapped(f"note: {note}"))
     if output:
         say(f"wrote {output}; `shardwright explain {output}` shows all of it")
 

@@ -50,6 +50,8 @@ class PlanOptions:
       memory of the host; None tries inputs where micro-batches would be tried, and state where
       nothing fits else, on accelerators with a link to their host. Unless False, parameters are
       tried there where not even that fits;
+    * `whole`: whether what only saves memory (more micro-batches, chunks, memory of the host) is
+      searched although the fastest plans fit, as a frontier down to the least memory needs;
     * `seconds`: about how long to search at most;
     * `processes`: how many processes may search, which all find the same plans.
     """
@@ -67,6 +69,7 @@ class PlanOptions:
     loss_chunks: tuple[int, ...] | None = None
     mlp_chunks: tuple[int, ...] | None = None
     offload: bool | None = None
+    whole: bool = False
     seconds: float = math.inf
     processes: int = 1
 

@@ -164,9 +164,11 @@ class Strategy:
         schedule = SCHEDULES[self.schedule]
         each = schedule.stages_per_group
         if each is not None and self.virtual_stages != each:
+            several = "Interleaved1F1B" if self.virtual_stages > 1 else "1F1B"
+            other = self._pipeline(several, self.virtual_stages)
             raise StrategyError(
                 f"schedule {self.schedule} has {each} stage{'s'[: each != 1]} per pipeline group,"
-                f" not {self.virtual_stages}; use virtual_stages={each}, or Interleaved1F1B"
+                f" not {self.virtual_stages}; use {self._pipeline(self.schedule, each)}, or {other}"
             )
 
         def runs(count: int) -> bool:
@@ -176,6 +178,10 @@ class Strategy:
             wrong = schedule.needs(self.pp, self.stages, self.micro_batches)
             near = _near(self.micro_batches, runs)
             raise StrategyError(f"schedule {self.schedule} {wrong}; {_use('micro_batches', near)}")
+
+    def _pipeline(self, schedule: str, each: int) -> str:
+        """The word of a pipeline with `each` stages per group, as `parse` reads it."""
+        return f"pp={self.pp}:{schedule}" + (f"/v{each}" if each > 1 else "")
 
     @property
     def _fields(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _read(word: str) -> Iterable[tuple[str, Any]]:
         if equals and (near := _near(key)):
             meant = " or ".join(f"{one}={text}" for one in near)
             raise StrategyError(f"{word!r} is no word of a strategy; did you mean {meant}?")
-        known = ", ".join([*AXES[1:], "pp", "ep", *_KEYS, *_PRESETS])
+        known = ", ".join([*(_KEY_OF.get(name, name) for name in POSSIBLE), *_PRESETS])
         raise StrategyError(
             f"{word!r} is no word of a strategy; write words such as {known}, as in"
             " 'dp_shard=8 tp=8 pp=2:Interleaved1F1B/v2 mb=16 ac=full bf16'"

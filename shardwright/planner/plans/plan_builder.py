@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, LeafKind, Op
 from shardwright.ir.layout import Bytes, Layout, Seconds
+from shardwright.ir.options.mixed_precision import dtypes_of
 from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.plan import (
     InputSpec,
@@ -359,6 +360,7 @@ class PlanBuilder:
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
             expert_skew=self._skew(ops),
+            dtype=dtypes_of(self.graph)[0],
         )
 
     def _skew(self, ops: list[PlannedOp]) -> float:

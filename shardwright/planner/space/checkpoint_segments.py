@@ -92,6 +92,8 @@ def _cuts_of_layer(repeat: Repeat, saved: Ints, crossing: Ints) -> list[int]:
 def _even_segments(begin: int, end: int, saved: Ints, crossing: Ints) -> Iterator[range]:
     """Operators `begin` to `end` in segments that save about equally many bytes."""
     inner = np.arange(begin + 1, end)
+    # No cut is before the first activation, where the look-up of an input or a position may be.
+    inner = inner[crossing[inner] > 0]
     if not inner.size:
         return
     cuts = inner[crossing[inner] == crossing[inner].min()].tolist()

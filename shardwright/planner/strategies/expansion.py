@@ -13,7 +13,7 @@ from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
-from shardwright.ir.strategy.recompute import StrategyError
+from shardwright.ir.strategy.recompute import NONE, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
 from shardwright.machine.model import Machine
 from shardwright.planner.pipeline.stage_assignment import Pipelines, Staged
@@ -28,6 +28,7 @@ from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind, Tilings
 from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.program.lower.stages import needs_one_stage
+from shardwright.rules.dense_experts import dense_experts_note
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.problem import Ints
 
@@ -74,9 +75,8 @@ class Expansion:
         require_priced(strategy, self.graph, self.machine)
         role_axes(strategy)
         if strategy.ep > 1 and not self.dimensions.experts:
-            raise StrategyError(
-                f"ep={strategy.ep} splits experts, and this model has none; use ep=1"
-            )
+            why = dense_experts_note(self.graph) or "this model has none"
+            raise StrategyError(f"ep={strategy.ep} splits experts, and {why}; use ep=1")
         if strategy.cp > 1 and not self.dimensions.sequence:
             raise StrategyError(
                 f"cp={strategy.cp} splits a sequence, and no input of this model has tokens; use"
@@ -116,7 +116,15 @@ class Expansion:
 
         Raises `StrategyError` as `expanded` does.
         """
-        return marked(self.expanded(strategy).plan(0.0, ()), strategy)
+        plan = marked(self.expanded(strategy).plan(0.0, ()), strategy)
+        if strategy.recompute == NONE or any(op.segment for op in plan.ops):
+            return plan
+        note = (
+            f"ac={strategy.recompute} recomputes nothing: what it names keeps only its inputs for"
+            " the backward pass, which are kept in any case; name modules of several operators, as"
+            " a layer or its MLP"
+        )
+        return replace(plan, notes=(*plan.notes, note))
 
     def factory(self, together: int) -> SpaceFactory:
         """The factory of spaces in which a repeat has `together` layers."""

@@ -89,7 +89,8 @@ class Backward:
         )
         again = f", with {names_text(name for _, name in self.copies)}" if self.copies else ""
         word = "" if self.part is Gradients.ALL else f"{self.part.value} of "
-        return f"{made} = backward {word}{self.call}({given}){again}"
+        none = ", which has none" if not made and self.part is Gradients.WEIGHTS else ""
+        return f"{made}{' = ' * bool(made)}backward {word}{self.call}({given}){again}{none}"
 
 
 @dataclass(frozen=True, slots=True)

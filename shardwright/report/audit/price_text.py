@@ -94,7 +94,7 @@ def prices_text(prices: ConfigPrices, *, whole: bool) -> list[str]:
     else:
         plan = prices.base.plan
         lines.append(f"{'step':<{_LABEL}}{_speed(prices, plan)} on {prices.machine}")
-        if interval := time_interval(plan.step_seconds, str(prices.machine), duration):
+        if interval := time_interval(plan, duration):
             lines.append(f"{'':<{_LABEL}}{interval}")
         lines.append(f"{'memory':<{_LABEL}}{_memory(prices, plan)}")
         lines += _changes(prices, whole=whole)
@@ -173,7 +173,7 @@ def _plan_json(prices: ConfigPrices, plan: Plan) -> dict[str, Any]:
         "tokens_per_second": prices.tokens / plan.step_seconds,
         "utilisation": plan.utilisation,
         "fits": prices.limit is None or plan.peak_bytes <= prices.limit,
-        "interval": time_interval(plan.step_seconds, str(prices.machine), duration) or None,
+        "interval": time_interval(plan, duration) or None,
         "memory": memory_content(plan.memory),
         "compiled": plan.compiled,
         "fp8": plan.numerics.fp8 or None,

@@ -33,6 +33,7 @@ from shardwright.report.text.wrapping import WIDTH, hanging
 
 _NAME = 26
 _NUMBER = 9
+_MODULES = 4  # of which offloaded segments are named
 SMALL_SHARE = 0.1  # fraction of a module's time; operators below it are not named
 LEGEND = (
     "Rows include their submodules, a row of n modules shows one of them. Memory is what one rank"
@@ -125,6 +126,7 @@ def head(plan: Plan, width: int = WIDTH) -> list[str]:
         keeping = f", which keep the results of {kept}" if kept else ""
         text = f"{again} operators in {len(segments)} segments{keeping}"
         lines.append(_item("recomputed", text))
+    lines += [_item("offloaded", text) for text in _offloaded(plan)]
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
@@ -133,6 +135,24 @@ def head(plan: Plan, width: int = WIDTH) -> list[str]:
     lines += notes.lines(plan, width)
     lines += [_item("note", note) for note in plan.notes]
     return [part for line in lines for part in hanging(line, width)]
+
+
+def _offloaded(plan: Plan) -> Iterator[str]:
+    """The kinds of values that wait in the memory of the host, and of which modules."""
+    if "activations" in plan.offload:
+        modules: dict[int, str] = {}
+        for op in plan.ops:
+            if op.segment and op.segment not in plan.on_device:
+                modules.setdefault(op.segment, op.source.module or "the model")
+        names = list(dict.fromkeys(modules.values()))
+        more = f" and {len(names) - _MODULES} more" if len(names) > _MODULES else ""
+        many = f"{len(modules)} recomputed segment{'s'[: len(modules) != 1]}"
+        starts = f", which begin in {', '.join(names[:_MODULES])}{more}" if names else ""
+        yield f"inputs of {many}{starts}"
+    if "optimizer" in plan.offload:
+        yield "the optimizer's state of all parameters"
+    if "parameters" in plan.offload:
+        yield "all parameters and their gradients, which the host updates"
 
 
 def _memory(memory: Memory) -> Iterator[str]:

@@ -38,6 +38,9 @@ def _selected_positions(value: fx.Node, indices: Any) -> fx.Node | None:
     first, positions = indices
     whole, sample, picked = (node.meta["val"] for node in (value, first, positions))
     batch = whole.shape[0]
+    sizes = (batch, *sample.shape, *picked.shape)
+    if not all(isinstance(size, int) for size in sizes):  # positions that data decide
+        return None
     one_each = tuple(sample.shape) == (batch,) + (1,) * (picked.dim() - 1)
     if picked.dtype != torch.int64 or picked.dim() not in (1, 2) or picked.shape[0] != batch:
         return None

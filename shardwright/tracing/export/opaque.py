@@ -9,6 +9,7 @@ have weights.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -334,7 +335,11 @@ class OpaqueModules:
         """One line: which modules were kept whole and why."""
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.reasons.items():
-            by_reason.setdefault(reason.rpartition(" cannot be captured: ")[2], []).append(path)
+            # Without the path of the module itself, which differs between equal ones.
+            text = reason.rpartition(" cannot be captured: ")[2]
+            place = re.match(rf"{re.escape(path)} \(([^()]+:\d+)\)", text)
+            text = f"{place[1]}{text[place.end() :]}" if place else text
+            by_reason.setdefault(text, []).append(path)
         return "; ".join(
             f"{', '.join(paths)} ({type(self.model.get_submodule(paths[0])).__name__}) kept whole"
             f" and computed by every device, since {reason}"

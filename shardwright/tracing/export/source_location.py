@@ -18,6 +18,23 @@ _ATTENTION = "scaled_dot_product_attention"
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])  # the package `tracing`
+_POSITIONS = (
+    "torch.where with one argument, and nonzero, list positions: keep the mask, and compute with"
+    " torch.where(mask, x, 0) or with a product by it, or give torch.nonzero_static a size"
+)
+_SELECTED = "give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has not"
+_FIXED = {  # what to write instead, by kinds of operators
+    "where": _POSITIONS,
+    "nonzero": _POSITIONS,
+    "nonzero_numpy": _POSITIONS,
+    "argwhere": _POSITIONS,
+    "index": _SELECTED,
+    "masked_select": _SELECTED,
+    "repeat_interleave": (
+        "give repeat_interleave output_size, if the sum of the numbers is the same for every batch,"
+        " or repeat each row by one number that is no tensor"
+    ),
+}
 PREFIX = "model."  # FlatCall holds the user's model under this name
 
 
@@ -36,9 +53,16 @@ def require_fixed_sizes(node: fx.Node, values: tuple[Any, ...]) -> None:
             raise error(
                 node,
                 f"{node.target} gives a tensor of {_shape_text(shape)}, as many as the data say;"
-                " give it a fixed size, as torch.where(mask, x, 0) has where x[mask] has not",
+                f" {_advice(node)}",
                 by_value=True,
             )
+
+
+def _advice(node: fx.Node) -> str:
+    """Advice for an operator whose result has as many elements as the data say."""
+    words = str(node.target).split(".")
+    kind = words[1] if len(words) > 1 else words[0]
+    return _FIXED.get(kind, "give it a fixed size")
 
 
 def error(node: fx.Node, message: str, *, by_value: bool = False) -> CaptureError:

@@ -9,7 +9,17 @@ import torch
 
 import shardwright as sw
 from benchmarks.published import overlap, own, page, plots, run
-from benchmarks.published.comparisons import comparison, coverage, widened, widening
+from benchmarks.published.comparisons import (
+    FILE,
+    HeldOut,
+    comparison,
+    conditions_of,
+    content,
+    coverage,
+    held_out,
+    widened,
+    widening,
+)
 from benchmarks.published.graphs import FAMILIES, OWN, Shape, UnpriceableError, graph_of
 from benchmarks.published.mixtures import Experts
 from benchmarks.published.modules import NORM_EPS, ComposedNorm, JointAdapter, loss_in_parts
@@ -285,21 +295,30 @@ def test_verdicts_doubt_what_is_within_the_error_of_other_sources():
 
 
 def test_intervals_are_those_of_other_sources():
-    def row(source, ratio):
-        return {"source": source, "gpu": "H100", "held_out": 1 / ratio}
+    def row(source, ratio, **changed):
+        return HeldOut(source, conditions_of(replace(ROW, **changed), 1.0), ratio)
 
     rows = [row("a", 0.9 + 0.01 * i) for i in range(21)] + [row("b", 1.0), row("b", 1.5)]
-    found = coverage({"rows": rows})
+    found = coverage(rows)
     assert found["b"] == {"rows": 2, "compared": 2, "inside": 1, "widened": 1.0}
     assert found["a"]["compared"] == 0, "b has too few rows"
+    for other in ({"step_seconds": 0.1}, {"pp": 2}, {"compiled": True}, {"precision": "fp8-mx"}):
+        mixed = [*rows, row("b", 1.0, **other), row("b", 1.0, experts=8, **other)]
+        assert coverage(mixed)["b"]["compared"] == 2, "none of a was measured so"
     apart = [row("a", 0.98 + 0.002 * i) for i in range(21)]
     apart += [row("b", 1.18 + 0.002 * i) for i in range(21)]
     factor = widening(apart)
     assert factor > 5, "sources differ by more than their rows"
-    compared = comparison((one["source"], 1 / one["held_out"]) for one in apart[:21])
+    compared = comparison((one.source, one.ratio) for one in apart[:21])
     wide = widened(compared, factor)
     assert wide.quantile(0.95) > 1.2 > compared.quantile(0.95)
     assert wide.quantile(0.5) == pytest.approx(compared.quantile(0.5))
+
+
+def test_what_users_are_told_is_of_the_committed_results():
+    used = held_out(json.loads(FITTED.read_text()), read())
+    points = json.loads(RESULT.read_text())["points"]
+    assert json.loads(FILE.read_text()) == json.loads(json.dumps(content(used, points)))
 
 
 def test_a_loss_on_logits_as_they_are_has_no_wide_copy_of_them(tmp_path):

@@ -105,9 +105,9 @@ class FakeApi(types.ModuleType):
                 device_bytes=machine.device.usable_bytes,
             )
 
-        if options.micro_batches is None:
+        if options.micro_batches is None and not options.whole:
             return if_tight(lambda *, tight: run("all" if tight else (1,)), options.memory_limit)
-        return run(options.micro_batches)
+        return run(options.micro_batches or "all")
 
     def verify(self, model, plan, args=(), kwargs=None):
         return self.report

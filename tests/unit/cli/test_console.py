@@ -1,6 +1,10 @@
 """Text that commands print fits a narrow terminal, and is as it was in a pipe."""
 
+import io
+
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from shardwright.cli import console
 
@@ -34,3 +38,18 @@ def test_facts_stay_one_line_in_a_pipe(terminal):
 
 def test_paragraphs_stay_short_on_a_wide_terminal(terminal):
     assert max(map(len, terminal(200)[1:])) <= 100
+
+
+@pytest.mark.parametrize("done, says", [(None, ""), (0.25, "about 1:30 left"), (1.0, "")])
+def test_the_time_left_follows_the_speed_so_far(done, says):
+    now = [0.0]
+    column = console.TimeLeftColumn()
+    with Progress(column, console=Console(file=io.StringIO()), get_time=lambda: now[0]) as shown:
+        task = shown.add_task("searching", total=None)
+        if done is not None:
+            shown.update(task, total=1.0, completed=0.0)
+            for step in (10.0, 20.0, 30.0):
+                now[0] = step
+                shown.update(task, completed=done * step / 30)
+        (row,) = shown.tasks
+        assert str(column.render(row)) == says

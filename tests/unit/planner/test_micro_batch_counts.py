@@ -191,6 +191,15 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
     assert asked[2:] == [False, True]
 
 
+def test_a_whole_frontier_goes_down_to_the_least_memory_where_memory_is_ample():
+    plain = search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH]))
+    whole = search(GRAPH, MACHINE, replace(PlanOptions.of(meshes=[MESH]), whole=True))
+    assert {plan.micro_batches for plan in plain} == {1}
+    assert whole.smallest().micro_batches > 1
+    assert whole.smallest().peak_bytes < plain.smallest().peak_bytes
+    assert whole[0].step_seconds == plain[0].step_seconds
+
+
 def test_without_numbers_powers_of_two_are_tried_while_they_help():
     front = search(residual_layers(1), preset("2xH100"), PlanOptions.of(micro_batches="all"))
     counts = sorted({plan.micro_batches for plan in front})

@@ -10,12 +10,12 @@ def test_frontier_prints_table_chart_and_legend(api, target, shardwright_command
     assert "step time over memory per rank; o: plan on the frontier, a: data parallel" in (
         result.stdout
     )
-    assert result.stdout.count("dp=2") == 5
+    assert result.stdout.count("dp=2") == 6
 
 
 def test_frontier_json_holds_every_point_of_every_device_count(api, target, as_json):
     found = as_json("frontier", target, "--machine", "8xcpu", "--devices", "4,1, 2")
-    assert [p["devices"] for p in found["points"]] == [1] * 3 + [2] * 3 + [4] * 3
+    assert [p["devices"] for p in found["points"]] == [1] * 4 + [2] * 4 + [4] * 4
     assert {"step_seconds", "peak_bytes", "devices", "summary"} <= set(found["points"][0])
     assert [p["name"] for p in found["baselines"][:2]] == ["data parallel", "fully sharded"]
     assert found["search_seconds"] == 0.75
@@ -37,11 +37,27 @@ def test_numbers_of_stages_are_searched(api, target, as_json):
 
 def test_numbers_of_micro_batches_are_searched(api, target, as_json):
     arguments = ("frontier", target, "--machine", "2xcpu")
-    assert {p["micro_batches"] for p in as_json(*arguments)["points"]} == {1}
+    assert [p["micro_batches"] for p in as_json(*arguments)["points"]] == [1, 1, 1, 2], "they fit"
     found = as_json(*arguments, "--micro-batches", "1,2")
     assert [p["micro_batches"] for p in found["points"]] == [1, 1, 1, 2]
     assert found["points"][-1]["headline"] == "DDP 2 · 2 micro-batches"
     assert api.micro_batches == [None, (1, 2)]
+
+
+def test_plans_above_a_memory_limit_are_left_out(api, target, as_json, shardwright_command):
+    arguments = ("frontier", target, "--machine", "2xcpu", "--memory-limit", "150MiB")
+    found = as_json(*arguments)
+    assert [p["peak_bytes"] >> 20 for p in found["points"]] == [100, 80]
+    assert all(p["fits"] for p in found["points"])
+    assert [p["fits"] for p in found["baselines"]] == [False, True]
+    assert "2 faster plans of more memory than the limit left out" in (
+        shardwright_command(*arguments).stdout
+    )
+    arguments = (*arguments[:-1], "50MiB")
+    assert len(as_json(*arguments)["points"]) == 4, "none fits"
+    words = as_json(*arguments)["none_fits"]["2"]
+    assert "the smallest needs 80.0 MiB per device, which may use 50.0 MiB" in words
+    assert api.asked[0].memory_limit == 150 << 20
 
 
 def test_device_counts_have_their_own_marks(api, target, shardwright_command):

@@ -125,12 +125,17 @@ def test_the_example_of_the_documentation() -> None:
     ("text", "said"),
     [
         ("tp=0", "tp is a whole number of at least 1"),
+        (
+            "=8",
+            "virtual_stages, mb, etp, order, zero, reshard, sp, async_tp, cp_style, schedule, cut",
+        ),
         ("dp=8", "no word of a strategy; did you mean dp_replicate=8 or dp_shard=8?"),
         ("dp_shrad=8", "did you mean dp_shard=8?"),
         ("tp=2 tp=4", "gives tp again"),
         ("zero=4", "zero is 0, 1, 2 or 3"),
         ("ac=every", "recomputation 'every' is not known; write none"),
-        ("pp=2:1F1B/v2", "use virtual_stages=1, or Interleaved1F1B"),
+        ("pp=2:1F1B/v2", "not 2; use pp=2:1F1B, or pp=2:Interleaved1F1B/v2"),
+        ("pp=2:ZBVZeroBubble mb=4", "not 1; use pp=2:ZBVZeroBubble/v2, or pp=2:1F1B"),
         ("pp=4:Interleaved1F1B/v2 mb=9", "use micro_batches=8 or micro_batches=10"),
         ("dp_shard=8 ep=3", "use ep=2 or ep=4"),
         ("pp=2 mb=2 cut=5,6,7", "names 3 stages"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from shardwright.planner.space.checkpoint_segments import checkpoint_segments
 from shardwright.planner.space.repeats import shorten
 from tests.harness.layered_graphs import INNER, residual_layers
@@ -31,3 +33,21 @@ def test_what_does_not_repeat_is_cut_where_one_value_crosses():
     crossing = [f"layers.{i}.sum" for i in range(4)] + ["first"]
     assert all(graph.ops[piece.stop - 1].name in crossing for piece in found)
     assert found[-1].stop < len(graph.ops)  # the last would be run again at once
+
+
+def test_operators_before_the_first_activation_do_not_hide_the_cuts_behind_them():
+    graph = residual_layers(4)
+    position = replace(
+        graph.ops[0],
+        name="position",
+        target="aten.arange.start",
+        args=(0, 4),
+        outputs=("position",),
+    )
+    value = replace(graph.tensor["first"], name="position", requires_grad=False)
+    later = replace(graph, ops=(position, *graph.ops), values=(*graph.values, value))
+    found = checkpoint_segments(graph, ())
+    assert len(found) > 2
+    assert [range(piece.start + 1, piece.stop + 1) for piece in found[1:]] == list(
+        checkpoint_segments(later, ())[1:]
+    )

@@ -112,3 +112,13 @@ def test_an_mlp_before_dropout_runs_again():
 def _called(given):
     model, batch = given
     return model, (), batch
+
+
+def test_a_plan_says_that_nothing_is_recomputed(graph):
+    plain = sw.price(graph, "2xH100", "dp_shard=2")
+    linears = sw.price(graph, "2xH100", "dp_shard=2 ac=modules(*.up)")  # which keep their inputs
+    (note,) = linears.notes
+    assert note.startswith("ac=modules(*.up) recomputes nothing: what it names keeps only its")
+    assert linears.peak_bytes == plain.peak_bytes and plain.notes == ()
+    norms = sw.price(graph, "2xH100", "dp_shard=2 ac=modules(layernorm)")
+    assert norms.peak_bytes < plain.peak_bytes and norms.notes == ()

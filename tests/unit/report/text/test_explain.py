@@ -97,6 +97,24 @@ def test_the_bound_of_a_pipeline_is_that_of_pipelines_that_were_tried():
     assert "tried" not in gap(replace(plans.simple(ms=100), lower_bound_seconds=80 * plans.MS))
 
 
+def test_what_waits_on_the_host_is_named():
+    plan = plans.transformer()
+    ops = tuple(
+        replace(op, segment=int(op.source.module.split(".")[1]) + 1)
+        if op.source.module.startswith("blocks.")
+        else op
+        for op in plan.ops
+    )
+    offload = ("activations", "optimizer", "parameters")
+    page = explain(replace(plan, ops=ops, offload=offload, on_device=(2,)))
+    assert (
+        "  offloaded     inputs of 2 recomputed segments, which begin in blocks.0.up, blocks.2.up\n"
+        "  offloaded     the optimizer's state of all parameters\n"
+        "  offloaded     all parameters and their gradients, which the host updates\n"
+    ) in page
+    assert "offloaded" not in explain(replace(plan, ops=ops))
+
+
 def test_stages_and_notes_are_named():
     page = explain(replace(two_stages(), notes=("pinned: layers.0",)))
     assert "2 stages on 2 groups of" in page and "schedule 1F1B" in page

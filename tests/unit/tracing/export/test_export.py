@@ -92,6 +92,14 @@ def _selects_masked(_module, y):
     return torch.masked_select(y, y > 0)
 
 
+def _where_alone(_module, y):
+    return y[torch.where(y[:, 0] > 0)]
+
+
+def _repeats(_module, y):
+    return torch.repeat_interleave(y, (y.sum(1) > 0).long() + 1, dim=0)
+
+
 def _writes_where_data_say(module, y):
     module.kept[int(y.argmax())] = 1.0
     return y
@@ -113,6 +121,10 @@ def _writes_where_data_say(module, y):
         (_loops, r"test_export\.py:\d+ decides on the value of a tensor"),
         (_uniques, r"test_export\.py:\d+\): aten\._unique2\.default gives .* as many as the data"),
         (_selects_masked, r"test_export\.py:\d+\): aten\.masked_select\.default gives .* as many"),
+        (_finds, r"give torch\.nonzero_static a size"),
+        (_where_alone, r"as many as the data say; torch\.where with one argument, and nonzero"),
+        (_repeats, r"test_export\.py:\d+\): aten\.repeat.* data say; give .* output_size"),
+        (_uniques, r"as many as the data say; give it a fixed size$"),
         (_writes_where_data_say, r"test_export\.py:\d+ decides on the value of a tensor"),
     ],
 )
