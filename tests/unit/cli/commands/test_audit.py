@@ -170,7 +170,8 @@ def test_prices_are_those_of_sw_price_and_changes_are_ranked(tiny, as_json):
     assert prices["best_plan"]["step_seconds"] <= prices["best_uniform"]["step_seconds"]
     assert all(change["simulated"] for change in prices["changes"] if change["fits"])
     assert prices["best_uniform"]["memory"] is not None
-    assert prices["config"]["interval"].startswith("90 %: ")
+    interval = "no comparable measurement of compiled layers on H100"
+    assert prices["config"]["interval"] == interval
 
 
 def test_products_in_8_bits_are_priced_as_such_and_so_is_what_is_beside_them(tiny, as_json):
@@ -211,7 +212,7 @@ def test_what_is_searched_can_be_chosen(tiny, shardwright_command, scope, said):
     assert result.exit_code == 0, (result.output, result.exception)
     lines = [line for line in result.stdout.splitlines() if line.startswith("best plan")]
     assert len(lines) == (said is not None)
-    assert "90 %: " in result.stdout
+    assert "no comparable measurement of compiled layers on H100" in " ".join(result.stdout.split())
 
 
 def test_the_improved_file_keeps_all_other_keys_and_the_results(tiny, shardwright_command):
