@@ -44,7 +44,7 @@ def headline(plan: Plan) -> str:
         others.append(f"fp8 {recipe.name} {how} {recipe.library}{gathers}{only}")
     if plan.async_tp:
         others.append("async TP: priced, messages are sent without overlap here")
-    found += [*_recomputed(plan), *_resharded(plan), *_offloaded(plan), *_updated(plan)]
+    found += [*_recomputed(plan), *_offloaded(plan), *_resharded(plan), *_updated(plan)]
     return " · ".join([*found, *others])
 
 
