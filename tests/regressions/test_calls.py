@@ -70,7 +70,10 @@ WRONG = {
     "dtype": (lambda x: ((x.float(),), {}), "x is float32[3, 4], and the plan is for float64"),
     "integers": (lambda x: ((x.int(),), {}), "x is int32[3, 4], and the plan is for float64[3, 4]"),
     "shape": (lambda x: ((x[:, :2],), {}), "x has shape [3, 2]; the plan is for a global batch of"),
-    "more rows": (lambda x: ((x.repeat(2, 1),), {}), "x has shape [6, 4]; the plan is for a global"),
+    "more rows": (
+        lambda x: ((x.repeat(2, 1),), {}),
+        "x has shape [6, 4]; the plan is for a global",
+    ),
     "numpy": (lambda x: ((x.numpy(),), {}), "x is a numpy array of float64"),
     "a number": (lambda x: ((1.0,), {}), "x is 1.0, and the plan is for float64[3, 4]"),
     "a gradient": (lambda x: ((x.requires_grad_(),), {}), "x requires a gradient"),

@@ -25,8 +25,8 @@ from tests.harness import plans
         ),
         (
             plans.transformer(),
-            "FSDP 2 · TP 2 · no reshard after forward: dp=2 splits batch; tp=2 splits features (66%);"
-            " embed, up, down sharded",
+            "FSDP 2 · TP 2 · no reshard after forward: dp=2 splits batch; tp=2 splits features"
+            " (66%); embed, up, down sharded",
         ),
     ],
 )
