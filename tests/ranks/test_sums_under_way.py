@@ -102,8 +102,8 @@ def _messages(make, text, compiled):
     module = sw.parallelize(model, sw.Plan.from_json(text))
     if compiled:
         module.compile_programs()
-        module.forward_backward(batch)
-        module.zero_grad()
+    module.forward_backward(batch)  # the first batch is compared over the ranks
+    module.zero_grad()
     sent, send = [], dist.all_reduce
 
     def summed(x, *args, **kwargs):
