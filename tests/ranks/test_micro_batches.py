@@ -138,6 +138,7 @@ def _trains(*texts):
         plan = sw.Plan.from_json(text)
         model, _, batch = _small()
         module = sw.parallelize(model, plan, seed=5)
+        module(**batch).backward()  # the first batch is compared over the ranks
         _moves_what_the_plan_says(plan, module, batch)
         _takes_local_batches(module, batch)
 
