@@ -69,8 +69,8 @@ def require_own_parts(parts: Mapping[str, torch.Tensor], axes: Axes) -> None:
         name, tensor = next(iter(varied.items()))
         raise BatchError(
             f"{name} of shape {list(tensor.shape)} has the shape of a rank's part, and is the same"
-            " on all ranks: pass the global batch of the planned shape, or each rank its own part;"
-            " pad a smaller batch, or plan for its shape"
+            " on all ranks: pass each rank its own part, or say batch='global' to parallelize if"
+            " it is a smaller global batch"
         )
 
 

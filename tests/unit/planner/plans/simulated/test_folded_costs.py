@@ -162,17 +162,21 @@ def test_plans_that_gather_further_ahead_have_costs_of_their_own():
     assert peaks[0] < peaks[1]
 
 
+def assert_folds(graph, expansion, plan):
+    """Few layers give the time of the whole program."""
+    analysis = expansion.sources.analysis
+    decisions = read_plan(plan, graph, analysis)
+    lowering = PlanLowering(graph, analysis, decisions, None)
+    whole = TimeRefinement(graph, MACHINE).refined(plan, lowering)
+    found = FoldedCosts(graph, analysis, MACHINE).seconds(plan, decisions)
+    assert found == pytest.approx(whole.step_seconds, rel=1e-9)
+
+
 def test_layers_of_two_kinds_fold_with_many_buckets_ahead():
     graph = residual_layers(28)
     expansion = Expansion(graph, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("dp_shard=4 ac=every(2)")).plan(0.0, ())
-    deep = replace(plan, ahead=8)
-    analysis = expansion.sources.analysis
-    decisions = read_plan(deep, graph, analysis)
-    lowering = PlanLowering(graph, analysis, decisions, None)
-    whole = TimeRefinement(graph, MACHINE).refined(deep, lowering)
-    found = FoldedCosts(graph, analysis, MACHINE).seconds(deep, decisions)
-    assert found == pytest.approx(whole.step_seconds, rel=1e-9)
+    assert_folds(graph, expansion, replace(plan, ahead=8))
 
 
 def test_layers_that_draw_random_numbers_fold():
@@ -186,12 +190,7 @@ def test_layers_that_draw_random_numbers_fold():
     graph = replace(GRAPH, ops=tuple(ops))
     expansion = Expansion(graph, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
-    analysis = expansion.sources.analysis
-    decisions = read_plan(plan, graph, analysis)
-    lowering = PlanLowering(graph, analysis, decisions, None)
-    whole = TimeRefinement(graph, MACHINE).refined(plan, lowering)
-    found = FoldedCosts(graph, analysis, MACHINE).seconds(plan, decisions)
-    assert found == pytest.approx(whole.step_seconds, rel=1e-9)
+    assert_folds(graph, expansion, plan)
 
 
 def test_buffers_of_gradients_are_whole_where_parameters_are_gathered():
