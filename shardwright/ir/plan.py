@@ -18,6 +18,7 @@ from shardwright.ir.pipeline import NONE, Pipeline, StageRanks, groups_of, stage
 from shardwright.ir.timeline import Timeline
 
 NO_TIME = Seconds(0.0)
+NO_BYTES = Bytes(0)
 FORMAT = 2  # of plan files; raised when an older reader would misread them
 
 
@@ -58,6 +59,8 @@ class PlannedOp:
         saved_bytes: kept for the backward pass, per rank.
         segment: number of its recomputed segment, from 1 on; 0 if it is not recomputed.
         kept: whether it runs once, though it is inside of a recomputed segment.
+        freed_bytes: of an operator that runs again, what it would keep for the backward pass in
+            addition if nothing was recomputed, per rank.
         backward_seconds: the part of `seconds` for gradients.
         reads: names of the operators, parameters and inputs that it reads.
     """
@@ -74,6 +77,7 @@ class PlannedOp:
     backward_seconds: Seconds = NO_TIME  # of `seconds`, what the gradients take
     reads: tuple[str, ...] = ()  # operators, parameters, inputs, ... that it takes
     kept: bool = False  # whether it runs once, though it is inside of a recomputed segment
+    freed_bytes: Bytes = NO_BYTES  # what recomputing it spares, per rank
 
     @property
     def forward_seconds(self) -> Seconds:

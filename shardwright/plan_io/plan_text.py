@@ -309,8 +309,8 @@ def _op_row(op: PlannedOp) -> list[Any]:
     decided = [" ".join(op.tiling), ", ".join(op.splits), str(op.layout)]
     costs = [op.seconds, op.saved_bytes, op.segment]
     source = [op.source.module, op.source.file, op.source.line]
-    kept = [op.kept] if op.kept else []
-    return [op.name, op.target, *decided, *costs, *source, op.backward_seconds, *kept]
+    again = [op.kept, op.freed_bytes] if op.freed_bytes else [op.kept] if op.kept else []
+    return [op.name, op.target, *decided, *costs, *source, op.backward_seconds, *again]
 
 
 def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
@@ -329,6 +329,7 @@ def _op(row: list[Any], read: list[str], mesh: Mesh) -> PlannedOp:
         Seconds(_number(backward[0] if backward else 0.0)),
         _reads(name, read),
         kept=len(backward) > 1 and _is(backward[1], bool),
+        freed_bytes=Bytes(_size(backward[2]) if len(backward) > 2 else 0),
     )
 
 

@@ -231,10 +231,10 @@ def _bars(timeline: StepBars | None) -> dict[str, Any] | None:
 
 
 def _tree(plan: Plan) -> ModuleRow[_Row]:
-    moves = TransferReader(plan)
+    moves, parameters = TransferReader(plan), frozenset(p.name for p in plan.parameters)
 
     def describe(path: str, module: Module) -> _Row:
-        text = "; ".join(splits(module))
+        text = "; ".join(splits(module, parameters))
         return _Row(module.costs, text, tuple(moves.of(module.transfers, path)))
 
     return fold(module_tree(plan), describe)

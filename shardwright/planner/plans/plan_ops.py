@@ -5,7 +5,7 @@ Equal choices recur in many plans, so each is formatted once and cached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, final
@@ -18,6 +18,7 @@ from shardwright.ir.plan import PlannedOp, PlannedTransfer
 from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import duals
+from shardwright.planner.tables.memory import kept_bytes
 from shardwright.rules.naming import dimension_names, split_words
 from shardwright.rules.placements import tiling_text
 from shardwright.solve.elimination.problem import Ints
@@ -209,9 +210,11 @@ class PlanEntries:
         model = self.space.model
         rule, options = model.analysis.rules[short_op.name], model.options(short_op)
         together = self.space.recomputed[short_op.name] if runs.segment else ()
-        table, more = model.operator(short_op, together, runs.kept), 0
+        table, more, freed = model.operator(short_op, together, runs.kept), 0, 0
         if runs.kept and short_op.name in self._kept_bytes:
             more = int(self._kept_bytes[short_op.name][k])
+        if together and not runs.kept:
+            freed = int(self._not_kept(short_op, together)[k])
         tiling = options.tiling(rule, k)
         return PlannedOp(
             name=short_op.name,
@@ -223,7 +226,18 @@ class PlanEntries:
             seconds=Seconds(float(table.seconds[k]) - sum(t.seconds for t in internal_reductions)),
             saved_bytes=Bytes(int(table.bytes[k]) + more),
             backward_seconds=Seconds(float(model.backward_seconds(short_op)[k])),
+            freed_bytes=Bytes(freed),
         )
+
+    def _not_kept(self, short_op: Op, together: Collection[str]) -> Ints:
+        """Bytes that only the operators `together` save of an operator, for each option: (K,)."""
+        model, savers = self.space.model, self.space.model.meshless.retention.savers
+        only = tuple(
+            bool(savers.get(name)) and savers[name] <= frozenset(together)
+            for name in short_op.outputs
+        )
+        work, sizes = model.meshless.workload(short_op), model.options(short_op).sizes
+        return kept_bytes(work, only, short_op.extra_saved, sizes, short_op.extra_rows)
 
     def _moved(
         self, short_op: Op, rep: str, source: tuple[int, bool, bool], want: tuple[int, int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.ir.memory import PARTS, Memory
@@ -20,10 +20,12 @@ from shardwright.report.text.module_rows import (
     Module,
     ModuleRow,
     fold,
+    kept,
     kept_words,
     module_tree,
     moves_data,
     part_name,
+    recomputed,
     shares,
     stored,
     tiling_words,
@@ -122,10 +124,14 @@ def head(plan: Plan, width: int = WIDTH) -> list[str]:
         lines.append(_item("collectives", f"{count} x {start}, {_ms(seconds)} ms"))
     if segments := {op.segment for op in plan.ops} - {0}:
         again = sum(op.runs_again for op in plan.ops)
-        kept = ", ".join(f"{count} {word}" for word, count in kept_words(plan.ops).items())
-        keeping = f", which keep the results of {kept}" if kept else ""
+        once = ", ".join(f"{count} {word}" for word, count in kept_words(plan.ops).items())
+        keeping = f", which keep the results of {once}" if once else ""
         text = f"{again} operators in {len(segments)} segments{keeping}"
         lines.append(_item("recomputed", text))
+        if trade := recomputed(plan.ops, plan.transfers, _names(plan)):
+            lines.append(_item("", trade.without()))
+        if once:
+            lines.append(_item("", f"what is kept: {kept(plan.ops).kept()}"))
     lines += [_item("offloaded", text) for text in _offloaded(plan)]
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
@@ -245,11 +251,11 @@ class Described:
 
 def tree(plan: Plan) -> ModuleRow[Described]:
     """The plan's modules with their texts, repeats folded."""
-    moves = TransferReader(plan)
+    moves, parameters = TransferReader(plan), _names(plan)
 
     def describe(path: str, module: Module) -> Described:
         details = tuple(map(str, moves.of(module.transfers, path)))
-        return Described(_numbers(module), "; ".join(splits(module)), details)
+        return Described(_numbers(module), "; ".join(splits(module, parameters)), details)
 
     return fold(module_tree(plan), describe)
 
@@ -272,8 +278,16 @@ def _numbers(module: Module) -> tuple[float, ...]:
     )
 
 
-def splits(module: Module) -> Iterator[str]:
-    """In words, the split of the module's big operators, then the layouts of its parameters."""
+def _names(plan: Plan) -> frozenset[str]:
+    return frozenset(parameter.name for parameter in plan.parameters)
+
+
+def splits(module: Module, parameters: Collection[str]) -> Iterator[str]:
+    """In words, the split of the module's big operators, then the layouts of its parameters.
+
+    Between them is what is recomputed and kept, with its memory and time, of all operators of the
+    module and its submodules. `parameters` are the names of all of the plan.
+    """
     total = sum(op.seconds for op in module.ops)
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in module.ops:
@@ -284,11 +298,12 @@ def splits(module: Module) -> Iterator[str]:
             named.setdefault(tiling, []).append(name)
     for tiling, kinds in named.items():
         yield f"{' '.join(kinds)} {tiling}"
-    if kept := kept_words(module.ops):
-        again = any(op.runs_again for op in module.ops)
-        yield ("recomputed but for " if again else "kept: ") + ", ".join(kept)
-    elif module.ops and all(op.runs_again for op in module.ops):
-        yield "recomputed"
+    every = list(module.inclusive())
+    ops = [op for one in every for op in one.ops]
+    if trade := recomputed(ops, (t for one in every for t in one.transfers), parameters):
+        yield f"recomputed: {trade.without()}"
+    if once := kept_words(ops):
+        yield f"kept: {', '.join(once)}: {kept(ops).kept()}"
     layouts: dict[str, list[str]] = {}
     for p in module.parameters:
         layouts.setdefault(stored(p), []).append(p.name.rpartition(".")[2])

@@ -6,14 +6,14 @@ The caller provides the text of a row: `explain` describes one plan, `diff` two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
 
 from shardwright.ir.layout import Bytes, Layout
 from shardwright.ir.memory import PARTS, STATE, Share
-from shardwright.ir.plan import Plan, PlannedOp, PlannedParameter, PlannedTransfer
+from shardwright.ir.plan import Phase, Plan, PlannedOp, PlannedParameter, PlannedTransfer
 from shardwright.ir.redistribution import LOCAL, communication_named
 from shardwright.ir.strategy.recompute import op_word
 
@@ -251,6 +251,52 @@ def kept_words(ops: Iterable[PlannedOp]) -> Counter[str]:
     Views, which take no time, are left out.
     """
     return Counter(op_word(op.kind) for op in ops if op.kept and op.seconds)
+
+
+class Trade(NamedTuple):
+    """Saved tensors that are kept, or not, and the time to compute them again, on one rank.
+
+    * `bytes`: by the tables of the search, which add up;
+    * `seconds`: of one step, with the redistribution of what is read again.
+    """
+
+    bytes: int
+    seconds: float
+
+    def without(self) -> str:
+        """Recomputing them, as `"384.00 MiB less for 1.92 ms more (200 MiB per ms)"`."""
+        return self._text("less", "more")
+
+    def kept(self) -> str:
+        """Keeping them, as `"384.00 MiB more for 1.92 ms less (200 MiB per ms)"`."""
+        return self._text("more", "less")
+
+    def _text(self, memory: str, time: str) -> str:
+        size, milliseconds = self.bytes / 2**20, self.seconds * 1e3
+        rate = f" ({size / milliseconds:,.3g} MiB per ms)" if milliseconds else ""
+        return f"{size:,.2f} MiB {memory} for {milliseconds:,.2f} ms {time}{rate}"
+
+
+def recomputed(
+    ops: Iterable[PlannedOp],
+    transfers: Iterable[PlannedTransfer],
+    parameters: Collection[str],
+) -> Trade | None:
+    """The memory and seconds of all of these operators that run again; None if none does.
+
+    `transfers` are those to these operators. Of `parameters`, whose gathers in the backward pass do
+    not depend on recomputation, none counts.
+    """
+    again = [op for op in ops if op.runs_again]
+    moved = (t for t in transfers if t.phase is Phase.RECOMPUTE and t.value not in parameters)
+    seconds = sum(op.forward_seconds for op in again) + sum(t.seconds for t in moved)
+    return Trade(sum(op.freed_bytes for op in again), seconds) if again else None
+
+
+def kept(ops: Iterable[PlannedOp]) -> Trade:
+    """The memory and seconds of the operators that run once inside of recomputed segments."""
+    once = [op for op in ops if op.kept]
+    return Trade(sum(op.saved_bytes for op in once), sum(op.forward_seconds for op in once))
 
 
 def tiling_words(op: PlannedOp) -> str:
