@@ -51,7 +51,6 @@ from shardwright.program.lower.stages import needs_one_stage
 from shardwright.rules.micro_batches import MicroBatchError
 from shardwright.solve.frontier.frontier_sampling import spaced
 
-_PLANS = 48
 _MOST_EXACT = 96  # plans of an exact search, whose decisions are finer
 _MOST_PIPELINES = 2  # of each kind, that may be simulated beside the frontier
 _MOST_COUNTS = 4  # the most numbers of micro-batches that strategies try by default
@@ -330,7 +329,7 @@ def _frontier_of(
 
     permitted = [c for one in loops for c in one.permitted]
     every = [*(c for one in loops for c in one.found), *permitted]
-    most = _MOST_EXACT if loop.options.exact else _PLANS
+    most = max(_MOST_EXACT * loop.options.exact, loop.options.points)
     kept = spaced(every, [c.cost for c in every], most, RESOLUTION, [c.cost for c in permitted])
     shown = _first_of_each([c for one in loops for c in one.known])
     staged = _few_pipelines([c for one in loops for c in one.pipelines])
@@ -341,7 +340,8 @@ def _frontier_of(
         def timed(candidate: Candidate) -> Plan:
             return refinement.ranked(write(candidate))
 
-        kept, plans = _thinned(list({id(c): c for c in (*kept, *permitted)}.values()), timed)
+        every_kept = list({id(c): c for c in (*kept, *permitted)}.values())
+        kept, plans = _thinned(every_kept, timed, loop.options.points)
         costs, written = settled(shown, timed)
         baselines = _settled(list(zip(shown, costs, strict=True)), written)
     return SearchedFrontier(
@@ -370,11 +370,11 @@ def _frontier_of(
 
 
 def _thinned(
-    kept: Sequence[Candidate], timed: Callable[[Candidate], Plan]
+    kept: Sequence[Candidate], timed: Callable[[Candidate], Plan], most: int
 ) -> tuple[list[Candidate], Plans]:
-    """Candidates that are on the frontier by their simulated times, and their plans."""
+    """At most `most` candidates on the frontier by their simulated times, and their plans."""
     costs, written = settled(kept, timed)
-    thinned = spaced(list(zip(kept, costs, strict=True)), costs, _PLANS, 0.0)
+    thinned = spaced(list(zip(kept, costs, strict=True)), costs, most, 0.0)
     return [candidate for candidate, _ in thinned], _settled(thinned, written)
 
 

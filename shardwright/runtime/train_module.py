@@ -184,8 +184,13 @@ class TrainModule(LastingModule, ABC):
         super().__setattr__(name, value)
 
     def _sw_mirror(self, model: nn.Module) -> None:
-        """Show the sub-modules of `model`, and refuse other attributes than it has."""
+        """Show the sub-modules and the configuration of `model`, and refuse other attributes.
+
+        The configuration, as of transformers, is a copy for those who read it.
+        """
         mirror(self, model)
+        if hasattr(config := getattr(model, "config", None), "save_pretrained"):
+            self.config = copy.deepcopy(config)
         self._sw_given = plain_attributes(model)
         self._sw_autocast = autocast_dtype(self._sw_device)
 

@@ -16,7 +16,7 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.planning import capturing, named_machines, searching
 from shardwright.cli.writing import OutputFileOrFolder
-from shardwright.ir.frontier import Frontier
+from shardwright.ir.frontier import MOST_SETTLED, Frontier
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
@@ -51,6 +51,13 @@ from shardwright.train.targets.target_text import Target
 @options.optimizer
 @groups.numerics
 @click.option(
+    "--points",
+    type=click.IntRange(min=2),
+    default=MOST_SETTLED,
+    show_default=True,
+    help="Plans to follow at most, evenly spaced; with hundreds, neighbours are a per cent apart.",
+)
+@click.option(
     "-o",
     "--output",
     type=OutputFileOrFolder(*PAGES),
@@ -65,6 +72,7 @@ def command(
     wanted: PlanOptions,
     optimizer: str | None,
     numerics: Mapping[str, str],
+    points: int,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -80,9 +88,10 @@ def command(
         target, optimizer, numerics=numerics, fast_halves=known.device.fast_halves
     )
     limit = wanted.memory_limit
-    searched, left_out = searching.frontiers(captured, parts, replace(wanted, whole=True))
+    wanted = replace(wanted, whole=True, points=max(wanted.points, points))
+    searched, left_out = searching.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
-        settled = [(part, frontier.all_settled()) for part, frontier in searched]
+        settled = [(part, frontier.all_settled(points)) for part, frontier in searched]
     found = [(part, _within(frontier, limit)) for part, frontier in settled]
     frontiers = [frontier for _, frontier in found]
     if output:

@@ -52,6 +52,7 @@ class PlanOptions:
       tried there where not even that fits;
     * `whole`: whether what only saves memory (more micro-batches, chunks, memory of the host) is
       searched although the fastest plans fit, as a frontier down to the least memory needs;
+    * `points`: plans of the frontier that are kept, at least;
     * `seconds`: about how long to search at most;
     * `processes`: how many processes may search, which all find the same plans.
     """
@@ -70,6 +71,7 @@ class PlanOptions:
     mlp_chunks: tuple[int, ...] | None = None
     offload: bool | None = None
     whole: bool = False
+    points: int = 48
     seconds: float = math.inf
     processes: int = 1
 

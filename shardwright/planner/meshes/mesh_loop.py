@@ -227,10 +227,12 @@ class MeshLoop:
                 refused.append(bound)
             return not refused
 
-        exact = self.options.exact
-        points, bound, notes = mesh_frontier(writer.space, exact, seconds, asked, known=frontier)
+        exact, how = self.options.exact, (seconds, asked)
+        points, bound, notes = mesh_frontier(
+            writer.space, exact, *how, known=frontier, points=self.options.points
+        )
         if exact and (space := writer.transients.with_largest_kept) is not None:
-            points += mesh_frontier(space, True, seconds, asked)[0]
+            points += mesh_frontier(space, True, *how)[0]
         found = _Result(writer, points, bound, notes, next(iter(refused), None))
         if decide is None:
             self.made[mesh, count, parts] = found

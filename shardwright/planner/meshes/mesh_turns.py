@@ -79,7 +79,7 @@ def _expect(loop: MeshLoop, meshes: Sequence[Mesh], count: int, end: float) -> N
         if known is None or (known.refused is not None and wanted(known.writer, known.refused)):
             with suppress(ConstraintError):  # which the mesh raises again in its turn
                 writers.append(((mesh, count), loop.writer(loop.factory, mesh, count)))
-    loop.ahead.search(writers, wanted, end)
+    loop.ahead.search(writers, wanted, end, loop.options.points)
 
 
 def _shown(mesh: Mesh, options: PlanOptions) -> str:

@@ -26,22 +26,25 @@ def mesh_frontier(
     wanted: Callable[[DualBound], bool],
     weights: int = _WEIGHTS,
     known: FastFrontier | None = None,
+    *,
+    points: int = 0,
 ) -> tuple[list[Point], Callable[[float], float], tuple[str, ...]]:
     """Points of one mesh, a lower bound of the seconds by memory, and notes for its plans.
 
-    `known` is the approximate frontier, if it was computed before.
+    `known` is the approximate frontier, if it was computed before. It has `points` at least, where
+    there are as many.
     """
     if exact:
         result = exact_frontier(space.folded.unfolded())
-        points = list(result.points)
+        every = list(result.points)
 
         def best(limit: float) -> float:
-            return min((p.time for p in points if p.memory <= limit), default=math.inf)
+            return min((p.time for p in every if p.memory <= limit), default=math.inf)
 
-        return points, best, _pinned(space, result.pinned)
+        return every, best, _pinned(space, result.pinned)
     fast = None if known is None else _wanted_of(known, wanted)
     if fast is None:
-        fast = approximate(space, seconds, wanted, weights)
+        fast = approximate(space, seconds, wanted, weights, points=points)
     return list(fast.points), fast.lower_bound, _pinned(space, fast.pinned)
 
 
@@ -54,14 +57,19 @@ def _wanted_of(known: FastFrontier, wanted: Callable[[DualBound], bool]) -> Fast
 
 
 def approximate(
-    space: Space, seconds: float, wanted: Callable[[DualBound], bool], weights: int = _WEIGHTS
+    space: Space,
+    seconds: float,
+    wanted: Callable[[DualBound], bool],
+    weights: int = _WEIGHTS,
+    *,
+    points: int = 0,
 ) -> FastFrontier:
     """The approximate frontier of one mesh, with points in gaps if they are `wanted`."""
     return fast_frontier(
         space.folded,
         Effort(
             max_weights=weights,
-            max_points=_POINTS,
+            max_points=max(_POINTS, points),
             seconds=seconds,
             resolution=RESOLUTION,
             max_priced=_PRICED,

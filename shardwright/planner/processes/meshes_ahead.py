@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple, final
 
 from shardwright.planner.plans.mesh_frontier import approximate
@@ -38,8 +39,9 @@ class MeshesAhead:
         writers: Sequence[tuple[Hashable, PlanBuilder]],
         wanted: Callable[[PlanBuilder, DualBound], bool],
         end: float,
+        points: int,
     ) -> None:
-        """Search these meshes until the time `end`, by the performance counter.
+        """Search these meshes for `points` each until the time `end`, by the performance counter.
 
         `wanted` tells whether points in gaps may be asked for, by the lower bound of a mesh.
         """
@@ -47,7 +49,8 @@ class MeshesAhead:
         def searched(one: tuple[Hashable, PlanBuilder]) -> FastFrontier:
             writer = one[1]
             left = end - time.perf_counter()
-            return approximate(writer.space, left, lambda bound: wanted(writer, bound))
+            asked = partial(wanted, writer)
+            return approximate(writer.space, left, asked, points=points)
 
         found = zip(writers, self._map(searched, writers), strict=True)
         self._found = {key: Ahead(writer, frontier) for (key, writer), frontier in found}

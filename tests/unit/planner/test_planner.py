@@ -148,6 +148,15 @@ def test_three_axes_are_searched_when_asked_for():
     assert found[0].step_seconds < 2 * two[0].step_seconds
 
 
+def test_neighbours_of_a_frontier_with_more_points_are_a_per_cent_apart():
+    options = PlanOptions(points=200, whole=True, stages=(1,))
+    memory = [peak for _, peak in search(residual_layers(8), preset("2xH100"), options).costs]
+    gaps = sorted(more / less - 1 for more, less in pairwise(memory))
+    assert len(memory) > 100
+    assert gaps[len(gaps) * 3 // 4] < 0.01
+    assert gaps[-1] < 0.06, "one of the eight layers is 4 per cent"
+
+
 def test_an_exact_search_is_never_slower_than_the_fast_one():
     """Within equal sums: the memory of plans has maxima besides, which no search minimises."""
     mesh = Mesh.parse("dp=8")

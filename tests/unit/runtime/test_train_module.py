@@ -2,10 +2,12 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.ir.plan import PlanError
 
 
 class Net(nn.Module):
@@ -40,3 +42,18 @@ def test_a_step_leaves_no_gradient_of_before():
     for name, p in found.items():
         torch.testing.assert_close(p.detach(), expected[name].detach(), rtol=1e-12, atol=1e-14)
     assert found["unread.weight"].grad is None
+
+
+@pytest.mark.hf
+def test_a_model_of_transformers_shows_its_configuration():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 64, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **sizes))
+    rows = torch.zeros(2, 8, dtype=torch.int64)
+    given = {"input_ids": rows, "labels": rows}
+    parallel = sw.parallelize(model, sw.plan(model, kwargs=given, machine="1xcpu"))
+    assert parallel.config.n_embd == 16
+    assert parallel.config is not model.config, "a change of it would be ignored"
+    with pytest.raises(PlanError, match="config was another value"):
+        parallel.config = model.config

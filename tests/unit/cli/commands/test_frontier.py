@@ -108,3 +108,10 @@ def test_wrong_device_counts_are_a_mistake(api, target, mistake, devices, messag
 def test_every_device_count_is_searched_by_the_method(api, target, as_json):
     as_json("frontier", target, "--machine", "8xcpu", "--devices", "2,4", "--method", "kcut")
     assert api.methods == ["kcut", "kcut"]
+
+
+def test_more_points_are_searched_and_followed(api, target, as_json):
+    arguments = ("frontier", target, "--machine", "2xcpu")
+    as_json(*arguments)
+    as_json(*arguments, "--points", "200")
+    assert [asked.points for asked in api.asked] == [48, 200]
