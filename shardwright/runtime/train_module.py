@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import torch
@@ -46,7 +47,8 @@ class LastingModule(nn.Module):
     """
 
     _sw_updates: tuple[str, ...]
-    _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+    _sw_groups: tuple[dist.ProcessGroup, ...] = ()  # along each axis of its mesh
+    _sw_channels: Mapping[str, dist.ProcessGroup] = MappingProxyType({})
     _sw_saved: PretrainedForm | None = None  # how its weights are saved
     _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
 
@@ -55,7 +57,8 @@ class LastingModule(nn.Module):
 
         Averages of weights need one (`torch.optim.swa_utils.AveragedModel`).
         """
-        memo.update((id(group), group) for group in self._sw_groups)
+        groups = (*self._sw_groups, *self._sw_channels.values())
+        memo.update((id(group), group) for group in groups)
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -315,7 +318,7 @@ class TrainModule(LastingModule, ABC):
         Groups of a mesh are made with the default of their backend, not with what
         `init_process_group` was given.
         """
-        for group in self._sw_groups:
+        for group in dict.fromkeys((*self._sw_groups, *self._sw_channels.values())):
             backend_of(group).set_timeout(group, timeout)
 
     def programs(self) -> list[fx.GraphModule]:
