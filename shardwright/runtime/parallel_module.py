@@ -104,6 +104,8 @@ class ParallelModule(TrainModule):
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
             self._sw_program = MicroBatched(in_parts, parts, graph, groups, make, device)
+        if decisions.separates_gathers and device_mesh is not None:
+            groups.agree(one.channel for one in self._sw_program.program.transfers())
         owner = shares or self
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:

@@ -75,6 +75,8 @@ class PipelineModule(TrainModule):
         program = pipeline_program(staged, decisions.stage_ranks.rank(home, place))
         groups = ChannelGroups(device_mesh, device) if shares is None else shares._sw_channels
         groups.make(pipeline_channels(staged))
+        if decisions.separates_gathers:
+            groups.agree(one.channel for one in program.transfers())
         self._sw_channels: ChannelGroups = groups
         self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_program: PipelineStep = PipelineStep(staged, program, place, groups, make, device)
