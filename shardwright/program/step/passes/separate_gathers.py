@@ -16,7 +16,7 @@ from shardwright.program.step.instructions import StepInstruction, Transfer, Wai
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
 
-_APART = frozenset({Purpose.COPY, Purpose.GRADIENT})
+_BOTH = frozenset({Purpose.COPY, Purpose.GRADIENT})
 
 
 def separate_gathers(program: StepProgram) -> StepProgram:
@@ -33,7 +33,7 @@ def separate_gathers(program: StepProgram) -> StepProgram:
         if isinstance(one, Transfer):
             in_flight[one.handle] = one
             along = (each for each in in_flight.values() if each.channel == one.channel)
-            if _APART.issubset(known[each.handle] for each in along):
+            if _BOTH.issubset(known[each.handle] for each in along):
                 axes.add(one.channel)
         elif isinstance(one, Wait):
             in_flight.pop(one.handle, None)
