@@ -52,13 +52,17 @@ class LastingModule(nn.Module):
     _sw_saved: PretrainedForm | None = None  # how its weights are saved
     _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
 
+    def _sw_groups_by_id(self) -> dict[int, dist.ProcessGroup]:
+        """The groups of its mesh and its channels, each once."""
+        every = (*self._sw_groups, *self._sw_channels.values())
+        return {id(group): group for group in every}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with parameters and buffers of its own, on the same process groups.
 
         Averages of weights need one (`torch.optim.swa_utils.AveragedModel`).
         """
-        groups = (*self._sw_groups, *self._sw_channels.values())
-        memo.update((id(group), group) for group in groups)
+        memo.update(self._sw_groups_by_id())
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -318,7 +322,7 @@ class TrainModule(LastingModule, ABC):
         Groups of a mesh are made with the default of their backend, not with what
         `init_process_group` was given.
         """
-        for group in dict.fromkeys((*self._sw_groups, *self._sw_channels.values())):
+        for group in self._sw_groups_by_id().values():
             backend_of(group).set_timeout(group, timeout)
 
     def programs(self) -> list[fx.GraphModule]:
