@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -60,6 +61,7 @@ CASES = (
     ("fetch_gathered", f"{SHARDED} offload=optimizer,parameters", FEW),
     ("overlap_stores", "dp_replicate=2 offload=optimizer,parameters", "overlap_sums"),
     ("overlap_copies", "dp_replicate=2 ac=full offload=activations", FEW),
+    ("separate_gathers", SHARDED, "overlap_sums,prefetch,delay_waits"),
 )
 
 
@@ -75,7 +77,8 @@ def stages() -> Iterator[tuple[str, str]]:
 
 def _change(graph: Graph, name: str, strategy: str, before: str) -> str:
     analysis = analyze(graph)
-    decisions = read_plan(sw.price(graph, "2xcpu", strategy), graph, analysis)
+    plan = replace(sw.price(graph, "2xcpu", strategy), separates_gathers=name == "separate_gathers")
+    decisions = read_plan(plan, graph, analysis)
     rank = 0 if decisions.pipeline is None else decisions.pipeline.groups - 1
     texts: list[Sequence[str]] = []
     for passes in (before or "naive", f"{before},{name}" if before else name):

@@ -63,6 +63,9 @@ class Plan(ir_plan.Plan):
             `Strategy`; the program sends them as it does without.
         compiled: whether layers run through `torch.compile`.
         ahead: how many buckets of parameters are gathered before the one that operators read.
+        separates_gathers: whether gathers of parameters have a communicator of their own where
+            reductions of gradients are in flight beside them. Plans are made without; set it by
+            `dataclasses.replace(plan, separates_gathers=True)`. Its memory is no part of `memory`.
         offload: what is kept in the memory of the host, as in `Strategy`.
         on_device: the recomputed segments whose inputs stay on the device nevertheless.
         update_group_bytes: the optimizer updates parameters in groups of at most so many bytes of a

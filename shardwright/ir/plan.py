@@ -220,6 +220,8 @@ class Plan:
       `torch.compile`; `async_tp`: whether the time of messages along `tp` is that beside matrix
       products, as in `Strategy`, while the program sends them as it does without;
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
+      `separates_gathers`: whether they have a communicator of their own where reductions of
+      gradients are in flight beside them;
     * `offload`: what is kept in the memory of the host, as in `Strategy`; `on_device`: the
       recomputed segments whose inputs stay on the device nevertheless;
     * `update_group_bytes`: the optimizer updates parameters in groups of at most so many bytes of a
@@ -258,6 +260,7 @@ class Plan:
     async_tp: bool = False  # whether messages of `tp` are priced beside matrix products
     compiled: bool = False  # whether layers run through `torch.compile`
     ahead: int = 1  # buckets of parameters that are gathered before they are read
+    separates_gathers: bool = False  # whether they do not wait for reductions of gradients
     offload: tuple[str, ...] = ()  # what is kept in the memory of the host
     on_device: tuple[int, ...] = ()  # segments whose inputs are not
     update_group_bytes: Bytes | None = None  # of parameters that are updated at once

@@ -122,6 +122,7 @@ def additive(
     return replace(
         candidate.plan(found.bound(candidate.peak), ()),
         ahead=plan.ahead,
+        separates_gathers=plan.separates_gathers,
         async_tp=plan.async_tp,
         offload=plan.offload,
         on_device=plan.on_device,

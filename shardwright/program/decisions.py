@@ -38,11 +38,13 @@ class Decisions:
     number in `segments` are recomputed together in the backward pass, except those that are
     `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
     (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
-    gathered `ahead` buckets before they are read. What `offload` names (`ir/strategy/fields.py`) is
-    kept in the memory of the host, but for inputs of the recomputed segments `on_device`. Layers
-    run `compiled` or eagerly. Parameters are updated in groups of at most `update_group_bytes` of a
-    rank's tiles, with 0 all at once; None is not decided. Of the operators `in_8_bit` the products
-    are in 8 bits. With a `pipeline`, `mesh` is that of one of its groups.
+    gathered `ahead` buckets before they are read, and with `separates_gathers` on channels of their
+    own where reductions of gradients are in flight beside them. What `offload` names
+    (`ir/strategy/fields.py`) is kept in the memory of the host, but for inputs of the recomputed
+    segments `on_device`. Layers run `compiled` or eagerly. Parameters are updated in groups of at
+    most `update_group_bytes` of a rank's tiles, with 0 all at once; None is not decided. Of the
+    operators `in_8_bit` the products are in 8 bits. With a `pipeline`, `mesh` is that of one of its
+    groups.
     """
 
     mesh: Mesh
@@ -61,6 +63,7 @@ class Decisions:
     rereads: bool = False
     update_group_bytes: int | None = None
     in_8_bit: frozenset[str] = frozenset()
+    separates_gathers: bool = False
 
     @property
     def update(self) -> UpdateForm:

@@ -32,6 +32,11 @@ def read_plan(
             f" one is {graph.fingerprint}); plan this model with this batch again"
         )
     _require_offload(plan, graph)
+    if plan.separates_gathers and plan.is_asynchronous:
+        raise PlanError(
+            f"the plan separates gathers under schedule {plan.schedule}, and plans with weight"
+            " versions have one communicator for each axis; take its separates_gathers out"
+        )
     tilings: dict[str, Tiling] = {}
     parsed: dict[tuple[int, tuple[str, ...]], Tiling] = {}  # by the identity of the rule
     for op in plan.ops:
@@ -76,6 +81,7 @@ def read_plan(
         plan.compiled,
         update_group_bytes=plan.update_group_bytes,
         in_8_bit=frozenset(fp8_layers(graph)),
+        separates_gathers=plan.separates_gathers,
     )
 
 

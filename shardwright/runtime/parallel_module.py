@@ -23,6 +23,7 @@ from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.runtime.backend.registry import backend_for
 from shardwright.runtime.batch import input_parts, local_inputs, replica_of
+from shardwright.runtime.comm.channel_groups import ChannelGroups
 from shardwright.runtime.comm.equal_ranks import require_own_parts, require_same_batch
 from shardwright.runtime.device import without_autocast
 from shardwright.runtime.executor.whole_batch import WholeBatch
@@ -74,9 +75,8 @@ class ParallelModule(TrainModule):
         self._sw_batch = "any"
 
         make = module_maker(captured, mesh, device_mesh, device, training)
-        groups = {}
-        if device_mesh is not None:
-            groups = {name: device_mesh[name].get_group() for name in mesh.names}
+        groups = ChannelGroups(device_mesh, device) if shares is None else shares._sw_channels
+        self._sw_channels: ChannelGroups = groups
         at: tuple[tuple[int, ...], ...]
         if decisions.micro_batches == 1:
             layouts, at = input_layouts(graph, analysis, mesh, tilings), (self._sw_coordinate,)
@@ -104,6 +104,8 @@ class ParallelModule(TrainModule):
                 leaf.name: self._sw_inputs[leaf.keys[0]] for leaf in graph.leaves_of(LeafKind.INPUT)
             }
             self._sw_program = MicroBatched(in_parts, parts, graph, groups, make, device)
+        if decisions.separates_gathers and device_mesh is not None:
+            groups.agree(one.channel for one in self._sw_program.program.transfers())
         owner = shares or self
         self._sw_holds = ParameterStore(owner, captured, analysis, decisions, device_mesh, device)
         if shares is not None:

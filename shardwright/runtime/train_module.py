@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import torch
@@ -46,16 +47,22 @@ class LastingModule(nn.Module):
     """
 
     _sw_updates: tuple[str, ...]
-    _sw_groups: tuple[dist.ProcessGroup, ...] = ()
+    _sw_groups: tuple[dist.ProcessGroup, ...] = ()  # along each axis of its mesh
+    _sw_channels: Mapping[str, dist.ProcessGroup] = MappingProxyType({})
     _sw_saved: PretrainedForm | None = None  # how its weights are saved
     _sw_next: torch.Tensor | None = None  # what is added to the random state after a step
+
+    def _sw_groups_by_id(self) -> dict[int, dist.ProcessGroup]:
+        """The groups of its mesh and its channels, each once."""
+        every = (*self._sw_groups, *self._sw_channels.values())
+        return {id(group): group for group in every}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with parameters and buffers of its own, on the same process groups.
 
         Averages of weights need one (`torch.optim.swa_utils.AveragedModel`).
         """
-        memo.update((id(group), group) for group in self._sw_groups)
+        memo.update(self._sw_groups_by_id())
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -320,7 +327,7 @@ class TrainModule(LastingModule, ABC):
         Groups of a mesh are made with the default of their backend, not with what
         `init_process_group` was given.
         """
-        for group in self._sw_groups:
+        for group in self._sw_groups_by_id().values():
             backend_of(group).set_timeout(group, timeout)
 
     def programs(self) -> list[fx.GraphModule]:

@@ -51,9 +51,11 @@ def test_collectives_of_a_mesh_fail_after_the_timeout_of_the_run(monkeypatch):
     asked = []
     groups = [SimpleNamespace(set_timeout=asked.append) for _ in range(2)]
     monkeypatch.setattr(parallel, "_sw_groups", groups)
+    apart = SimpleNamespace(set_timeout=asked.append)
+    monkeypatch.setattr(parallel, "_sw_channels", {"dp": groups[0], "dp:gathers": apart})
     monkeypatch.setattr(train_module, "backend_of", lambda _: backend_for("cuda"))
     parallel.set_timeout(timedelta(seconds=7))
-    assert asked == [timedelta(seconds=7)] * 2
+    assert asked == [timedelta(seconds=7)] * 3
     assert callable(dist.ProcessGroup.set_timeout)
 
 

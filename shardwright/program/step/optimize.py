@@ -21,6 +21,7 @@ from shardwright.program.step.passes.overlap_stores import overlap_stores
 from shardwright.program.step.passes.overlap_sums import overlap_sums
 from shardwright.program.step.passes.prefetch import prefetch
 from shardwright.program.step.passes.receive_early import receive_early
+from shardwright.program.step.passes.separate_gathers import separate_gathers
 from shardwright.program.step.step_program import StepProgram
 from shardwright.program.step.verify import verify
 
@@ -29,7 +30,7 @@ Pass = Callable[[StepProgram], StepProgram]
 # All regions are what they will be after these.
 _REGIONS: tuple[Pass, ...] = (overlap_sums, bucket, fetch_read, fuse)
 _ORDER: tuple[Pass, ...] = (
-    *(accumulate, prefetch, receive_early, delay_waits),
+    *(accumulate, prefetch, receive_early, delay_waits, separate_gathers),
     *(fetch_gathered, overlap_stores, overlap_copies, free),
 )
 PASSES: tuple[Pass, ...] = (*_REGIONS, *_ORDER)

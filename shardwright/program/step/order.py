@@ -3,7 +3,9 @@
 Ranks of a group must start the same collectives in the same order, every send must have a matching
 receive, and waits of different ranks must not form a cycle. As in NCCL, operations of one
 communicator run in the order in which they are started, and a message is sent when its receiver is
-ready. Gloo, which matches messages by tags and collectives by order, also runs all such programs.
+ready. Collectives also end if a device runs one at a time in the order in which it started them,
+over all communicators, as NCCL asks of those that run at once. Gloo, which matches messages by tags
+and collectives by order, also runs all such programs.
 Those of an asynchronous pipeline are called until each has run some calls of its steady state.
 """
 
@@ -37,6 +39,19 @@ def check_order(programs: Sequence[StepProgram]) -> None:
     if carried:
         count = max(one.lag for one in carried) + _STEADY_CALLS
         programs = [in_sequence(one, count) for one in programs]
+    try:
+        _play(programs, one_by_one=True)
+    except VerifyError:
+        _play(programs, one_by_one=False)  # which says what is wrong in any order
+        raise
+
+
+def _play(programs: Sequence[StepProgram], *, one_by_one: bool) -> None:
+    """Run the programs of all ranks until they end; raise `VerifyError` if they do not.
+
+    With `one_by_one` a rank's collectives end in the order in which it started them, over all
+    communicators.
+    """
     ranks = [_Rank(program) for program in programs]
     queues: defaultdict[Group, list[deque[_Started]]] = defaultdict(list)
     for channel in _channels(programs):
@@ -51,10 +66,17 @@ def check_order(programs: Sequence[StepProgram]) -> None:
             moved |= rank.advance()
         for group, found in queues.items():
             while all(found) and found and _fit(group[0], [queue[0] for queue in found]):
+                if one_by_one and not all(queue[0].is_next for queue in found):
+                    break
                 moved = True
                 for queue in found:
                     queue.popleft().done = True
     for number, rank in enumerate(ranks):
+        if one_by_one and any(not one.done for one in rank.order):
+            raise VerifyError(
+                f"rank {number} starts collectives of several communicators in another order than"
+                f" others: {next(one.text for one in rank.order if not one.done)}"
+            )
         if not rank.ended:
             raise VerifyError(f"rank {number} waits forever at: {rank.now}")
         left = [queue[0].text for queue in rank.queues.values() if queue]
@@ -78,6 +100,15 @@ class _Started:
     text: str
     word: str = ""  # of a message: whether it is sent or received
     done: bool = False
+    # What its rank has started on all communicators, but messages and the first that are done.
+    rank_order: deque[_Started] = field(default_factory=deque)
+
+    @property
+    def is_next(self) -> bool:
+        """Whether it is a message, or its rank has no earlier collective that is not done."""
+        while self.rank_order and self.rank_order[0].done:
+            self.rank_order.popleft()
+        return bool(self.word) or self.rank_order[0] is self
 
 
 def _fit(channel: str, first: Sequence[_Started]) -> bool:
@@ -104,6 +135,7 @@ class _Rank:
     queues: dict[str, deque[_Started]] = field(default_factory=dict)
     in_flight: dict[str, _Started] = field(default_factory=dict)
     inside: list[_Started] = field(default_factory=list)  # of the operator that runs
+    order: deque[_Started] = field(default_factory=deque)  # collectives, as in `_Started`
 
     @property
     def ended(self) -> bool:
@@ -159,8 +191,10 @@ class _Rank:
         return True
 
     def start(self, channel: str, form: tuple[object, ...], text: str, word: str = "") -> _Started:
-        started = _Started(form, text, word)
+        started = _Started(form, text, word, rank_order=self.order)
         if channel not in self.queues:
             raise VerifyError(f"rank {self.program.rank} is no member of {channel}: {text}")
         self.queues[channel].append(started)
+        if not word:
+            self.order.append(started)
         return started

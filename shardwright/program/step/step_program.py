@@ -47,8 +47,9 @@ class StepProgram:
     `outputs`, `gradients`: (leaf or input, gradient), and `updates`: (buffer, new content). With
     `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
     least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
-    `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read. `passes`
-    names the passes that were applied. In an asynchronous pipeline a program is one call,
+    `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read, with
+    `separates_gathers` on channels of their own where reductions are in flight beside them.
+    `passes` names the passes that were applied. In an asynchronous pipeline a program is one call,
     which goes on with what the call before has `carried`. Leaves in `on_host`, each with the dtype
     that it is stored in, are in the memory of the host, from which they are copied to be read.
     """
@@ -71,6 +72,7 @@ class StepProgram:
     passes: tuple[str, ...] = ()
     carried: Carried | None = None
     on_host: tuple[tuple[str, str], ...] = ()
+    separates_gathers: bool = False
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -204,6 +204,11 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("segments with inputs on the device", _on_device(first), _on_device(second)),
         ("bytes updated at once", _at_once(first), _at_once(second)),
         ("buckets gathered ahead", str(first.ahead), str(second.ahead)),
+        (
+            "gathers on their own communicator",
+            _on_off(first.separates_gathers),
+            _on_off(second.separates_gathers),
+        ),
         ("inputs", _inputs(first), _inputs(second)),
         ("rng", first.numerics.rng, second.numerics.rng),
         ("batch norm", first.numerics.batch_norm, second.numerics.batch_norm),

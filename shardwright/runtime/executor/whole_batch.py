@@ -68,7 +68,7 @@ class WholeBatch(nn.Module):
         self.plain, self.update_parts = plain, naive.update_parts
         self.naive, self.program = naive, optimized(without_update(naive), PASSES)
         self.regions = Regions(self.program.regions, make, device)
-        self.groups = dict(groups)
+        self.groups = groups
         self.names = tuple(leaf.name for leaf in graph.leaves)
         self.loads = {load.leaf: load.shape for load in naive.loads}
         self.parameters_at = tuple(

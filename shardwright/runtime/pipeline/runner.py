@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -16,11 +15,9 @@ from shardwright.ir.pipeline import AXIS
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.program.lower.pipeline import StagedGraph
-from shardwright.program.step.channels import members
-from shardwright.program.step.lower.pipelines.pipeline import pipeline_channels, pipeline_mesh
+from shardwright.program.step.lower.pipelines.pipeline import pipeline_channels
 from shardwright.rules.analysis import Analysis
-from shardwright.runtime.backend.base import wait_for
-from shardwright.runtime.backend.registry import backend_of
+from shardwright.runtime.comm.channel_groups import ChannelGroups
 from shardwright.runtime.device import without_autocast
 from shardwright.runtime.graph_modules.instruction_modules import module_maker
 from shardwright.runtime.module_options import ModuleOptions
@@ -33,8 +30,6 @@ from shardwright.runtime.random.dropout import random_state
 from shardwright.runtime.train_module import OnLoss, TrainModule, arguments
 from shardwright.tracing.arguments import CallForm
 from shardwright.tracing.graph_builder import Captured
-
-Channels = dict[str, dist.ProcessGroup | None]
 
 
 @final
@@ -78,12 +73,12 @@ class PipelineModule(TrainModule):
         self._sw_updates = tuple(name for name in written if name in self._sw_holds.places)
         make = module_maker(captured, decisions.mesh, inner, device, training)
         program = pipeline_program(staged, decisions.stage_ranks.rank(home, place))
-        known: Channels = shares._sw_channels if shares is not None else {}
-        self._sw_channels: Channels = _channel_groups(
-            pipeline_channels(staged), staged, device_mesh, known, device
-        )
-        groups = {name: group for name, group in self._sw_channels.items() if group is not None}
-        self._sw_groups = (*device_mesh.get_all_groups(), *groups.values())
+        groups = ChannelGroups(device_mesh, device) if shares is None else shares._sw_channels
+        groups.make(pipeline_channels(staged))
+        if decisions.separates_gathers:
+            groups.agree(one.channel for one in program.transfers())
+        self._sw_channels: ChannelGroups = groups
+        self._sw_groups = tuple(device_mesh.get_all_groups())
         self._sw_program: PipelineStep = PipelineStep(staged, program, place, groups, make, device)
         fast = captured.graph.numerics.rng == "fast"
         state = random_state(options.seed, 0, torch.device("cpu") if fast else device)
@@ -176,44 +171,3 @@ class PipelineModule(TrainModule):
         (output,) = program.outputs
         named = ((leaf, found.get(value)) for leaf, value in program.gradients)
         return found[output], {leaf: x for leaf, x in named if x is not None}
-
-
-def _channel_groups(
-    channels: Sequence[str],
-    staged: StagedGraph,
-    device_mesh: DeviceMesh,
-    known: Mapping[str, dist.ProcessGroup | None],
-    device: torch.device,
-) -> Channels:
-    """The process group of each channel of a pipeline, None where this rank is no member.
-
-    Groups in `known` are reused. Every rank must call this, because all ranks must create all
-    groups in the same order. Each direction between two pipeline groups has a communicator of its
-    own, so that no message waits for one in the other direction.
-
-    NCCL makes a communicator at the first message of two ranks, where each waits for the other: in
-    a step some would wait in a circle, so a first message is sent here, by all in one order.
-    """
-    mesh, ranks = pipeline_mesh(staged), staged.decisions.stage_ranks
-    found: Channels = {name: device_mesh[name].get_group() for name in mesh.names}
-    everywhere = device_mesh.mesh.flatten().tolist()
-    for channel in channels:
-        if channel in known:
-            found[channel] = known[channel]
-            continue
-        some = sorted(members(channel, mesh))
-        chains = [
-            [everywhere[ranks.rank(group, place)] for group in some] for place in range(ranks.size)
-        ]
-        found[channel] = dist.new_subgroups_by_enumeration(chains)[0]
-        if (group := found[channel]) is not None:
-            _connect(group, device)
-    return found
-
-
-def _connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """A message from the first rank of two to the other one."""
-    backend, byte = backend_of(group), torch.zeros(1, dtype=torch.uint8, device=device)
-    sends = dist.get_rank(group) == 0
-    begin = backend.begin_send if sends else backend.begin_receive
-    wait_for(begin(group, byte, int(sends)), "a first message")

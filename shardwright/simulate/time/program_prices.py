@@ -215,7 +215,7 @@ def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:
 
 def transfer_seconds(one: Transfer, mesh: Mesh, machine: Machine) -> TransferSeconds:
     """Seconds of one transfer, whose parts share a launch and, if several, a buffer."""
-    link = links(machine, mesh)[mesh.names.index(one.channel)]
+    link = links(machine, mesh)[mesh.names.index(axis_of(one.channel))]
     before = sum(_bytes(part.sent, part) for part in one.parts)
     after = sum(_bytes(part.arrived, part) for part in one.parts)
     seconds = step_price(one.collective, link, machine).seconds(before, after)

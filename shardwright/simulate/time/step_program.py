@@ -1,8 +1,9 @@
 """Simulates a step program on streams and links: the start and duration of every instruction.
 
 A rank has one compute stream, and each channel has a communicator that runs its transfers in the
-order in which they are started. Channels whose transfers fully share their links are one link;
-others delay each other by a fraction of their time (`StepPrices.contention`). A transfer starts
+order in which they are started. Channels whose transfers fully share their links are one link, in
+order, and so are two channels along one axis: gathers on a channel of their own are no faster here.
+Others delay each other by a fraction of their time (`StepPrices.contention`). A transfer starts
 when all earlier computation has ended. Operators run until it is waited for; they are delayed by
 the fraction of its time that the machine does not hide (`StepPrices.hidden`). The region after its
 `Wait` starts when the transfer has ended.
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from shardwright.ir.layout import Seconds
 from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES, UPDATE, Stream, Task, Timeline, Track
+from shardwright.program.step.channels import axis_of
 from shardwright.program.step.folding.unrolled import Item, Loop, Played, in_order
 from shardwright.program.step.host_copies import HOST_CHANNELS, HostCopy
 from shardwright.program.step.instructions import (
@@ -86,7 +88,7 @@ class StepPrices:
     * `transfer`: seconds of one transfer;
     * `hidden`: the fraction of a transfer's time, by its purpose, that does not delay operators
       beside it;
-    * `links`: the name of the link of each channel; channels of one link never run at once;
+    * `links`: the name of the link of each axis; channels of one link never run at once;
     * `contention`: the fraction of a transfer's time by which it delays transfers of another link;
     * `message`: seconds of a message between pipeline groups, after both have started it;
     * `late`: the straggler time at a wait (`stragglers.at_a_wait`); None: 0;
@@ -346,7 +348,7 @@ class Player:
     def _send(self, name: str, channel: str, seconds: float, empty: float = 0.0) -> Sent:
         """Schedule a collective after all earlier computation and waits."""
         seconds += self._lost.get(self._count, 0.0)
-        after, own = self._behind, self.prices.links[channel]
+        after, own = self._behind, self.prices.links[axis_of(channel)]
         task = self._add(name, self._tracks[own], seconds, after)
         sent = Sent(self._count, task, name, empty, seconds)
         self._count += 1

@@ -135,9 +135,9 @@ def test_an_edit_by_hand_is_followed(graph, front, tmp_path):
     data = json.loads((tmp_path / "plan.json").read_text())
     first = data["parameters"][0]
     first[1], first[4] = "dp:S(0)", "regathered"
-    data["ahead"] = 3
+    data["ahead"], data["separates_gathers"] = 3, True
     found = again(plan_from_json(json.dumps(data)), graph, front)
-    assert found.ahead == 3
+    assert (found.ahead, found.separates_gathers) == (3, True)
     assert str(found.layouts[first[0]]) == "dp:S(0)"
     gathers = [t for t in found.transfers if t.value == first[0]]
     assert {c.split()[0] for t in gathers for c in t.collectives} >= {"all_gather"}

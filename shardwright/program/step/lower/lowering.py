@@ -102,5 +102,6 @@ def _program(
         on_host=tuple((one.leaf, builder.dtype(one.leaf)) for one in tiles)
         if step.update.by_host
         else (),
+        separates_gathers=step.separates_gathers,
     )
     return replace(lowered, instructions=without_dead(lowered.instructions, lowered.returned))

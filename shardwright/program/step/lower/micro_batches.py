@@ -42,6 +42,7 @@ def micro_batched_step(
         ahead=decisions.ahead,
         offload=decisions.offloaded,
         update=decisions.update,
+        separates_gathers=decisions.separates_gathers,
     )
 
 

@@ -63,6 +63,7 @@ class LoweringInput:
         alone_bytes: that of the backend (`BackendSpec`).
         sum_bytes: the size of a bucket of gradients; None for that of `graph`.
         ahead: how many buckets ahead copies of parameters are gathered.
+        separates_gathers: whether they have channels of their own (`StepProgram`).
         offload: the recomputed segments whose boundaries are kept in the memory of the host.
         update: the form of the optimizer's update.
         followed: whether `graph` is that of a pipeline stage that others follow.
@@ -83,6 +84,7 @@ class LoweringInput:
     update: UpdateForm = AT_ONCE
     followed: bool = False
     prefix: str = ""
+    separates_gathers: bool = False
 
 
 class StepBuilder:

@@ -29,4 +29,5 @@ def whole_step(
         ahead=decisions.ahead,
         offload=decisions.offloaded,
         update=decisions.update,
+        separates_gathers=decisions.separates_gathers,
     )

@@ -148,6 +148,7 @@ class _GroupBuilder:
             fixed_offsets=self.table.fixed_offsets,
             sum_bytes=sum_bucket_bytes(self.staged.graph),
             ahead=self.staged.decisions.ahead,
+            separates_gathers=self.staged.decisions.separates_gathers,
         )
         return replace(program, instructions=without_dead(program.instructions, program.returned))
 
