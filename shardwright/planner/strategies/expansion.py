@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Seconds
+from shardwright.ir.layout import Mesh, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import NONE, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
@@ -136,6 +136,13 @@ class Expansion:
             )
         return self._factories[together]
 
+    def setting(self, strategy: Strategy) -> tuple[Machine, Mesh, Tilings]:
+        """The machine with its straggler time, the mesh of a group, and the tilings on it."""
+        axes = role_axes(strategy)
+        mesh, staged = mesh_of(strategy, axes), strategy.pp > 1
+        machine = self.waiting(mesh.size, strategy.micro_batches, staged=staged)
+        return machine, mesh, Tilings(strategy, axes, self.known_dimensions)
+
     def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
         """The machine with the straggler time of a group of `devices` in one micro-batch."""
         key = devices * micro_batches, staged
@@ -155,10 +162,7 @@ class SpaceOfStrategy:
         self, expansion: Expansion, strategy: Strategy, kinds: Sequence[StorageKind]
     ) -> None:
         self.expansion = expansion
-        axes = role_axes(strategy)
-        self.tilings = Tilings(strategy, axes, expansion.known_dimensions)
-        mesh, staged = mesh_of(strategy, axes), strategy.pp > 1
-        machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
+        machine, mesh, self.tilings = expansion.setting(strategy)
         word = strategy.recompute
         self.recomputable = recomputable_by(word, expansion.graph, expansion.layers)
         options = DecidedOptions(

@@ -18,11 +18,14 @@ from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.pipeline.partition import Intervals, slowest_at_least
 from shardwright.planner.pipeline.stage_costs import Offer
+from shardwright.planner.space_factory import DecidedOptions
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
 from shardwright.planner.strategies.recomputation import BY_LAYER
 from shardwright.planner.strategies.roles import role_axes
 from shardwright.planner.strategies.tilings import StorageKind
 from shardwright.planner.tables.memory import fixed_bytes
+
+_ROUNDED = 1 - 1e-9  # sums of the same terms in another order differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Replicas:
         self._known: dict[Strategy, Strategy] = {}
         self._spaces: dict[Strategy, tuple[SpaceOfStrategy, Offer]] = {}
         self._costs: dict[Strategy, ReplicaCosts] = {}
+        self._operators: dict[Strategy, float] = {}
         self._crossing: dict[tuple[Strategy, int], int] = {}
         self._slowest: dict[tuple[Strategy, int], float] = {}
 
@@ -80,6 +84,28 @@ class Replicas:
                 transient + fixed_bytes(self.expansion.graph),
             )
         return self._costs[alone]
+
+    def operators_alone(self, strategy: Strategy) -> float:
+        """A lower bound of the seconds of `costs`, for which no space is built.
+
+        These are the seconds of all operators, each with the messages inside of it and run once.
+        Redistributions between operators and recomputation only add to them.
+        """
+        alone = replace(self.of(strategy), recompute=NONE)
+        if alone not in self._operators:
+            sources = self.expansion.sources
+            counts, _ = sources.possible((alone.micro_batches,))
+            found = 0.0
+            if alone.micro_batches in counts:
+                machine, mesh, tilings = self.expansion.setting(alone)
+                given = self.expansion.optimizer, alone.micro_batches, ()
+                options = DecidedOptions(*given, compiled=alone.compile != "off")
+                free = sources.costs(machine, mesh, options)
+                model = free.with_allowed(tilings.of_operators(free))
+                ops = zip(sources.short.counts, model.graph.ops, strict=True)
+                found = sum(count * float(model.operator(op).seconds[0]) for count, op in ops)
+            self._operators[alone] = found * _ROUNDED
+        return self._operators[alone]
 
     @cached_property
     def _whole(self) -> int:
