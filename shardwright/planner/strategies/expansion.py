@@ -179,6 +179,11 @@ class SpaceOfStrategy:
         self.writer = PlanBuilder(space, expansion.graph, short, expansion.optimizer)
         self._known: dict[StorageKind, tuple[Ints, Ints]] = {}
 
+    @cached_property
+    def offer(self) -> Offer:
+        """Prices assignments of this space as pipeline stages."""
+        return Offer(self.writer, ())
+
     def candidate(self, strategy: Strategy) -> Candidate:
         """The point of one of the strategies."""
         if strategy.pp == 1:
@@ -206,9 +211,8 @@ class SpaceOfStrategy:
 
     def _staged(self, strategy: Strategy, kept: Ints, again: Ints) -> Candidate:
         """The pipeline, cut evenly in time where the strategy names no cut."""
-        offer = Offer(self.writer, ())
-        cuts = self.expansion.sources.cuts
-        pipelines = Pipelines(offer, cuts, strategy.pp, strategy.schedule, strategy.virtual_stages)
+        cuts, schedule = self.expansion.sources.cuts, strategy.schedule
+        pipelines = Pipelines(self.offer, cuts, strategy.pp, schedule, strategy.virtual_stages)
         found: Staged | None
         if strategy.stage_cut is not None:
             places: Sequence[int] = cuts_of(strategy.stage_cut, self.expansion.layers)

@@ -17,7 +17,6 @@ import numpy as np
 from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.pipeline.partition import Intervals, slowest_at_least
-from shardwright.planner.pipeline.stage_costs import Offer
 from shardwright.planner.space_factory import DecidedOptions
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
 from shardwright.planner.strategies.recomputation import BY_LAYER
@@ -55,7 +54,7 @@ class Replicas:
     def __init__(self, expansion: Expansion) -> None:
         self.expansion = expansion
         self._known: dict[Strategy, Strategy] = {}
-        self._spaces: dict[Strategy, tuple[SpaceOfStrategy, Offer]] = {}
+        self._spaces: dict[Strategy, SpaceOfStrategy] = {}
         self._costs: dict[Strategy, ReplicaCosts] = {}
         self._operators: dict[Strategy, float] = {}
         self._crossing: dict[tuple[Strategy, int], int] = {}
@@ -74,8 +73,8 @@ class Replicas:
             counts, _ = self.expansion.sources.possible((alone.micro_batches,))
             if alone.micro_batches not in counts:
                 return None
-            space, offer = self._space(alone)
-            running = offer.running_of(space.assignment_of(alone)[None])
+            space = self._space(alone)
+            running = space.offer.running_of(space.assignment_of(alone)[None])
             transient = int(space.writer.transients.at(running.points)[0])
             self._costs[alone] = ReplicaCosts(
                 float(running.passes[0, -1]),
@@ -119,7 +118,7 @@ class Replicas:
         alone = replace(self.of(strategy), recompute=NONE)
         key = alone, strategy.stages
         if key not in self._crossing:
-            space, _ = self._space(alone)
+            space = self._space(alone)
             choices, cuts = space.assignment_of(alone)[None], self.expansion.sources.cuts
             found = (
                 sum(int(space.writer.tile_bytes(name, choices)[0]) for name in cuts.crossing(place))
@@ -133,8 +132,8 @@ class Replicas:
         alone, stages = self.of(strategy), strategy.stages
         key = alone, stages
         if key not in self._slowest:
-            space, offer = self._space(alone)
-            running = offer.running_of(space.assignment_of(alone)[None])
+            space = self._space(alone)
+            running = space.offer.running_of(space.assignment_of(alone)[None])
             cuts = self.expansion.sources.cuts
             positions = cuts.positions(stages)
             intervals = Intervals.of(cuts.trains(positions))
@@ -143,12 +142,12 @@ class Replicas:
             self._slowest[key] = slowest_at_least(np.stack([times] * stages), intervals)
         return self._slowest[key]
 
-    def _space(self, alone: Strategy) -> tuple[SpaceOfStrategy, Offer]:
+    def _space(self, alone: Strategy) -> SpaceOfStrategy:
         """The space of a replica, which strategies that recompute other layers share."""
         shared = replace(alone, recompute=NONE) if alone.recompute.kind in BY_LAYER else alone
         if shared not in self._spaces:
-            space = SpaceOfStrategy(self.expansion, shared, (StorageKind.of(shared),))
-            self._spaces[shared] = space, Offer(space.writer, ())
+            kinds = (StorageKind.of(shared),)
+            self._spaces[shared] = SpaceOfStrategy(self.expansion, shared, kinds)
         return self._spaces[shared]
 
 
