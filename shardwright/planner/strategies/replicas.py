@@ -90,21 +90,26 @@ class Replicas:
         These are the seconds of all operators, each with the messages inside of it and run once.
         Redistributions between operators and recomputation only add to them.
         """
-        alone = replace(self.of(strategy), recompute=NONE)
+        alone = self.of(strategy)
         if alone not in self._operators:
-            sources = self.expansion.sources
-            counts, _ = sources.possible((alone.micro_batches,))
-            found = 0.0
-            if alone.micro_batches in counts:
-                machine, mesh, tilings = self.expansion.setting(alone)
-                given = self.expansion.optimizer, alone.micro_batches, ()
-                options = DecidedOptions(*given, compiled=alone.compile != "off")
-                free = sources.costs(machine, mesh, options)
-                model = free.with_allowed(tilings.of_operators(free))
-                ops = zip(sources.short.counts, model.graph.ops, strict=True)
-                found = sum(count * float(model.operator(op).seconds[0]) for count, op in ops)
-            self._operators[alone] = found * _ROUNDED
+            once = replace(alone, recompute=NONE)
+            if once not in self._operators:
+                self._operators[once] = self._seconds_of_operators(once) * _ROUNDED
+            self._operators[alone] = self._operators[once]
         return self._operators[alone]
+
+    def _seconds_of_operators(self, alone: Strategy) -> float:
+        sources = self.expansion.sources
+        counts, _ = sources.possible((alone.micro_batches,))
+        if alone.micro_batches not in counts:
+            return 0.0
+        machine, mesh, tilings = self.expansion.setting(alone)
+        given = self.expansion.optimizer, alone.micro_batches, ()
+        options = DecidedOptions(*given, compiled=alone.compile != "off")
+        free = sources.costs(machine, mesh, options)
+        model = free.with_allowed(tilings.of_operators(free))
+        ops = zip(sources.short.counts, model.graph.ops, strict=True)
+        return sum(count * float(model.operator(op).seconds[0]) for count, op in ops)
 
     @cached_property
     def _whole(self) -> int:

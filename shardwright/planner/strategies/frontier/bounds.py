@@ -67,6 +67,7 @@ class Bounds:
         self._saved = saved  # bytes of the parameters that operators of each layer save
         self._buckets = bucket_sizes(graph)
         self._sent: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._rough: dict[Strategy, float] = {}
 
     def seconds(self, strategy: Strategy) -> float:
         """A lower bound of the step time of this strategy."""
@@ -78,8 +79,10 @@ class Bounds:
 
     def rough_seconds(self, strategy: Strategy) -> float:
         """A lower bound of `quick_seconds`, for which no space is built."""
-        alone = self.replicas.operators_alone(strategy)
-        return self._step(strategy, alone / self._parts(strategy), slowest=False)
+        if strategy not in self._rough:
+            alone = self.replicas.operators_alone(strategy) / self._parts(strategy)
+            self._rough[strategy] = self._step(strategy, alone, slowest=False)
+        return self._rough[strategy]
 
     def _passes(self, strategy: Strategy) -> float:
         """Seconds of all passes of the ranks of one replica; 0 if there is no such replica."""
@@ -139,10 +142,9 @@ class Bounds:
 
         Strategies share them that differ in recomputed layers or the schedule.
         """
-        degrees = tuple(degree for _, degree in strategy.axes), strategy.order
-        experts = strategy.ep, strategy.expert_tensor
+        axes = strategy.axes, strategy.ep, strategy.expert_tensor
         stored = strategy.zero, strategy.reshards, strategy.micro_batches, sync_of(strategy)
-        key = *degrees, *experts, *stored
+        key = *axes, *stored
         if key not in self._sent:
             self._sent[key] = self._messages_of(strategy)
         return self._sent[key]
