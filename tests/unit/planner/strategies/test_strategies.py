@@ -259,8 +259,8 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
 
 
 def test_bounds_of_one_strategy_do_not_depend_on_those_before(expansion):
-    texts = ("dp_shard=2 tp=2", "dp_shard=2 cp=2", "dp_replicate=2 tp=2 zero=0", "tp=2 pp=2 mb=2")
-    texts += ("dp_shard=2 tp=2 reshard=off", "dp_shard=2 tp=2 ac=full", "dp_shard=2 pp=2 mb=2")
+    texts = ("dp_shard=2 cp=2", "dp_replicate=2 cp=2", "dp_shard=2 tp=2", "tp=2 pp=2 mb=2")
+    texts += ("dp_shard=2 cp=2 reshard=off", "dp_shard=2 cp=2 ac=full", "dp_shard=2 pp=2 mb=2")
     every, shared = [Strategy.parse(text) for text in texts], Bounds(expansion)
     assert [shared.rough_seconds(one) for one in every] == [
         Bounds(expansion).rough_seconds(one) for one in every
