@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +54,15 @@ def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
             f"mesh {whole} needs {whole.size} devices, machine {machine.name} has"
             f" {machine.devices}; choose a smaller mesh or a larger machine"
         )
-    return tuple(_link(machine.levels, groups, whole.size) for groups in _groups_along(mesh))
+    return tuple(_link(machine.levels, axis, whole.size) for axis in _axes_of(mesh))
 
 
 @cache
 def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
     """For each mesh axis the numbers of the levels that its groups' messages cross."""
-    found = []
-    for groups in _groups_along(mesh):
+    found, devices = [], _with_pipeline(mesh).size
+    for axis in _axes_of(mesh):
+        groups = axis.groups(devices)
         crossed, width = set[int](), 1
         for number, level in enumerate(machine.levels):
             units, outer = groups // width, groups // (width * level.size)
@@ -76,13 +78,26 @@ def _with_pipeline(mesh: Mesh) -> Mesh:
     return mesh if mesh.pipeline is None else whole_mesh(mesh, mesh.pipeline.groups)
 
 
-def _groups_along(mesh: Mesh) -> Iterator[NDArray[np.int64]]:
-    """For each mesh axis the ranks of its groups, one group per row."""
+class _Axis(NamedTuple):
+    """A mesh axis: the devices along it, and the distance of neighbours in ranks."""
+
+    size: int
+    stride: int
+
+    def groups(self, devices: int) -> NDArray[np.int64]:
+        """The ranks of its groups on a mesh of so many devices, one group per row."""
+        ranks = np.arange(devices).reshape(-1, self.size, self.stride)
+        return np.moveaxis(ranks, 1, -1).reshape(-1, self.size)
+
+
+def _axes_of(mesh: Mesh) -> Iterator[_Axis]:
+    """The axes of a mesh, without that of pipeline stages."""
     whole = _with_pipeline(mesh)
-    ranks = np.arange(whole.size).reshape(whole.shape)
-    for axis, (name, size) in enumerate(whole.axes):
+    stride = whole.size
+    for name, size in whole.axes:
+        stride //= size
         if mesh.pipeline is None or name != AXIS:
-            yield np.moveaxis(ranks, axis, -1).reshape(-1, size)
+            yield _Axis(size, stride)
 
 
 def contention_of(machine: Machine, mesh: Mesh, one: str, other: str) -> float:
@@ -94,8 +109,10 @@ def contention_of(machine: Machine, mesh: Mesh, one: str, other: str) -> float:
     return machine.contention if levels[one] & levels[other] else 0.0
 
 
-def _link(levels: tuple[Level, ...], groups: NDArray[np.int64], devices: int) -> Link:
-    """The link of one axis. `groups`: ranks, one group per row."""
+@cache
+def _link(levels: tuple[Level, ...], axis: _Axis, devices: int) -> Link:
+    """The link of one axis of a mesh of so many devices, whatever its other axes are."""
+    groups = axis.groups(devices)
     count, size = groups.shape
     lap = np.zeros(count)
     ring = gather = np.inf

@@ -179,19 +179,24 @@ class SpaceFactory:
 
         @cache
         def model(whole: bool) -> CostModel:
-            limits = self._limited(options.micro_batches, whole=whole)
-            free = limits.model(
-                machine,
-                mesh,
-                options.optimizer,
-                options.micro_batches,
-                self._buckets,
-                options.gradient_sync,
-                compiled=options.compiled,
-            )
+            free = self.costs(machine, mesh, options, whole=whole)
             return free.with_allowed(decide(free))
 
         return self._space(model, options.segments, options.skeleton)
+
+    def costs(
+        self, machine: Machine, mesh: Mesh, options: DecidedOptions, *, whole: bool = False
+    ) -> CostModel:
+        """The cost model of all choices, of the `whole` graph or of the shortened one."""
+        return self._limited(options.micro_batches, whole=whole).model(
+            machine,
+            mesh,
+            options.optimizer,
+            options.micro_batches,
+            self._buckets,
+            options.gradient_sync,
+            compiled=options.compiled,
+        )
 
     def _space(
         self,

@@ -81,6 +81,15 @@ class ShortGraph:
     copy_of: dict[str, tuple[int, int]]
     whole: tuple[Repeat, ...] = ()
 
+    @property
+    def counts(self) -> list[int]:
+        """For each operator of the short graph the number in the whole graph it stands for."""
+        found = [1] * len(self.graph.ops)
+        for repeat, left_out in zip(self.repeats, self.skipped, strict=True):
+            for i in repeat.copy(1):
+                found[i] += left_out
+        return found
+
 
 def shorten(graph: Graph, marks: Mapping[str, object] | None = None) -> ShortGraph:
     """Keep only the first, second and last copy of every repeat of `graph`.

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.ir.gradient_sync import EVERY, LAST
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Seconds
+from shardwright.ir.layout import Mesh, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import NONE, StrategyError
 from shardwright.ir.strategy.strategy import ModelLimits, Strategy
@@ -136,6 +136,13 @@ class Expansion:
             )
         return self._factories[together]
 
+    def setting(self, strategy: Strategy) -> tuple[Machine, Mesh, Tilings]:
+        """The machine with its straggler time, the mesh of a group, and the tilings on it."""
+        axes = role_axes(strategy)
+        mesh, staged = mesh_of(strategy, axes), strategy.pp > 1
+        machine = self.waiting(mesh.size, strategy.micro_batches, staged=staged)
+        return machine, mesh, Tilings(strategy, axes, self.known_dimensions)
+
     def waiting(self, devices: int, micro_batches: int, *, staged: bool) -> Machine:
         """The machine with the straggler time of a group of `devices` in one micro-batch."""
         key = devices * micro_batches, staged
@@ -155,10 +162,7 @@ class SpaceOfStrategy:
         self, expansion: Expansion, strategy: Strategy, kinds: Sequence[StorageKind]
     ) -> None:
         self.expansion = expansion
-        axes = role_axes(strategy)
-        self.tilings = Tilings(strategy, axes, expansion.known_dimensions)
-        mesh, staged = mesh_of(strategy, axes), strategy.pp > 1
-        machine = expansion.waiting(mesh.size, strategy.micro_batches, staged=staged)
+        machine, mesh, self.tilings = expansion.setting(strategy)
         word = strategy.recompute
         self.recomputable = recomputable_by(word, expansion.graph, expansion.layers)
         options = DecidedOptions(
@@ -174,6 +178,11 @@ class SpaceOfStrategy:
         )
         self.writer = PlanBuilder(space, expansion.graph, short, expansion.optimizer)
         self._known: dict[StorageKind, tuple[Ints, Ints]] = {}
+
+    @cached_property
+    def offer(self) -> Offer:
+        """Prices assignments of this space as pipeline stages."""
+        return Offer(self.writer, ())
 
     def candidate(self, strategy: Strategy) -> Candidate:
         """The point of one of the strategies."""
@@ -202,9 +211,8 @@ class SpaceOfStrategy:
 
     def _staged(self, strategy: Strategy, kept: Ints, again: Ints) -> Candidate:
         """The pipeline, cut evenly in time where the strategy names no cut."""
-        offer = Offer(self.writer, ())
-        cuts = self.expansion.sources.cuts
-        pipelines = Pipelines(offer, cuts, strategy.pp, strategy.schedule, strategy.virtual_stages)
+        cuts, schedule = self.expansion.sources.cuts, strategy.schedule
+        pipelines = Pipelines(self.offer, cuts, strategy.pp, schedule, strategy.virtual_stages)
         found: Staged | None
         if strategy.stage_cut is not None:
             places: Sequence[int] = cuts_of(strategy.stage_cut, self.expansion.layers)

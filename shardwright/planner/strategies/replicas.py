@@ -17,12 +17,14 @@ import numpy as np
 from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.pipeline.partition import Intervals, slowest_at_least
-from shardwright.planner.pipeline.stage_costs import Offer
+from shardwright.planner.space_factory import DecidedOptions
 from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
 from shardwright.planner.strategies.recomputation import BY_LAYER
 from shardwright.planner.strategies.roles import role_axes
 from shardwright.planner.strategies.tilings import StorageKind
 from shardwright.planner.tables.memory import fixed_bytes
+
+_ROUNDED = 1 - 1e-9  # sums of the same terms in another order differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ class Replicas:
     def __init__(self, expansion: Expansion) -> None:
         self.expansion = expansion
         self._known: dict[Strategy, Strategy] = {}
-        self._spaces: dict[Strategy, tuple[SpaceOfStrategy, Offer]] = {}
+        self._spaces: dict[Strategy, SpaceOfStrategy] = {}
         self._costs: dict[Strategy, ReplicaCosts] = {}
+        self._operators: dict[Strategy, float] = {}
         self._crossing: dict[tuple[Strategy, int], int] = {}
         self._slowest: dict[tuple[Strategy, int], float] = {}
 
@@ -70,8 +73,8 @@ class Replicas:
             counts, _ = self.expansion.sources.possible((alone.micro_batches,))
             if alone.micro_batches not in counts:
                 return None
-            space, offer = self._space(alone)
-            running = offer.running_of(space.assignment_of(alone)[None])
+            space = self._space(alone)
+            running = space.offer.running_of(space.assignment_of(alone)[None])
             transient = int(space.writer.transients.at(running.points)[0])
             self._costs[alone] = ReplicaCosts(
                 float(running.passes[0, -1]),
@@ -80,6 +83,33 @@ class Replicas:
                 transient + fixed_bytes(self.expansion.graph),
             )
         return self._costs[alone]
+
+    def operators_alone(self, strategy: Strategy) -> float:
+        """A lower bound of the seconds of `costs`, for which no space is built.
+
+        These are the seconds of all operators, each with the messages inside of it and run once.
+        Redistributions between operators and recomputation only add to them.
+        """
+        alone = self.of(strategy)
+        if alone not in self._operators:
+            once = replace(alone, recompute=NONE)
+            if once not in self._operators:
+                self._operators[once] = self._seconds_of_operators(once) * _ROUNDED
+            self._operators[alone] = self._operators[once]
+        return self._operators[alone]
+
+    def _seconds_of_operators(self, alone: Strategy) -> float:
+        sources = self.expansion.sources
+        counts, _ = sources.possible((alone.micro_batches,))
+        if alone.micro_batches not in counts:
+            return 0.0
+        machine, mesh, tilings = self.expansion.setting(alone)
+        given = self.expansion.optimizer, alone.micro_batches, ()
+        options = DecidedOptions(*given, compiled=alone.compile != "off")
+        free = sources.costs(machine, mesh, options)
+        model = free.with_allowed(tilings.of_operators(free))
+        ops = zip(sources.short.counts, model.graph.ops, strict=True)
+        return sum(count * float(model.operator(op).seconds[0]) for count, op in ops)
 
     @cached_property
     def _whole(self) -> int:
@@ -93,7 +123,7 @@ class Replicas:
         alone = replace(self.of(strategy), recompute=NONE)
         key = alone, strategy.stages
         if key not in self._crossing:
-            space, _ = self._space(alone)
+            space = self._space(alone)
             choices, cuts = space.assignment_of(alone)[None], self.expansion.sources.cuts
             found = (
                 sum(int(space.writer.tile_bytes(name, choices)[0]) for name in cuts.crossing(place))
@@ -107,8 +137,8 @@ class Replicas:
         alone, stages = self.of(strategy), strategy.stages
         key = alone, stages
         if key not in self._slowest:
-            space, offer = self._space(alone)
-            running = offer.running_of(space.assignment_of(alone)[None])
+            space = self._space(alone)
+            running = space.offer.running_of(space.assignment_of(alone)[None])
             cuts = self.expansion.sources.cuts
             positions = cuts.positions(stages)
             intervals = Intervals.of(cuts.trains(positions))
@@ -117,12 +147,12 @@ class Replicas:
             self._slowest[key] = slowest_at_least(np.stack([times] * stages), intervals)
         return self._slowest[key]
 
-    def _space(self, alone: Strategy) -> tuple[SpaceOfStrategy, Offer]:
+    def _space(self, alone: Strategy) -> SpaceOfStrategy:
         """The space of a replica, which strategies that recompute other layers share."""
         shared = replace(alone, recompute=NONE) if alone.recompute.kind in BY_LAYER else alone
         if shared not in self._spaces:
-            space = SpaceOfStrategy(self.expansion, shared, (StorageKind.of(shared),))
-            self._spaces[shared] = space, Offer(space.writer, ())
+            kinds = (StorageKind.of(shared),)
+            self._spaces[shared] = SpaceOfStrategy(self.expansion, shared, kinds)
         return self._spaces[shared]
 
 

@@ -8,7 +8,7 @@ sequence in operators that have none of these; along an axis of experts it route
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from shardwright.ir.graph import LeafKind, Op
@@ -68,21 +68,27 @@ class Tilings:
         """
         if model.mesh.size == 1:
             return Allowed()
+        parameters = {
+            leaf.name: self._digits(model, leaf.name, kinds)
+            for leaf in model.graph.leaves_of(LeafKind.PARAMETER)
+        }
+        return replace(self.of_operators(model), parameters=parameters)
+
+    def of_operators(self, model: CostModel) -> Allowed:
+        """The choices of operators as in `allowed`, and all choices of parameters."""
+        if model.mesh.size == 1:
+            return Allowed()
         wanted = self.choices(model)
         only = {
             name: tuple(frozenset({UNSPLIT, choice}) for choice in choices)
             for name, choices in wanted.items()
-        }
-        parameters = {
-            leaf.name: self._digits(model, leaf.name, kinds)
-            for leaf in model.graph.leaves_of(LeafKind.PARAMETER)
         }
         left = model.with_allowed(Allowed(only))
         tilings = {
             op.name: frozenset({most_split(left.options(op).choices, wanted[op.name])})
             for op in model.graph.ops
         }
-        return Allowed(only, parameters, tilings)
+        return Allowed(only, tilings=tilings)
 
     def choices(self, model: CostModel) -> dict[str, tuple[int, ...]]:
         """For each operator the numbers of its choices, as `wanted`; constants are not split."""

@@ -66,28 +66,41 @@ class Bounds:
         self._gradients = np.array(gradients)
         self._saved = saved  # bytes of the parameters that operators of each layer save
         self._buckets = bucket_sizes(graph)
+        self._sent: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._rough: dict[Strategy, float] = {}
 
     def seconds(self, strategy: Strategy) -> float:
         """A lower bound of the step time of this strategy."""
-        return self._step(strategy, slowest=True)
+        return self._step(strategy, self._passes(strategy), slowest=True)
 
     def quick_seconds(self, strategy: Strategy) -> float:
         """A lower bound of `seconds`, without the slowest stage of pipelines."""
-        return self._step(strategy, slowest=False)
+        return self._step(strategy, self._passes(strategy), slowest=False)
 
-    def _step(self, strategy: Strategy, *, slowest: bool) -> float:
+    def rough_seconds(self, strategy: Strategy) -> float:
+        """A lower bound of `quick_seconds`, for which no space is built."""
+        if strategy not in self._rough:
+            alone = self.replicas.operators_alone(strategy) / self._parts(strategy)
+            self._rough[strategy] = self._step(strategy, alone, slowest=False)
+        return self._rough[strategy]
+
+    def _passes(self, strategy: Strategy) -> float:
+        """Seconds of all passes of the ranks of one replica; 0 if there is no such replica."""
         costs = self.replicas.costs(strategy)
+        return 0.0 if costs is None else costs.seconds / self._parts(strategy)
+
+    def _parts(self, strategy: Strategy) -> int:
+        """The number of replicas, which share the batch."""
+        return self.replicas.of(strategy).micro_batches // strategy.micro_batches
+
+    def _step(self, strategy: Strategy, passes: float, *, slowest: bool) -> float:
         # Whether each group has one stage, whose backward passes are not split.
         waits = schedule_named(strategy.schedule).waits is not None
-        work = sums = longest = 0.0
-        if costs is not None:
-            parts = self.replicas.of(strategy).micro_batches // strategy.micro_batches
-            work = costs.seconds / parts
-            if strategy.pp > 1 and slowest and waits:
-                longest = self.replicas.slowest_stage(strategy) / parts
-        passes = work
+        longest = 0.0
+        if passes and strategy.pp > 1 and slowest and waits:
+            longest = self.replicas.slowest_stage(strategy) / self._parts(strategy)
         gathers, sums = self._messages(strategy)
-        work += gathers + sums
+        work = passes + gathers + sums
         if strategy.pp == 1:
             return work
         given = strategy.schedule, work, sums, strategy.pp, strategy.micro_batches
@@ -125,7 +138,18 @@ class Bounds:
         return self.expansion.layers
 
     def _messages(self, strategy: Strategy) -> tuple[float, float]:
-        """Seconds by which one group's gathers of weights and sums of gradients delay a step."""
+        """Seconds by which one group's gathers of weights and sums of gradients delay a step.
+
+        Strategies share them that differ in recomputed layers or the schedule.
+        """
+        axes = strategy.axes, strategy.ep, strategy.expert_tensor
+        stored = strategy.zero, strategy.reshards, strategy.micro_batches, sync_of(strategy)
+        key = *axes, *stored
+        if key not in self._sent:
+            self._sent[key] = self._messages_of(strategy)
+        return self._sent[key]
+
+    def _messages_of(self, strategy: Strategy) -> tuple[float, float]:
         axes = role_axes(strategy)
         mesh = mesh_of(strategy, axes)
         along = dict(zip(axes, links(self.expansion.machine, mesh), strict=False))

@@ -42,7 +42,8 @@ Progress = Callable[[str, float], None]
 RESOLUTION = 1e-2  # strategies whose bound permits a smaller relative gain in time are not priced
 _PLANS = 48
 _LEVELS = 3  # the number of memory limits, each half of the one before
-_NO_SIZE = -1  # in place of the bound of bytes where only the quick bound is known
+# In place of the bound of bytes where only the rough bound is known, or the quick one, too.
+_ROUGH, _QUICK = -2, -1
 _TRIES = 24  # the most strategies priced for each limit below the memory of a device
 
 
@@ -229,11 +230,12 @@ class _Pricing:
     def search(self, progress: Progress | None) -> None:
         """Price the strategies that bounds do not exclude.
 
-        Bounds are computed of those only that their quick bound does not exclude. If none may fit
-        the largest limit, the others are priced.
+        Closer bounds are computed of those only that cheaper ones do not exclude: the rough bound
+        of all, the quick one, and the last one. If none may fit the largest limit, the others are
+        priced.
         """
         queue = [
-            (self.bounds.quick_seconds(one), _NO_SIZE, number)
+            (self.bounds.rough_seconds(one), _ROUGH, number)
             for number, one in enumerate(self.every)
         ]
         heapify(queue)
@@ -244,7 +246,9 @@ class _Pricing:
                 return
             seconds, size, number = heappop(queue)
             strategy = self.every[number]
-            if size == _NO_SIZE:
+            if size == _ROUGH:
+                heappush(queue, (self.bounds.quick_seconds(strategy), _QUICK, number))
+            elif size == _QUICK:
                 found = self.bounds.seconds(strategy), self.bounds.bytes(strategy)
                 heappush(queue, (*found, number))
             elif size > self._most:

@@ -26,6 +26,8 @@ def test_the_short_graph_has_three_copies_and_stands_for_all():
         op.name for op in short.graph.ops if op.name.startswith("layers.1.")
     }
     assert short.stands_for["layers.4.left.weight"] == "layers.1.left.weight"
+    assert [count for count in short.counts if count > 1] == [1 + 4] * 7
+    assert sum(short.counts) == len(graph.ops)
     assert short.copy_of["layers.2.down"] == (0, 0) and short.copy_of["layers.5.down"] == (0, 3)
 
 

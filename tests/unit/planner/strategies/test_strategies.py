@@ -10,21 +10,24 @@ import torch
 
 import shardwright as sw
 from shardwright.ir.layout import Bytes
-from shardwright.ir.strategy.recompute import Recompute, StrategyError
+from shardwright.ir.strategy.recompute import NONE, Recompute, StrategyError
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
-from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.strategies import replicas
+from shardwright.planner.strategies.expansion import Expansion, SpaceOfStrategy
 from shardwright.planner.strategies.form import form_of
 from shardwright.planner.strategies.frontier.bounds import Bounds
 from shardwright.planner.strategies.frontier.enumeration import strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import (
     _TRIES,
     RESOLUTION,
+    SharedSpaces,
     Until,
     limited,
     priced,
 )
+from shardwright.planner.strategies.replicas import replica_of
 from shardwright.report.text.axis_table import axis_rows
 
 BASE = "dp_shard=2 tp=2 mb=2"
@@ -184,6 +187,7 @@ def test_enumeration_finds_what_brute_force_finds_and_bounds_hold(expansion):
             continue
         costs.append(seconds)
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+        assert bounds.rough_seconds(strategy) <= bounds.quick_seconds(strategy), strategy
     found = priced(expansion, every)
     assert len(found) < len(every)
     assert min(c.point.time for c in found) <= min(costs) * (1 + RESOLUTION)
@@ -251,6 +255,37 @@ def test_experts_are_enumerated_and_their_bounds_hold(mixture):
     for strategy in (*split, *by_features):
         seconds, peak = cost(mixture, strategy)
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
+        assert bounds.rough_seconds(strategy) <= bounds.quick_seconds(strategy), strategy
+
+
+def test_bounds_of_one_strategy_do_not_depend_on_those_before(expansion):
+    texts = ("dp_shard=2 cp=2", "dp_replicate=2 cp=2", "dp_shard=2 tp=2", "tp=2 pp=2 mb=2")
+    texts += ("dp_shard=2 cp=2 reshard=off", "dp_shard=2 cp=2 ac=full", "dp_shard=2 pp=2 mb=2")
+    every, shared = [Strategy.parse(text) for text in texts], Bounds(expansion)
+    assert [shared.rough_seconds(one) for one in every] == [
+        Bounds(expansion).rough_seconds(one) for one in every
+    ]
+
+
+def test_replicas_that_the_operators_alone_exclude_have_no_space(graph, monkeypatch):
+    built = []
+
+    def build(_expansion, strategy, kinds):
+        built.append(strategy)
+        return SpaceOfStrategy(_expansion, strategy, kinds)
+
+    monkeypatch.setattr(replicas, "SpaceOfStrategy", build)
+    expansion = Expansion(graph, preset("2x2xH100"), "adamw")
+    every = list(strategies_on(expansion.machine, limited(expansion, tp_across_hosts=False)))
+    bounds, shared = Bounds(expansion), SharedSpaces(expansion)
+    least = min(map(bounds.seconds, every))
+    needed = {replica_of(one) for one in every if bounds.rough_seconds(one) <= least}
+    built.clear()
+    priced(expansion, every, until=Until(known=least), reschedule=False, shared=shared)
+    assert {replace(one, recompute=NONE) for one in built} <= {
+        replace(one, recompute=NONE) for one in needed
+    }
+    assert len(built) < len({replace(replica_of(one), recompute=NONE) for one in every})
 
 
 def test_features_of_experts_are_split_where_ranks_have_one_expert_each(mixture):
