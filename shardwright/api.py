@@ -137,6 +137,7 @@ def search(
     loss_chunks: Sequence[int] | None = None,
     mlp_chunks: Sequence[int] | None = None,
     offload: bool | None = None,
+    points: int = 48,
     seconds: float = math.inf,
     processes: int = 1,
     progress: Progress | None = None,
@@ -174,6 +175,8 @@ def search(
             the memory of the host. None: inputs where `memory_limit` makes plans slower or rules
             all out, and state where nothing fits else, on accelerators with a link to their host.
             Unless False, parameters and gradients may, too, where not even that fits.
+        points: plans of the frontier that are kept; with hundreds, neighbours are about a per cent
+            of memory apart.
         seconds: after so many seconds the remaining meshes have only their ends and baselines, with
             looser bounds, and the remaining pipelines are not searched.
         processes: how many forked processes may search and compare plans at a time. Their number
@@ -210,6 +213,7 @@ def search(
         loss_chunks=loss_chunks,
         mlp_chunks=mlp_chunks,
         offload=offload,
+        points=points,
         seconds=seconds,
         processes=processes,
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from shardwright.ir.frontier import UNLIMITED, parse_bytes
+from shardwright.ir.frontier import MOST_SETTLED, UNLIMITED, parse_bytes
 from shardwright.ir.options.constraints import parse_constraints
 from shardwright.ir.options.numerics import CHOICES
 from shardwright.ir.options.optimizers import OptimizerError, known_optimizer
@@ -244,6 +244,13 @@ mlp_chunks = click.option(
     help="Parts of a rank's rows in which a step may compute its MLPs, as 1,8; by default more"
     " than one where the memory limit makes plans slower or rules all out.",
 )
+points = click.option(
+    "--points",
+    type=click.IntRange(min=2),
+    default=MOST_SETTLED,
+    show_default=True,
+    help="Plans to follow at most, evenly spaced; with hundreds, neighbours are a per cent apart.",
+)
 stages = click.option(
     "--stages",
     callback=_stages,
@@ -358,6 +365,7 @@ search: Mapping[str, Callable[[Any], Any]] = {  # by the names of `PlanOptions`
     "allow_async": allow_async,
     "loss_chunks": loss_chunks,
     "mlp_chunks": mlp_chunks,
+    "points": points,
     "seconds": seconds,
     "processes": processes,
 }

@@ -16,8 +16,8 @@ from shardwright.cli.errors import UsageError
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.planning import capturing, named_machines, searching
 from shardwright.cli.writing import OutputFileOrFolder
-from shardwright.ir.frontier import MOST_SETTLED, Frontier
-from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.frontier import Frontier
+from shardwright.ir.options.plan_options import DEFAULTS, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.plan_io.files import save_plan
@@ -46,17 +46,11 @@ from shardwright.train.targets.target_text import Target
         "allow_async",
         "loss_chunks",
         "mlp_chunks",
+        "points",
     )
 )
 @options.optimizer
 @groups.numerics
-@click.option(
-    "--points",
-    type=click.IntRange(min=2),
-    default=MOST_SETTLED,
-    show_default=True,
-    help="Plans to follow at most, evenly spaced; with hundreds, neighbours are a per cent apart.",
-)
 @click.option(
     "-o",
     "--output",
@@ -72,7 +66,6 @@ def command(
     wanted: PlanOptions,
     optimizer: str | None,
     numerics: Mapping[str, str],
-    points: int,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -88,7 +81,8 @@ def command(
         target, optimizer, numerics=numerics, fast_halves=known.device.fast_halves
     )
     limit = wanted.memory_limit
-    wanted = replace(wanted, whole=True, points=max(wanted.points, points))
+    points = wanted.points
+    wanted = replace(wanted, whole=True, points=max(DEFAULTS.points, points))
     searched, left_out = searching.frontiers(captured, parts, wanted)
     with working("following the memory of plans"):
         settled = [(part, frontier.all_settled(points)) for part, frontier in searched]

@@ -172,6 +172,12 @@ def _offload(name: str, value: object) -> object:
     return None if value is None else _switch(name, value)
 
 
+def _points(name: str, value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+        raise OptionsError(f"{name}={value!r} is no number of plans; give both ends, 2, or more")
+    return value
+
+
 def _seconds(name: str, value: object) -> object:
     if not isinstance(value, Real) or math.isnan(value) or value < 0:
         raise OptionsError(f"{name}={value!r} is no time to search; give 0 or more")
@@ -198,6 +204,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "loss_chunks": _chunks,
     "mlp_chunks": _chunks,
     "offload": _offload,
+    "points": _points,
     "seconds": _seconds,
     "processes": _processes,
 }
