@@ -1,8 +1,11 @@
-"""Settings of every test run: the same examples each time, one thread per process."""
+"""Settings of every test run: the same examples, one thread per process, equal captures once."""
 
 import gc
 import os
+import sys
+from contextlib import nullcontext
 
+import pytest
 from hypothesis import settings
 
 # Test workers and ranks share few cores. Ranks inherit this; torch reads it when it is imported.
@@ -20,3 +23,37 @@ def pytest_collection_finish():
     """Leave what is imported out of garbage collections, which many tests and runs ask for."""
     gc.collect()
     gc.freeze()
+
+
+# These capture in each process, as users do; those of `tests/unit/tracing` too.
+CAPTURING = (
+    "tests.ranks.test_gathering",
+    "tests.ranks.test_opaque",
+    "tests.ranks.test_parallel_module",
+    "tests.ranks.test_verify",
+    "tests.unit.tracing.",
+    "tests.unit.train.targets.test_capture_cache",
+)
+
+
+@pytest.fixture(scope="session")
+def _captures_of_the_run(tmp_path_factory):
+    """A folder of all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "captures"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _captures_remembered(request, _captures_of_the_run):
+    """Tests do not capture again what another one has captured."""
+    if "torch" not in sys.modules:  # which some packages do without
+        yield
+        return
+    from tests.harness import captures, torch_speed
+
+    torch_speed.speed_up()
+    anew = request.module.__name__.startswith(CAPTURING)
+    with nullcontext() if anew else captures.remembered(_captures_of_the_run):
+        yield

@@ -1,23 +1,25 @@
 """Captures that tests remember: copies of a model are captured once for all plans and ranks.
 
-Most of the time of ranks that train copies of a small model under many plans went into capturing it
-again. Tests opt in, those of `tests/ranks` by default; `run_ranks` hands on what is known, and of
-ranks that need another capture one makes it. A call is recognised by all that it is made of:
-classes, attributes and values of the model, shapes and dtypes of inputs, options; one that holds
-anything else is captured as ever. Functions and classes that change meanwhile are not seen.
+Most of the time of tests went into capturing the same small models again, for another plan, on
+another rank or in another file. All tests remember but those of `tests/conftest.py`'s list; all
+processes of a run share a folder, and of several that need a capture one makes it. A call is
+recognised by all that it is made of: classes, attributes and values of the model, shapes and dtypes
+of inputs, options; one that holds anything else is captured as ever. Functions that its methods
+call, and that change meanwhile, are not seen.
 """
 
 from __future__ import annotations
 
 import enum
+import fcntl
 import hashlib
 import inspect
-import os
 import pickle
-import time
+import tempfile
 import types
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,45 +34,50 @@ _PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.En
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 _NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
 _MOST_BYTES = 2**22  # of the values of a model
-_PATIENCE = 60.0  # seconds, if the process that captures was killed
 _known = None  # outlines of calls and what was captured; None where nothing is remembered
+_folder = None  # where other processes find what was captured
 
 
-def known():
-    """What is remembered so far, to be taken along to other processes; None if nothing is."""
-    return _known
+def folder():
+    """The folder of what is remembered, for other processes; None if nothing is."""
+    return _folder
 
 
 @contextmanager
-def remembered(before=None, folder=None):
-    """Within, equal calls of equal models are captured once, by one of the processes with `folder`.
+def remembered(shared=None):
+    """Within, equal calls of equal models are captured once, by one of the processes that do this
+    with the folder `shared`; without one, by this process and those that it tells `folder()`.
 
-    Another process that needs it at the same time waits for it.
+    A process that needs what another one is capturing waits for it.
     """
-    global _known
-    outer, capture = _known, discover.capture_call
-    _known = {} if before is None else before
+    global _known, _folder
+    with ExitStack() as stack:
+        shared = shared or stack.enter_context(tempfile.TemporaryDirectory())
+        outer, capture = (_known, _folder), discover.capture_call
+        _known, _folder = {}, str(shared)
+        anew = capture.args[0] if isinstance(capture, partial) else capture
+        discover.capture_call = partial(_captured, anew)
+        try:
+            yield
+        finally:
+            discover.capture_call = capture
+            _known, _folder = outer
 
-    def captured(model, args=(), kwargs=None, numerics=discover.EXACT, outputs="loss"):
-        key = outline_of(model, args, kwargs or {}, numerics) if outputs == "loss" else None
-        if key is None:
-            return capture(model, args, kwargs, numerics, outputs)
-        if key not in _known:
-            with _told(folder, key) as result:
-                if result.known is None:
-                    found = capture(model, args, kwargs, numerics, outputs)
-                    if not _belongs_to_its_model(found):
-                        result.known = replace(found, signature=None)  # it may not be picklable
+
+def _captured(capture, model, args=(), kwargs=None, numerics=discover.EXACT, outputs="loss"):
+    key = outline_of(model, args, kwargs or {}, numerics, outputs)
+    if key is None:
+        return capture(model, args, kwargs, numerics, outputs)
+    if key not in _known:
+        with _told(_folder, key) as result:
             if result.known is None:
-                return found
-            _known[key] = result.known
-        return replace(_known[key], signature=signature_of(model))
-
-    discover.capture_call = captured
-    try:
-        yield
-    finally:
-        discover.capture_call, _known = capture, outer
+                found = capture(model, args, kwargs, numerics, outputs)
+                if not _belongs_to_its_model(found):
+                    result.known = replace(found, signature=None)  # it may not be picklable
+        if result.known is None:
+            return found
+        _known[key] = result.known
+    return replace(_known[key], signature=signature_of(model))
 
 
 def _belongs_to_its_model(captured):
@@ -82,30 +89,22 @@ def _belongs_to_its_model(captured):
 @contextmanager
 def _told(folder, key):
     """The result of another process; or none yet, and the others are told what it becomes."""
-    result = types.SimpleNamespace(known=None)
-    if folder is None:
-        yield result
-        return
-    mine, done = Path(folder, f"{key}.mine"), Path(folder, f"{key}.done")
-    try:
-        os.close(os.open(mine, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        end = time.monotonic() + _PATIENCE
-        while not done.exists() and time.monotonic() < end:
-            time.sleep(0.005)
-        if done.exists():
-            result.known = pickle.loads(done.read_bytes())
-        yield result
-        return
-    try:
-        yield result
-    finally:  # after an error too, so that the others meet it themselves
-        part = mine.with_suffix(".part")
-        part.write_bytes(pickle.dumps(result.known))
-        part.rename(done)
+    result, done = types.SimpleNamespace(known=None), Path(folder, f"{key}.done")
+    with open(Path(folder, f"{key}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with the process that has it
+        if not done.exists():
+            try:
+                yield result
+            finally:  # after an error too, so that the others meet it themselves
+                part = done.with_suffix(".part")
+                part.write_bytes(pickle.dumps(result.known))
+                part.rename(done)
+            return
+        result.known = pickle.loads(done.read_bytes())
+    yield result
 
 
-def outline_of(model, args, kwargs, numerics):
+def outline_of(model, args, kwargs, numerics, outputs):
     """A digest of all that a capture can depend on; None where something is not recognised."""
     outline = _Outline()
     try:
@@ -113,7 +112,7 @@ def outline_of(model, args, kwargs, numerics):
         tensors, constants = split_call(args, kwargs)
         for key, tensor in sorted(tensors.items()):
             outline.text(key, tensor.shape, tensor.dtype, tensor.requires_grad)
-        outline.text(sorted(constants.items()), numerics)
+        outline.text(sorted(constants.items()), numerics, outputs)
         outline.text(torch.get_default_dtype(), torch.is_autocast_enabled("cpu"))
     except (_UnknownError, ValueError, RecursionError):
         return None
@@ -129,7 +128,7 @@ class _Outline:
 
     def __init__(self):
         self.digest = hashlib.sha256()
-        self.numbers, self.storages = {}, {}
+        self.numbers, self.storages, self.classes = {}, {}, set()
         self.kept = []  # an object that is gone would leave its `id` to another one
         self.bytes = 0
 
@@ -186,6 +185,14 @@ class _Outline:
             self.add(key)
             self.add(value)
 
+    def methods(self, kind):
+        """What a class of modules does: files of one name, and patched classes, differ in it."""
+        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+            for name, method in sorted(vars(base).items()):
+                method = inspect.unwrap(method) if inspect.isfunction(method) else method
+                if code := getattr(method, "__code__", None):
+                    self.text(name, code.co_filename, code.co_firstlineno, code.co_code)
+
     def object(self, thing):
         kind = type(thing)
         self.function(kind)
@@ -199,9 +206,9 @@ class _Outline:
             self.items({field.name: getattr(thing, field.name) for field in fields(thing)})
         elif not hasattr(thing, "__dict__"):
             raise _UnknownError
-        if isinstance(thing, nn.Module):
-            forward = inspect.unwrap(kind.forward)
-            self.text("forward", forward.__module__, forward.__qualname__)
+        if isinstance(thing, nn.Module) and kind not in self.classes:
+            self.classes.add(kind)
+            self.methods(kind)
         if hasattr(thing, "__dict__"):
             self.text("attributes")
             for key, value in vars(thing).items():

@@ -16,5 +16,7 @@ import transformers.models.gpt2.modeling_gpt2
 import transformers.models.llama.modeling_llama
 
 import shardwright.api
+from tests.harness import torch_speed
 
+torch_speed.speed_up()
 gc.freeze()  # ranks need not look through all of this, nor copy the pages it is on

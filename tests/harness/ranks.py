@@ -30,7 +30,7 @@ def run_ranks(world, function, *args, timeout=420):
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
-            (world, folder, timeout, captures.known(), function, args),
+            (world, folder, timeout, captures.folder(), function, args),
             nprocs=world,
             join=False,
             start_method="forkserver",
@@ -52,7 +52,7 @@ def run_ranks(world, function, *args, timeout=420):
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world)]
 
 
-def _rank(rank, world, folder, timeout, known, function, args):
+def _rank(rank, world, folder, timeout, remembered, function, args):
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are made of configurations alone
     dist.init_process_group(
@@ -63,7 +63,7 @@ def _rank(rank, world, folder, timeout, known, function, args):
         timeout=timedelta(seconds=timeout),
     )
     try:
-        with nullcontext() if known is None else captures.remembered(known, folder):
+        with nullcontext() if remembered is None else captures.remembered(remembered):
             returned = function(*args)
         dist.barrier()  # none leaves while another still sends
     except Exception:  # told before the group is gone and the others fail for want of it
