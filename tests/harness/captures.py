@@ -17,8 +17,9 @@ import inspect
 import pickle
 import tempfile
 import types
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from torch import nn
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import EXAMPLE, split_call
 from shardwright.tracing.discovery import discover
+from shardwright.tracing.graph_builder import Captured
 
 _PLAIN = (type(None), bool, int, float, str, bytes, complex)
 _PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
@@ -65,25 +67,44 @@ def remembered(shared=None):
 
 
 def _captured(capture, model, args=(), kwargs=None, numerics=discover.EXACT, outputs="loss"):
-    key = outline_of(model, args, kwargs or {}, numerics, outputs)
-    if key is None:
+    outline = outline_of(model, args, kwargs or {}, numerics, outputs)
+    if outline is None:
         return capture(model, args, kwargs, numerics, outputs)
+    key = outline.digest.hexdigest()
     if key not in _known:
         with _told(_folder, key) as result:
             if result.known is None:
                 found = capture(model, args, kwargs, numerics, outputs)
-                if not _belongs_to_its_model(found):
-                    result.known = replace(found, signature=None)  # it may not be picklable
+                result.known = _Remembered.of(found, outline)
         if result.known is None:
             return found
         _known[key] = result.known
-    return replace(_known[key], signature=signature_of(model))
+    return _known[key].of_model(model, outline)
 
 
-def _belongs_to_its_model(captured):
-    """Whether it has modules or recorded tensors of its model, or values of its batch."""
-    examples = any(name.startswith(EXAMPLE) for name, _ in captured.graph.constants)
-    return captured.opaque or examples or any(t.is_meta for t in captured.constants.values())
+@dataclass(frozen=True)
+class _Remembered:
+    """What was captured of one model, for all that are equal to it."""
+
+    captured: Captured
+    places: Mapping[str, int]  # of constants without memory, among all that an outline is made of
+
+    @classmethod
+    def of(cls, captured, outline):
+        """None if there are modules of the model in it, other tensors, or values of its batch."""
+        examples = any(name.startswith(EXAMPLE) for name, _ in captured.graph.constants)
+        empty = {name: one for name, one in captured.constants.items() if one.is_meta}
+        places = {name: outline.place(one) for name, one in empty.items()}
+        if captured.opaque or examples or None in places.values():
+            return None
+        constants = {name: None if name in places else t for name, t in captured.constants.items()}
+        # A signature may be none that is pickled.
+        return cls(replace(captured, signature=None, constants=constants), places)
+
+    def of_model(self, model, outline):
+        own = {name: outline.kept[place].detach() for name, place in self.places.items()}
+        constants = {**self.captured.constants, **own}
+        return replace(self.captured, signature=signature_of(model), constants=constants)
 
 
 @contextmanager
@@ -105,7 +126,7 @@ def _told(folder, key):
 
 
 def outline_of(model, args, kwargs, numerics, outputs):
-    """A digest of all that a capture can depend on; None where something is not recognised."""
+    """All that a capture can depend on; None where something is not recognised."""
     outline = _Outline()
     try:
         outline.add(model)
@@ -116,7 +137,7 @@ def outline_of(model, args, kwargs, numerics, outputs):
         outline.text(torch.get_default_dtype(), torch.is_autocast_enabled("cpu"))
     except (_UnknownError, ValueError, RecursionError):
         return None
-    return outline.digest.hexdigest()
+    return outline
 
 
 class _UnknownError(Exception):
@@ -162,15 +183,23 @@ class _Outline:
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             raise _UnknownError
         self.text(str(tensor.device), tensor.stride(), tensor.storage_offset())
+        storage = tensor.untyped_storage()
+        place = id(storage) if tensor.is_meta else storage.data_ptr()
+        self.text(self.storages.setdefault(place, len(self.storages)))
         if tensor.is_meta:
             return
-        place = tensor.untyped_storage().data_ptr()
-        self.text(self.storages.setdefault(place, len(self.storages)))
         self.bytes += tensor.nbytes
         if self.bytes > _MOST_BYTES or tensor.layout is not torch.strided:
             raise _UnknownError
         values = tensor.detach().cpu().contiguous().reshape(-1)
         self.digest.update(values.view(torch.uint8).numpy().tobytes())
+
+    def place(self, tensor):
+        """Which of the tensors without memory is this one; None if it is none."""
+        for number, one in enumerate(self.kept):
+            if isinstance(one, torch.Tensor) and one.is_meta and _is_same(one, tensor):
+                return number
+        return None
 
     def function(self, function):
         home = getattr(function, "__module__", None)  # methods of C have none
@@ -214,3 +243,8 @@ class _Outline:
             for key, value in vars(thing).items():
                 self.text(key)
                 self.add(value)
+
+
+def _is_same(one, other):
+    where = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (one, other)]
+    return where[0] == where[1] and one.untyped_storage() is other.untyped_storage()
