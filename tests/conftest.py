@@ -46,14 +46,18 @@ def _captures_of_the_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _captures_remembered(request, _captures_of_the_run):
-    """Tests do not capture again what another one has captured."""
+def _in_less_time(request, _captures_of_the_run):
+    """Tests do not capture again what another one has captured, nor import torch for each rank."""
     if "torch" not in sys.modules:  # which some packages do without
         yield
         return
-    from tests.harness import captures, torch_speed
+    from tests.harness import captures, ranks, torch_speed
 
     torch_speed.speed_up()
-    anew = request.module.__name__.startswith(CAPTURING)
-    with nullcontext() if anew else captures.remembered(_captures_of_the_run):
+    name = request.module.__name__
+    anew = name.startswith(CAPTURING)
+    with (
+        nullcontext() if anew else captures.remembered(_captures_of_the_run),
+        nullcontext() if name == "tests.ranks.test_verify" else ranks.verify_forks(),
+    ):
         yield

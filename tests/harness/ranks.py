@@ -5,14 +5,16 @@ import pickle
 import tempfile
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from shardwright.runtime.verify import verify, worker
 from tests.harness import captures
 
 # The server imports once what every rank needs and forks the ranks off, in milliseconds.
@@ -72,6 +74,18 @@ def _rank(rank, world, folder, timeout, remembered, function, args):
     finally:
         dist.destroy_process_group()
     _result(folder, rank).write_bytes(pickle.dumps(returned))
+
+
+@contextmanager
+def verify_forks():
+    """Within, ranks of `sw.verify` are forked, where torchrun takes seconds to import torch."""
+
+    def run(module, args, processes, *, timeout=600.0):
+        assert module == worker.__name__
+        run_ranks(processes, worker.measure_payload, *map(Path, args), timeout=timeout)
+
+    with mock.patch.object(verify, "run_ranks", run):
+        yield
 
 
 def _result(folder, rank):
