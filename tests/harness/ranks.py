@@ -18,7 +18,7 @@ from shardwright.runtime.verify import verify, worker
 from tests.harness import captures
 
 # The server imports once what every rank needs and forks the ranks off, in milliseconds.
-_PRELOAD = ["tests.harness.preloaded"]
+PRELOAD = ["tests.harness.preloaded"]
 
 
 def run_ranks(world, function, *args, timeout=420):
@@ -28,7 +28,7 @@ def run_ranks(world, function, *args, timeout=420):
     the others and is raised here with the traceback of the rank that failed first: those that it
     left waiting fail after it. `timeout`, in seconds, ends all ranks.
     """
-    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import shardwright as sw
+from tests.harness.script_ranks import run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "integrations"
@@ -98,7 +99,8 @@ def resumed(kind, folder, plans, *ends):
     """What the script of `kind` writes: to the first end under the first plan, and so on."""
     found = []
     for end, plan in zip(ends, plans, strict=True):
-        torchrun(["-m", f"tests.harness.trainers.{kind}_run", folder, end, plan])
+        module = f"tests.harness.trainers.{kind}_run"
+        run_script(2, module, folder, end, plan, folder=ROOT)
         found.append(json.loads((folder / "history.json").read_text()))
     return found
 
