@@ -25,8 +25,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-# These capture in each process, as users do; those of `tests/unit/tracing` too.
+# These capture in each process, as users do.
 CAPTURING = (
+    "tests.browser.",
+    "tests.docs.",
+    "tests.property.",
     "tests.ranks.test_gathering",
     "tests.ranks.test_opaque",
     "tests.ranks.test_parallel_module",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import captures
 from tests.harness.ranks import run_ranks
 from tests.sweep.entries import entries
 from tests.sweep.sweep import check_all
@@ -39,7 +40,8 @@ def test_a_sample_of_entries_is_exact_or_refused_in_one_line(tmp_path):
     names = [entry.name for entry in entries()]
     chosen = [*dict.fromkeys((*ONCE_WRONG, *names[::EVERY]))]
     assert set(chosen) <= set(names)
-    run_ranks(2, check_all, chosen, str(tmp_path / "found"))
+    with captures.remembered():
+        run_ranks(2, check_all, chosen, str(tmp_path / "found"))
     found = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()]
     assert [f["name"] for f in found] == chosen
     wrong = {f["name"]: f["texts"] for f in found if f["verdict"] in ("wrong", "crash")}

@@ -35,5 +35,5 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
             exec(compile(code, page.name, "exec"), scope)
             continue
         (tmp_path / title).write_text(code)
-        written = "".join(run_script(2, title, folder=tmp_path, timeout=120))
+        written = "".join(run_script(2, title, folder=tmp_path))
         assert written.count("loss") == PRINTS.get(title, 0)
