@@ -7,6 +7,7 @@ thread, which a forked process would not have.
 
 import gc
 
+import pytest
 import torch._dynamo
 import torch._functorch.aot_autograd
 import torch._inductor.decomposition
