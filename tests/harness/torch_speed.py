@@ -15,8 +15,9 @@ import torch._export.utils
 def speed_up():
     """Look operators up again only after others were registered, and remember annotations."""
     utils = torch._export.utils
-    if not hasattr(utils._materialize_cpp_cia_ops, "__wrapped__"):
-        utils._materialize_cpp_cia_ops = _once_for_all(utils._materialize_cpp_cia_ops)
+    look_up = getattr(utils, "_materialize_cpp_cia_ops", None)  # other versions may have none
+    if look_up is not None and not hasattr(look_up, "__wrapped__"):
+        utils._materialize_cpp_cia_ops = _once_for_all(look_up)
         torch._ops.Callable = typing.Callable  # which remembers what it is subscripted with
 
 
