@@ -49,8 +49,12 @@ LOADED_BY_NAME = {"shardwright": {"shardwright.api"}, "shardwright.cli": COMMAND
 
 @cache
 def reached(test):
-    """Modules that `test` imports, directly or through others."""
-    fixtures = (folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT))
+    """Modules that `test` imports, directly or through others.
+
+    What all tests have, by the `conftest.py` of `tests`, is no test of a module.
+    """
+    folders = (folder for folder in test.parents if folder.is_relative_to(ROOT / "tests"))
+    fixtures = (folder / "conftest.py" for folder in folders if folder != ROOT / "tests")
     found, ahead = set(), [dotted(test), *(dotted(file) for file in fixtures if file.exists())]
     while ahead:
         name = ahead.pop()

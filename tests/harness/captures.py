@@ -1,23 +1,26 @@
 """Captures that tests remember: copies of a model are captured once for all plans and ranks.
 
-Most of the time of ranks that train copies of a small model under many plans went into capturing it
-again. Tests opt in, those of `tests/ranks` by default; `run_ranks` hands on what is known, and of
-ranks that need another capture one makes it. A call is recognised by all that it is made of:
-classes, attributes and values of the model, shapes and dtypes of inputs, options; one that holds
-anything else is captured as ever. Functions and classes that change meanwhile are not seen.
+Most of the time of tests went into capturing the same small models again, for another plan, on
+another rank or in another file. All tests remember but those of `tests/conftest.py`'s list; all
+processes of a run share a folder, and of several that need a capture one makes it. A call is
+recognised by all that it is made of: classes, attributes and values of the model, shapes and dtypes
+of inputs, options; one that holds anything else is captured as ever. Functions that its methods
+call, and that change meanwhile, are not seen.
 """
 
 from __future__ import annotations
 
 import enum
+import fcntl
 import hashlib
 import inspect
-import os
 import pickle
-import time
+import tempfile
 import types
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,98 +29,115 @@ from torch import nn
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import EXAMPLE, split_call
 from shardwright.tracing.discovery import discover
+from shardwright.tracing.graph_builder import Captured
 
 _PLAIN = (type(None), bool, int, float, str, bytes, complex)
 _PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 _NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
 _MOST_BYTES = 2**22  # of the values of a model
-_PATIENCE = 60.0  # seconds, if the process that captures was killed
 _known = None  # outlines of calls and what was captured; None where nothing is remembered
+_folder = None  # where other processes find what was captured
 
 
-def known():
-    """What is remembered so far, to be taken along to other processes; None if nothing is."""
-    return _known
+def folder():
+    """The folder of what is remembered, for other processes; None if nothing is."""
+    return _folder
 
 
 @contextmanager
-def remembered(before=None, folder=None):
-    """Within, equal calls of equal models are captured once, by one of the processes with `folder`.
+def remembered(shared=None):
+    """Within, equal calls of equal models are captured once, by one of the processes that do this
+    with the folder `shared`; without one, by this process and those that it tells `folder()`.
 
-    Another process that needs it at the same time waits for it.
+    A process that needs what another one is capturing waits for it.
     """
-    global _known
-    outer, capture = _known, discover.capture_call
-    _known = {} if before is None else before
+    global _known, _folder
+    with ExitStack() as stack:
+        shared = shared or stack.enter_context(tempfile.TemporaryDirectory())
+        outer, capture = (_known, _folder), discover.capture_call
+        _known, _folder = {}, str(shared)
+        anew = capture.args[0] if isinstance(capture, partial) else capture
+        discover.capture_call = partial(_captured, anew)
+        try:
+            yield
+        finally:
+            discover.capture_call = capture
+            _known, _folder = outer
 
-    def captured(model, args=(), kwargs=None, numerics=discover.EXACT, outputs="loss"):
-        key = outline_of(model, args, kwargs or {}, numerics) if outputs == "loss" else None
-        if key is None:
-            return capture(model, args, kwargs, numerics, outputs)
-        if key not in _known:
-            with _told(folder, key) as result:
-                if result.known is None:
-                    found = capture(model, args, kwargs, numerics, outputs)
-                    if not _belongs_to_its_model(found):
-                        result.known = replace(found, signature=None)  # it may not be picklable
+
+def _captured(capture, model, args=(), kwargs=None, numerics=discover.EXACT, outputs="loss"):
+    outline = outline_of(model, args, kwargs or {}, numerics, outputs)
+    if outline is None:
+        return capture(model, args, kwargs, numerics, outputs)
+    key = outline.digest.hexdigest()
+    if key not in _known:
+        with _told(_folder, key) as result:
             if result.known is None:
-                return found
-            _known[key] = result.known
-        return replace(_known[key], signature=signature_of(model))
-
-    discover.capture_call = captured
-    try:
-        yield
-    finally:
-        discover.capture_call, _known = capture, outer
+                found = capture(model, args, kwargs, numerics, outputs)
+                result.known = _Remembered.of(found, outline)
+        if result.known is None:
+            return found
+        _known[key] = result.known
+    return _known[key].of_model(model, outline)
 
 
-def _belongs_to_its_model(captured):
-    """Whether it has modules or recorded tensors of its model, or values of its batch."""
-    examples = any(name.startswith(EXAMPLE) for name, _ in captured.graph.constants)
-    return captured.opaque or examples or any(t.is_meta for t in captured.constants.values())
+@dataclass(frozen=True)
+class _Remembered:
+    """What was captured of one model, for all that are equal to it."""
+
+    captured: Captured
+    places: Mapping[str, int]  # of constants without memory, among all that an outline is made of
+
+    @classmethod
+    def of(cls, captured, outline):
+        """None if there are modules of the model in it, other tensors, or values of its batch."""
+        examples = any(name.startswith(EXAMPLE) for name, _ in captured.graph.constants)
+        empty = {name: one for name, one in captured.constants.items() if one.is_meta}
+        places = {name: outline.place(one) for name, one in empty.items()}
+        if captured.opaque or examples or None in places.values():
+            return None
+        constants = {name: None if name in places else t for name, t in captured.constants.items()}
+        # A signature may be none that is pickled.
+        return cls(replace(captured, signature=None, constants=constants), places)
+
+    def of_model(self, model, outline):
+        own = {name: outline.kept[place].detach() for name, place in self.places.items()}
+        constants = {**self.captured.constants, **own}
+        return replace(self.captured, signature=signature_of(model), constants=constants)
 
 
 @contextmanager
 def _told(folder, key):
     """The result of another process; or none yet, and the others are told what it becomes."""
-    result = types.SimpleNamespace(known=None)
-    if folder is None:
-        yield result
-        return
-    mine, done = Path(folder, f"{key}.mine"), Path(folder, f"{key}.done")
-    try:
-        os.close(os.open(mine, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        end = time.monotonic() + _PATIENCE
-        while not done.exists() and time.monotonic() < end:
-            time.sleep(0.005)
-        if done.exists():
-            result.known = pickle.loads(done.read_bytes())
-        yield result
-        return
-    try:
-        yield result
-    finally:  # after an error too, so that the others meet it themselves
-        part = mine.with_suffix(".part")
-        part.write_bytes(pickle.dumps(result.known))
-        part.rename(done)
+    result, done = types.SimpleNamespace(known=None), Path(folder, f"{key}.done")
+    with open(Path(folder, f"{key}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with the process that has it
+        if not done.exists():
+            try:
+                yield result
+            finally:  # after an error too, so that the others meet it themselves
+                part = done.with_suffix(".part")
+                part.write_bytes(pickle.dumps(result.known))
+                part.rename(done)
+            return
+        result.known = pickle.loads(done.read_bytes())
+    yield result
 
 
-def outline_of(model, args, kwargs, numerics):
-    """A digest of all that a capture can depend on; None where something is not recognised."""
+def outline_of(model, args, kwargs, numerics, outputs):
+    """All that a capture can depend on; None where something is not recognised."""
     outline = _Outline()
     try:
         outline.add(model)
         tensors, constants = split_call(args, kwargs)
         for key, tensor in sorted(tensors.items()):
             outline.text(key, tensor.shape, tensor.dtype, tensor.requires_grad)
-        outline.text(sorted(constants.items()), numerics)
+        outline.text(sorted(constants.items()), numerics, outputs)
         outline.text(torch.get_default_dtype(), torch.is_autocast_enabled("cpu"))
     except (_UnknownError, ValueError, RecursionError):
         return None
-    return outline.digest.hexdigest()
+    return outline
 
 
 class _UnknownError(Exception):
@@ -129,7 +149,7 @@ class _Outline:
 
     def __init__(self):
         self.digest = hashlib.sha256()
-        self.numbers, self.storages = {}, {}
+        self.numbers, self.storages, self.classes = {}, {}, set()
         self.kept = []  # an object that is gone would leave its `id` to another one
         self.bytes = 0
 
@@ -163,15 +183,23 @@ class _Outline:
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             raise _UnknownError
         self.text(str(tensor.device), tensor.stride(), tensor.storage_offset())
+        storage = tensor.untyped_storage()
+        place = id(storage) if tensor.is_meta else storage.data_ptr()
+        self.text(self.storages.setdefault(place, len(self.storages)))
         if tensor.is_meta:
             return
-        place = tensor.untyped_storage().data_ptr()
-        self.text(self.storages.setdefault(place, len(self.storages)))
         self.bytes += tensor.nbytes
         if self.bytes > _MOST_BYTES or tensor.layout is not torch.strided:
             raise _UnknownError
         values = tensor.detach().cpu().contiguous().reshape(-1)
         self.digest.update(values.view(torch.uint8).numpy().tobytes())
+
+    def place(self, tensor):
+        """Which of the tensors without memory is this one; None if it is none."""
+        for number, one in enumerate(self.kept):
+            if isinstance(one, torch.Tensor) and one.is_meta and _is_same(one, tensor):
+                return number
+        return None
 
     def function(self, function):
         home = getattr(function, "__module__", None)  # methods of C have none
@@ -186,6 +214,14 @@ class _Outline:
             self.add(key)
             self.add(value)
 
+    def methods(self, kind):
+        """What a class of modules does: files of one name, and patched classes, differ in it."""
+        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+            for name, method in sorted(vars(base).items()):
+                method = inspect.unwrap(method) if inspect.isfunction(method) else method
+                if code := getattr(method, "__code__", None):
+                    self.text(name, code.co_filename, code.co_firstlineno, code.co_code)
+
     def object(self, thing):
         kind = type(thing)
         self.function(kind)
@@ -199,11 +235,16 @@ class _Outline:
             self.items({field.name: getattr(thing, field.name) for field in fields(thing)})
         elif not hasattr(thing, "__dict__"):
             raise _UnknownError
-        if isinstance(thing, nn.Module):
-            forward = inspect.unwrap(kind.forward)
-            self.text("forward", forward.__module__, forward.__qualname__)
+        if isinstance(thing, nn.Module) and kind not in self.classes:
+            self.classes.add(kind)
+            self.methods(kind)
         if hasattr(thing, "__dict__"):
             self.text("attributes")
             for key, value in vars(thing).items():
                 self.text(key)
                 self.add(value)
+
+
+def _is_same(one, other):
+    where = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (one, other)]
+    return where[0] == where[1] and one.untyped_storage() is other.untyped_storage()

@@ -7,6 +7,7 @@ thread, which a forked process would not have.
 
 import gc
 
+import pytest
 import torch._dynamo
 import torch._functorch.aot_autograd
 import torch._inductor.decomposition
@@ -16,5 +17,7 @@ import transformers.models.gpt2.modeling_gpt2
 import transformers.models.llama.modeling_llama
 
 import shardwright.api
+from tests.harness import torch_speed
 
+torch_speed.speed_up()
 gc.freeze()  # ranks need not look through all of this, nor copy the pages it is on

@@ -5,18 +5,20 @@ import pickle
 import tempfile
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from shardwright.runtime.verify import verify, worker
 from tests.harness import captures
 
 # The server imports once what every rank needs and forks the ranks off, in milliseconds.
-_PRELOAD = ["tests.harness.preloaded"]
+PRELOAD = ["tests.harness.preloaded"]
 
 
 def run_ranks(world, function, *args, timeout=420):
@@ -26,11 +28,11 @@ def run_ranks(world, function, *args, timeout=420):
     the others and is raised here with the traceback of the rank that failed first: those that it
     left waiting fail after it. `timeout`, in seconds, ends all ranks.
     """
-    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
-            (world, folder, timeout, captures.known(), function, args),
+            (world, folder, timeout, captures.folder(), function, args),
             nprocs=world,
             join=False,
             start_method="forkserver",
@@ -52,7 +54,7 @@ def run_ranks(world, function, *args, timeout=420):
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world)]
 
 
-def _rank(rank, world, folder, timeout, known, function, args):
+def _rank(rank, world, folder, timeout, remembered, function, args):
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are made of configurations alone
     dist.init_process_group(
@@ -63,7 +65,7 @@ def _rank(rank, world, folder, timeout, known, function, args):
         timeout=timedelta(seconds=timeout),
     )
     try:
-        with nullcontext() if known is None else captures.remembered(known, folder):
+        with nullcontext() if remembered is None else captures.remembered(remembered):
             returned = function(*args)
         dist.barrier()  # none leaves while another still sends
     except Exception:  # told before the group is gone and the others fail for want of it
@@ -72,6 +74,18 @@ def _rank(rank, world, folder, timeout, known, function, args):
     finally:
         dist.destroy_process_group()
     _result(folder, rank).write_bytes(pickle.dumps(returned))
+
+
+@contextmanager
+def verify_forks():
+    """Within, ranks of `sw.verify` are forked, where torchrun takes seconds to import torch."""
+
+    def run(module, args, processes, *, timeout=600.0):
+        assert module == worker.__name__
+        run_ranks(processes, worker.measure_payload, *map(Path, args), timeout=timeout)
+
+    with mock.patch.object(verify, "run_ranks", run):
+        yield
 
 
 def _result(folder, rank):

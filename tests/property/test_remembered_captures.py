@@ -1,6 +1,7 @@
 """Captures that tests remember are those of equal calls, and of no other."""
 
 import copy
+import inspect
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.tracing import capture as capturing
-from tests.harness import captures
+from tests.harness import captures, torch_speed
 from tests.harness.ranks import run_ranks
 
 
@@ -68,23 +69,63 @@ def test_copies_are_captured_once_and_anything_else_anew(monkeypatch):
         for number, capture in enumerate(others, 2):
             capture()
             assert len(done) == number
-    sw.capture(model, (x,))  # nothing is remembered outside
-    assert len(done) == len(others) + 2
+        with captures.remembered():  # in another folder
+            sw.capture(model, (x,))
+        with captures.remembered(captures.folder()):  # as another process
+            sw.capture(model, (x,))
+        assert len(done) == len(others) + 2
+
+
+def shifted(by):
+    torch.manual_seed(0)
+    model = Net()
+    model.shift = torch.arange(4.0) * by
+    return model
+
+
+def test_constants_without_memory_are_those_of_each_model(monkeypatch):
+    done, x = counted(monkeypatch), torch.ones(2, 3)
+    plan, counts = sw.plan(made(), (x,), machine="1xcpu"), []
+    with captures.remembered():
+        for by in (2, 3):  # `shift` has no memory until it is read, from a recording of its model
+            module = sw.parallelize(partial(shifted, by), plan)
+            torch.testing.assert_close(module(x), shifted(by)(x))
+            counts.append(len(done))
+    assert counts[0] == counts[1]
 
 
 def test_what_belongs_to_one_model_is_not_given_to_another(monkeypatch):
     done, x = counted(monkeypatch), torch.ones(2, 3)
     with captures.remembered():
-        plan, counts = sw.plan(made(), (x,), machine="1xcpu"), []
-        for _ in range(2):  # `shift` has no memory until it is read, from a recording of its model
-            before = len(done)
-            sw.parallelize(made, plan)
-            counts.append(len(done) - before)
-        assert counts[0] == counts[1] > 0
         functions = [edited(lambda m: setattr(m, "odd", lambda: 1)) for _ in range(2)]
         for model in functions:
             sw.capture(model, (x,))
-    assert done[-2:] == functions
+    assert done == functions
+
+
+def test_a_class_that_does_something_else_is_captured_anew(monkeypatch):
+    done, x = counted(monkeypatch), torch.ones(2, 3)
+    with captures.remembered():
+        first = sw.capture(made(), (x,))
+        monkeypatch.setattr(Net, "forward", lambda self, x: self.down(self.up(x)).mean())
+        assert sw.capture(made(), (x,)) != first
+    assert len(done) == 2
+
+
+def test_torch_looks_operators_up_again_only_after_one_is_registered(monkeypatch):
+    utils, calls = torch._export.utils, []
+    look_up = inspect.unwrap(utils._materialize_cpp_cia_ops)
+    monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", lambda: calls.append(1) or look_up())
+    torch_speed.speed_up()
+    before = utils._collect_all_valid_cia_ops()
+    assert before == utils._collect_all_valid_cia_ops() and len(calls) == 1
+    library = torch.library.Library("shardwright_tests", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+    assert utils._collect_all_valid_cia_ops() - before == {
+        torch.ops.shardwright_tests.twice.default
+    }
+    assert len(calls) == 2
 
 
 def captured_on_ranks():

@@ -1,13 +1,11 @@
 """Every block of Python of the documentation runs, one page after its own start."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from shardwright.runtime.ranks import rank_environment
+from tests.harness.script_ranks import run_script
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -37,14 +35,5 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
             exec(compile(code, page.name, "exec"), scope)
             continue
         (tmp_path / title).write_text(code)
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", title]
-        done = subprocess.run(
-            [sys.executable, *launch],
-            env={**rank_environment(2), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("loss") == PRINTS.get(title, 0)
+        written = "".join(run_script(2, title, folder=tmp_path))
+        assert written.count("loss") == PRINTS.get(title, 0)

@@ -12,8 +12,16 @@ from shardwright.plan_io.graph_text import graph_from_json, graph_to_json
 from shardwright.runtime.ranks import RanksError
 from shardwright.runtime.verify import verify as verify_module
 from tests.harness import models
+from tests.harness.ranks import verify_forks
 
 pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def forked():
+    """Ranks that need not be started by torchrun."""
+    with verify_forks():
+        yield
 
 
 def planned(model, batch, choice="fully sharded", optimizer="adamw"):
@@ -37,6 +45,7 @@ def test_a_right_plan_is_verified():
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_module_without_loss_is_verified():
     model, batch = models.no_loss()
     assert sw.verify(model, planned(model, batch, optimizer="sgd"), (), batch).ok
@@ -57,6 +66,7 @@ def replace_graph(payload, **changes):
     payload["graph"], payload["fingerprint"] = graph_to_json(graph), graph.fingerprint
 
 
+@pytest.mark.usefixtures("forked")
 def test_another_weight_on_the_ranks_is_found(monkeypatch):
     def change(payload):
         payload["weights"]["up.weight"][2, 1] += 1e-3
@@ -69,6 +79,7 @@ def test_another_weight_on_the_ranks_is_found(monkeypatch):
     assert "DIFFERS" in str(report)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_lost_gradient_is_found_and_named(monkeypatch):
     """One parameter gets no gradient on the ranks: `worst` says which, and who reads it."""
 

@@ -14,7 +14,6 @@ import warnings
 import pytest
 
 import shardwright as sw
-from tests.harness import captures
 from tests.harness.ranks import run_ranks
 from tests.harness.script_habits import HABITS
 from tests.harness.training_scripts import EXACT, difference_of
@@ -50,8 +49,7 @@ def _parallel(model, args, name):
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_scripts_train_what_they_train_on_one_device():
-    with captures.remembered():
-        found = run_ranks(2, train_all)[0]
+    found = run_ranks(2, train_all)[0]
     wrong = {key: value for key, value in found.items() if not is_small(value)}
     assert not wrong, wrong
     assert len(found) == len(SCRIPTS)

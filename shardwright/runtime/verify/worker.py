@@ -35,17 +35,22 @@ from shardwright.tracing.graph_builder import Captured
 
 
 def main(folder: Path) -> None:
-    """Run the plan of the payload in `folder`; rank 0 writes the result there."""
+    """Join the other ranks, run the plan of the payload in `folder`, and leave."""
     dist.init_process_group("gloo")
     try:
-        payload = torch.load(folder / "payload.pt", weights_only=True)
-        payload["opaque"] = unpack((folder / "modules.pkl").read_bytes())
-        result = measured_on_ranks(payload)
-        if dist.get_rank() == 0:
-            torch.save(result, folder / "result.pt")
+        measure_payload(folder)
         dist.barrier()
     finally:
         leave()
+
+
+def measure_payload(folder: Path) -> None:
+    """Run the plan of the payload in `folder`; rank 0 writes the result there."""
+    payload = torch.load(folder / "payload.pt", weights_only=True)
+    payload["opaque"] = unpack((folder / "modules.pkl").read_bytes())
+    result = measured_on_ranks(payload)
+    if dist.get_rank() == 0:
+        torch.save(result, folder / "result.pt")
 
 
 def measured_on_ranks(payload: Mapping[str, Any]) -> Measured:

@@ -1,0 +1,71 @@
+"""Scripts on local ranks with the environment of torchrun, forked where that imports torch anew."""
+
+import os
+import runpy
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tests.harness.ranks import PRELOAD
+
+
+def run_script(world, script, *args, folder, timeout=400):
+    """What `python script *args` writes on `world` ranks in `folder`, rank by rank.
+
+    `script` is a file, or the name of a module. As under torchrun, ranks meet at a store of this
+    process, and the first that fails ends the others; its output is raised then.
+    """
+    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks make no store of their own
+        "TORCHELASTIC_RUN_ID": "tests",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with tempfile.TemporaryDirectory() as texts:
+        ranks = mp.start_processes(
+            _rank,
+            (str(script), [*map(str, args)], str(folder), environment, texts),
+            nprocs=world,
+            join=False,
+            start_method="forkserver",
+        )
+        end = time.monotonic() + timeout
+        try:
+            while not ranks.join(timeout=max(0.0, end - time.monotonic())):
+                assert time.monotonic() < end, f"{script} ran for {timeout} s"
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as e:
+            raise RuntimeError("\n".join([*_written(texts), str(e)])) from e
+        finally:
+            for process in ranks.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+        return _written(texts)
+
+
+def _rank(rank, script, args, folder, environment, texts):
+    with open(Path(texts, f"{rank}"), "w") as out:
+        for file in (sys.stdout, sys.stderr):
+            os.dup2(out.fileno(), file.fileno())
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.chdir(folder)
+    sys.argv = [script, *args]
+    if script.endswith(".py"):
+        sys.path.insert(0, str(Path(script).parent))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
+def _written(texts):
+    return [file.read_text() for file in sorted(Path(texts).iterdir())]
