@@ -249,7 +249,8 @@ points = click.option(
     type=click.IntRange(min=2),
     default=MOST_SETTLED,
     show_default=True,
-    help="Plans to follow at most, evenly spaced; with hundreds, neighbours are a per cent apart.",
+    help="Plans to simulate at most, evenly spaced, about two seconds each for large models; with"
+    " hundreds, neighbours are a per cent of memory apart.",
 )
 stages = click.option(
     "--stages",
