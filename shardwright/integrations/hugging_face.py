@@ -16,6 +16,7 @@ from shardwright.integrations.hugging_face_arguments import (
     check_arguments,
     first_batch,
     planned_arguments,
+    planning_options,
 )
 from shardwright.integrations.planned_runs import (
     found_plan,
@@ -72,10 +73,7 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         self._set_signature_columns_if_needed()  # of the model's forward
         model.train()  # from_pretrained returns it in evaluation mode
         if plan is None:
-            kind, values = self.get_optimizer_cls_and_kwargs(args, model)
-            fused = kind is torch.optim.AdamW and values.get("fused")
-            options = {"optimizer": "adamw_fused" if fused else kind}
-            options["precision"] = "bf16" if args.bf16 else "model"
+            options = planning_options(args, *self.get_optimizer_cls_and_kwargs(args, model))
             example = first_batch(self.get_train_dataloader)
             plan = found_plan(model, (), example, machine, outputs, **options)
         elif args.bf16 and plan.numerics.precision != "bf16":
@@ -147,3 +145,6 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         if checkpoint is not None:
             folder, optimizer = Path(checkpoint), self.optimizer.optimizer
             resume_run(folder, self.plan, self.model, optimizer, self.lr_scheduler)
+
+    def _load_best_model(self) -> None:
+        self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)

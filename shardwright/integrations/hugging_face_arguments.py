@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainingArguments
 
@@ -25,7 +26,6 @@ _REFUSED: Mapping[str, str] = {
     "neftune_noise_alpha": "add the noise in the model's forward",
     "label_smoothing_factor": "compute such a loss in the model's forward",
     "auto_find_batch_size": "the plan is for one batch",
-    "load_best_model_at_end": "read trainer.state.best_model_checkpoint with from_pretrained",
 }
 
 
@@ -39,6 +39,8 @@ def check_arguments(model: nn.Module, args: TrainingArguments, more: Collection[
             raise PlanError(f"{name} does not go with a plan: {instead}")
     if given := {"model_init", "compute_loss_func"}.intersection(more):
         raise PlanError(f"{min(given)} does not go with a plan: give a model that has its loss")
+    if args.load_best_model_at_end and args.save_only_model:
+        raise PlanError("load_best_model_at_end needs whole checkpoints: save_only_model=False")
     routed = getattr(getattr(model, "config", None), "output_router_logits", False)
     if args.gradient_accumulation_steps > 1 and routed:
         raise PlanError(
@@ -55,6 +57,15 @@ def planned_arguments(args: TrainingArguments, outputs: str) -> TrainingArgument
     found.accelerator_config.dispatch_batches = False  # by which the first process reads for all
     found.prediction_loss_only = args.prediction_loss_only or outputs == "loss"
     return found
+
+
+def planning_options(
+    args: TrainingArguments, kind: type[torch.optim.Optimizer], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The optimizer, of a class and arguments, and the precision to plan for."""
+    fused = kind is torch.optim.AdamW and values.get("fused")
+    precision = "bf16" if args.bf16 else "model"
+    return {"optimizer": "adamw_fused" if fused else kind, "precision": precision}
 
 
 def first_batch(loader: Callable[[], Iterable[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """A Trainer's run that saves, stops and resumes: `FOLDER STOP [PLAN]`, with a plan on ranks.
 
-Prints the losses as JSON and writes the weights at the end into FOLDER/final.pt.
+Writes losses (FOLDER/history.json), the weights after the last step (FOLDER/final.pt), and those of
+the best checkpoint (FOLDER/best.pt), which is the first one, as its loss is the highest.
 """
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -39,11 +41,19 @@ def data():
 
 
 class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
+    """Stops after a step, and keeps the weights that it has `read` of the model then."""
 
-    def on_step_end(self, args, state, control, **_):
-        control.should_training_stop = state.global_step >= self.step
+    def __init__(self, step, read):
+        self.step, self.read = step, read
+
+    def on_step_end(self, args, state, control, model, **_):
+        if state.global_step >= self.step:
+            control.should_training_stop = True
+            self.weights = self.read(model)
+
+
+def copied(model):
+    return copy.deepcopy(model.state_dict())
 
 
 def arguments(folder):
@@ -61,6 +71,9 @@ def arguments(folder):
         eval_steps=2,
         save_strategy="steps",
         save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
@@ -73,22 +86,23 @@ def accuracy(found):
     return {"accuracy": float(right.mean()), "samples": len(found.predictions)}
 
 
-def run(folder, stop, make=Trainer, resume=False, **options):
-    """Losses of the run's steps and evaluations, and the trainer after it."""
+def run(folder, stop, make=Trainer, resume=False, read=copied, **options):
+    """Losses of the run's steps and evaluations, weights after it, and the trainer."""
+    end = StopAt(stop, read)
     trainer = make(
         gpt2(),
         arguments(folder),
         train_dataset=data(),
         eval_dataset=data(),
         data_collator=default_data_collator,
-        callbacks=[StopAt(stop)],
+        callbacks=[end],
         compute_metrics=accuracy,
         **options,
     )
     trainer.train(resume_from_checkpoint=resume or None)
     names = ("loss", "eval_loss", "eval_accuracy", "eval_samples", "grad_norm")
     history = [[e["step"], n, e[n]] for e in trainer.state.log_history for n in names if n in e]
-    return history, trainer
+    return history, end.weights, trainer
 
 
 def main():
@@ -101,11 +115,16 @@ def main():
     folder, stop = Path(sys.argv[1]), int(sys.argv[2])
     options = {"plan": sw.Plan.load(sys.argv[3])} if sys.argv[3:] else {"machine": "2xcpu"}
     resume = any((folder / "run").glob("checkpoint-*"))
-    history, trainer = run(folder, stop, PlannedTrainer, resume, **options)
+
+    def read(module):
+        return copy.deepcopy(full_state_dict(module, gpt2()))  # it may share memory with parameters
+
+    history, weights, trainer = run(folder, stop, PlannedTrainer, resume, read, **options)
     trainer.save_model(str(folder / "saved"))
-    weights = full_state_dict(trainer.model, gpt2())
+    best = read(trainer.model)
     if dist.get_rank() == 0:
         torch.save(weights, folder / "final.pt")
+        torch.save(best, folder / "best.pt")
         (folder / "history.json").write_text(json.dumps(history))
     dist.destroy_process_group()
 
