@@ -29,6 +29,16 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def note_torch_functions() -> None:
+    """Have torch's compiler note the identities of torch's own functions, which it does once.
+
+    While some are patched it would note their patches, and no longer know the functions after it.
+    """
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()
+
+
 @contextmanager
 def without_function_modes(package: str) -> Iterator[None]:
     """A context in which the modes of `package` for torch functions are not active."""

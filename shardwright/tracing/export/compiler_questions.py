@@ -18,6 +18,7 @@ from typing import final
 import torch
 
 from shardwright.tracing.export.patches import Patches
+from shardwright.tracing.torch_private import note_torch_functions
 
 _TORCHS = {
     "is_compiling": torch.compiler.is_compiling,
@@ -67,6 +68,7 @@ def answered_by_torch() -> Iterator[None]:
 
 
 def _apply() -> Callable[[], None]:
+    note_torch_functions()
     _set({name: _answering(ask) for name, ask in _TORCHS.items()})
     return lambda: _set(_TORCHS)
 

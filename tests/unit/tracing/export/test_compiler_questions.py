@@ -1,5 +1,8 @@
 """Models whose code asks whether it is being compiled."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -53,3 +56,17 @@ def test_only_code_outside_of_torch_is_noted_and_answered():
             nn.Linear(2, 2)(torch.ones(1, 2))
             assert not inside.asked
     assert all(getattr(torch.compiler, name) is one for name, one in told.items())
+
+
+def test_the_compiler_knows_its_functions_while_a_model_is_traced():
+    """It notes them once in a process: behind `init_process_group` during the first capture."""
+    code = """
+import torch
+import torch.distributed as dist
+import shardwright as sw
+from tests.unit.tracing.decompose.test_control_flow import Model, Torch, _branches
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+sw.capture(Model(_branches, Torch), (torch.ones(3, 4),))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
