@@ -12,6 +12,7 @@ OUTSIDE_OF_STEPS = {
     "profile/measure.py": {"all_gather_object", "broadcast_object_list"},  # a probe
     "profile/timing.py": {"all_gather_object", "all_reduce", "barrier", "broadcast"},  # a probe
     "runtime/async_pipeline/runner.py": {"all_gather_object"},  # set-up
+    "runtime/comm/channel_groups.py": {"all_gather_object"},  # set-up
     "runtime/comm/equal_ranks.py": {"all_gather_object"},  # the first batch of a form
     "runtime/comm/first_error.py": {"broadcast_object_list"},  # set-up
     "runtime/executor/failures.py": {"all_gather_object"},  # after an error
