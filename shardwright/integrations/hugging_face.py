@@ -130,9 +130,8 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
             torch.save(self.args, folder / "training_args.bin")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        folder, optimizer = Path(output_dir), self.optimizer.optimizer  # which accelerate wraps
-        step = self.state.global_step
-        save_run(folder, self.plan, self.model, optimizer, self.lr_scheduler, step)
+        state = self.model, self.optimizer.optimizer, self.lr_scheduler
+        save_run(Path(output_dir), self.plan, *state, self.state.global_step)
 
     def _save_rng_state(self, output_dir: str) -> None:
         if is_first_rank():  # all ranks draw the same
@@ -143,8 +142,8 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            folder, optimizer = Path(checkpoint), self.optimizer.optimizer
-            resume_run(folder, self.plan, self.model, optimizer, self.lr_scheduler)
+            state = self.model, self.optimizer.optimizer, self.lr_scheduler
+            resume_run(Path(checkpoint), self.plan, *state)
 
     def _load_best_model(self) -> None:
         self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)
