@@ -18,7 +18,7 @@ from shardwright.runtime.verify import verify, worker
 from tests.harness import captures
 
 # The server imports once what every rank needs and forks the ranks off, in milliseconds.
-PRELOAD = ["tests.harness.preloaded"]
+_PRELOAD = ["tests.harness.preloaded"]
 
 
 def run_ranks(world, function, *args, timeout=420):
@@ -28,30 +28,31 @@ def run_ranks(world, function, *args, timeout=420):
     the others and is raised here with the traceback of the rank that failed first: those that it
     left waiting fail after it. `timeout`, in seconds, ends all ranks.
     """
-    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.start_processes(
-            _rank,
-            (world, folder, timeout, captures.folder(), function, args),
-            nprocs=world,
-            join=False,
-            start_method="forkserver",
-        )
-        end = time.monotonic() + timeout
+        given = world, folder, timeout, captures.folder(), function, args
         try:
-            while not ranks.join(timeout=max(0.0, end - time.monotonic())):
-                if time.monotonic() >= end:
-                    raise TimeoutError(f"{world} ranks of {function} ran for {timeout} s")
+            run_forked(world, _rank, given, timeout, f"{world} ranks of {function}")
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as e:
             if first := _first_error(folder):
                 raise RuntimeError(first) from e
             raise
-        finally:
-            for process in ranks.processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
         return [pickle.loads(_result(folder, rank).read_bytes()) for rank in range(world)]
+
+
+def run_forked(world, function, args, timeout, what):
+    """Run `function(rank, *args)` in as many forked processes, which the first error ends."""
+    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    ranks = mp.start_processes(function, args, nprocs=world, join=False, start_method="forkserver")
+    end = time.monotonic() + timeout
+    try:
+        while not ranks.join(timeout=max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                raise TimeoutError(f"{what} ran for {timeout} s")
+    finally:
+        for process in ranks.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
 
 
 def _rank(rank, world, folder, timeout, remembered, function, args):

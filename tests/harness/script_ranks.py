@@ -4,13 +4,12 @@ import os
 import runpy
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tests.harness.ranks import PRELOAD
+from tests.harness.ranks import run_forked
 
 
 def run_script(world, script, *args, folder, timeout=400):
@@ -19,7 +18,6 @@ def run_script(world, script, *args, folder, timeout=400):
     `script` is a file, or the name of a module. As under torchrun, ranks meet at a store of this
     process, and the first that fails ends the others; its output is raised then.
     """
-    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "MASTER_ADDR": "127.0.0.1",
@@ -32,24 +30,11 @@ def run_script(world, script, *args, folder, timeout=400):
         "HF_HUB_OFFLINE": "1",
     }
     with tempfile.TemporaryDirectory() as texts:
-        ranks = mp.start_processes(
-            _rank,
-            (str(script), [*map(str, args)], str(folder), environment, texts),
-            nprocs=world,
-            join=False,
-            start_method="forkserver",
-        )
-        end = time.monotonic() + timeout
+        given = str(script), [*map(str, args)], str(folder), environment, texts
         try:
-            while not ranks.join(timeout=max(0.0, end - time.monotonic())):
-                assert time.monotonic() < end, f"{script} ran for {timeout} s"
+            run_forked(world, _rank, given, timeout, script)
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as e:
             raise RuntimeError("\n".join([*_written(texts), str(e)])) from e
-        finally:
-            for process in ranks.processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
         return _written(texts)
 
 
