@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of, undominated
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME
+from shardwright.planner.plans.stalls import Stalls
 from shardwright.planner.processes.foresight import Foresight
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
@@ -199,39 +201,59 @@ class SearchedFrontier(Frontier):
 
         Operators hide messages only in part, so the order of additive times is not that of steps.
         """
-        self._expect_from(first, limit)
+        self._expect_first(first, limit)
         best = self.deepened(self.compared(self.plans[first]), limit)
         most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
+        stalls = Stalls()
         for index in range(first + 1, min(first + most, len(self.plans))):
             if self.costs[index][0] >= best.step_seconds:
                 break
             plan = self.plans[index]
-            if self._may_be_faster(plan, best):
+            if not self._may_be_faster(plan, best, stalls):
+                continue
+            self._expect_seconds(range(index, min(first + most, len(self.plans))), best, stalls)
+            seconds = self.simulated_seconds(_as_far_ahead(plan, best))
+            stalls.learn(plan, seconds)
+            if seconds < best.step_seconds:
                 other = self._fitting(plan, limit)
                 if other is not None and other.step_seconds < best.step_seconds:
                     best = other
         return best
 
-    def _expect_from(self, first: int, limit: Bytes | None) -> None:
-        """Simulate at once what `_best_from` is about to ask for."""
+    def _may_be_faster(self, plan: Plan, best: Plan, stalls: Stalls) -> bool:
+        """Whether a simulation of `plan` may find that it is faster than `best`."""
+        if self._least_seconds(plan) >= best.step_seconds:
+            return False
+        return stalls.likely_seconds(plan) < best.step_seconds
+
+    def _expect_first(self, first: int, limit: Bytes | None) -> None:
+        """Simulate the plan at `first` and the seconds of the next ones at once."""
         if self.foresight is None or self.foresight.width < 2:
             return
         best = self.compared(self.plans[first])
         most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
-        likely = []
-        for index in range(first + 1, min(first + most, len(self.plans))):
-            if self.costs[index][0] >= best.step_seconds:
-                break
-            plan = self.plans[index]
-            if self._least_seconds(plan) < best.step_seconds:
-                likely.append(_as_far_ahead(plan, best))
+        following = range(first + 1, min(first + min(most, self.foresight.width), len(self.plans)))
+        likely = self._likely(following, best, Stalls())
         self.foresight.expect(deepened=[self.plans[first]], seconds=likely, limit=limit)
 
-    def _may_be_faster(self, plan: Plan, best: Plan) -> bool:
-        """Whether `plan` is faster than `best` with as many buckets ahead."""
-        if self._least_seconds(plan) >= best.step_seconds:
-            return False
-        return self.simulated_seconds(_as_far_ahead(plan, best)) < best.step_seconds
+    def _expect_seconds(self, indices: Sequence[int], best: Plan, stalls: Stalls) -> None:
+        """Simulate the seconds of the first few of these plans at once, if not known."""
+        if self.foresight is None or self.foresight.width < 2:
+            return
+        likely = self._likely(indices, best, stalls)
+        next_one = next(likely, None)
+        if next_one is None or self.foresight.knows_seconds(next_one):
+            return
+        self.foresight.expect(seconds=[next_one, *islice(likely, self.foresight.width - 1)])
+
+    def _likely(self, indices: Sequence[int], best: Plan, stalls: Stalls) -> Iterator[Plan]:
+        """Those of the plans at `indices` that may be faster than `best`, as far ahead as it is."""
+        for index in indices:
+            if self.costs[index][0] >= best.step_seconds:
+                return
+            plan = self.plans[index]
+            if self._may_be_faster(plan, best, stalls):
+                yield _as_far_ahead(plan, best)
 
     def _fitting(self, plan: Plan, limit: Bytes | None) -> Plan | None:
         """`plan`, compared, with as many buckets ahead as make it faster; None if too large."""

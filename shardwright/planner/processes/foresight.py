@@ -42,6 +42,10 @@ class Foresight:
         """Whether time and memory of this plan are simulated."""
         return self._refinement(plan).knows(plan)
 
+    def knows_seconds(self, plan: Plan) -> bool:
+        """Whether the time of this plan is simulated."""
+        return self._refinement(plan).knows_seconds(plan)
+
     def expect(
         self,
         *,
@@ -65,7 +69,7 @@ class Foresight:
         tasks += [_Task(plan) for plan in compared]
         tasks = [one for one in tasks if not self.knows(one.plan)]
         for plan in seconds:
-            if not self._refinement(plan).knows_seconds(plan):
+            if not self.knows_seconds(plan):
                 tasks.append(_Task(plan, only_seconds=True))
         for task, found in zip(tasks, self._map(self._simulated, tasks), strict=True):
             refinement = self._refinement(task.plan)
