@@ -10,6 +10,7 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.planner.meshes.meshes import meshes_of
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.random_constraints import ROUNDING, Subject, below_bound
+from tests.harness.rotation import rotating
 from tests.zoo import ZOO
 
 MACHINE = sw.Machine.preset("4xV100")
@@ -28,7 +29,8 @@ def subject(name):
 @pytest.mark.parametrize("name", ["residual layers", "gpt2", "mlp-mixer", "mixtral", "resnet"])
 def test_what_is_searched_under_constraints_is_part_of_what_is_searched_without(name):
     one, compared = subject(name), 0
-    for seed in range(SEEDS):
+    seeds = rotating(range(SEEDS), 2)
+    for seed in seeds:
         random = Random(seed)
         texts, mesh = one.constraints(random), random.choice(list(meshes_of(MACHINE.devices)))
         try:
@@ -37,14 +39,14 @@ def test_what_is_searched_under_constraints_is_part_of_what_is_searched_without(
             continue
         compared += gain is not None
         assert gain is None or gain <= ROUNDING, f"seed {seed}, {mesh}: {texts}"
-    assert compared > SEEDS / 2
+    assert compared >= len(seeds) / 3
 
 
 @pytest.mark.parametrize("name", ["residual layers", "mlp-mixer"])
 def test_no_plan_under_constraints_is_below_the_bound_without(name):
     one, compared = subject(name), 0
     free = sw.search(one.graph, MACHINE)
-    for seed in range(SEEDS // 3):
+    for seed in rotating(range(SEEDS // 3), 2):
         texts = one.constraints(Random(seed))
         try:
             found = sw.search(one.graph, MACHINE, constraints=texts)
