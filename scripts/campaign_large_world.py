@@ -13,12 +13,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.ranks.test_rank_of_1024 import SAMPLE, STRATEGIES, check
+from tests.ranks.test_rank_of_1024 import MODELS, STRATEGIES, check
 
 
 def main() -> None:
     """Check every pair of a model and a strategy."""
-    for make in SAMPLE:
+    for make in MODELS:
         check(make, STRATEGIES)
         print(f"{make.__name__}: {len(STRATEGIES)} plans", flush=True)
 

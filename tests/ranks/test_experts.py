@@ -17,6 +17,7 @@ from shardwright.rules.rule import Route
 from shardwright.runtime.sharded_ops.experts import skews
 from tests.harness import models
 from tests.harness.ranks import run_ranks
+from tests.harness.rotation import rotating
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segments, stored_as
 from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
 
@@ -28,6 +29,14 @@ MESHES = {  # by their number of ranks, with the models that are tried on them
         "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss"),
     },
 }
+# Every mesh and every model: the pairs of a number of ranks.
+EVERY = [
+    (world, text, name)
+    for world, meshes in MESHES.items()
+    for text, names in meshes.items()
+    for name in names
+]
+RUN = rotating(EVERY, 2, kinds=lambda case: case[1:])
 TRIED = 2  # assignments of a model on a mesh
 
 
@@ -110,42 +119,43 @@ def subjects():
 
 @pytest.mark.ranks
 @pytest.mark.hf
-@pytest.mark.parametrize("world", MESHES)
+@pytest.mark.parametrize("world", sorted({case[0] for case in RUN}))
 def test_routed_experts_equal_one_device(world, subjects):
-    for seen in run_ranks(world, _compare, MESHES[world], subjects):
+    cases = [case[1:] for case in RUN if case[0] == world]
+    for seen in run_ranks(world, _compare, cases, subjects):
         assert seen, "no rank has sent any row"
 
 
-def _compare(meshes, subjects):
+def _compare(cases, subjects):
     """What mixtures saw of skew; all is compared on every rank."""
-    seen = []
-    for text, names in meshes.items():
+    seen, meshes = [], {}
+    for text, name in cases:
         mesh = Mesh.parse(text)
-        device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-        for name in names:
-            one, serial = subjects[name]
-            draw = random.Random(f"{name} {text}")
-            for how in _routes(one, mesh, draw):
-                chosen = {
-                    op.name: draw.choice([t for t, _ in tilings(one.analysis.rules[op.name], mesh)])
-                    for op in one.graph.ops
-                }
-                chosen.update((op.name, how) for op in one.graph.ops if op.kind == "experts")
-                storage = {
-                    leaf.name: draw.choice(stored_as(one.analysis.atoms[leaf.name], mesh))
-                    for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
-                }
-                again = frozenset(key for key in storage if draw.random() < 0.5)
-                segments = some_segments(one.graph, draw) if draw.random() < 0.5 else {}
-                module = one.module(mesh, chosen, storage, device_mesh, again, segments)
-                parallel = stepped(one, module)
-                errors = {key: error(serial[key], parallel[key]) for key in serial}
-                worst = max(errors, key=errors.get)
-                assert errors[worst] <= TOLERANCE, (
-                    f"{name} on {text}, {' '.join(tiling_text(how))}: {worst} is"
-                    f" {errors[worst]:.1e} off under {segments}, {again}"
-                )
-                seen += skews([module])
+        if text not in meshes:
+            meshes[text] = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+        one, serial = subjects[name]
+        draw = random.Random(f"{name} {text}")
+        for how in _routes(one, mesh, draw):
+            chosen = {
+                op.name: draw.choice([t for t, _ in tilings(one.analysis.rules[op.name], mesh)])
+                for op in one.graph.ops
+            }
+            chosen.update((op.name, how) for op in one.graph.ops if op.kind == "experts")
+            storage = {
+                leaf.name: draw.choice(stored_as(one.analysis.atoms[leaf.name], mesh))
+                for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
+            }
+            again = frozenset(key for key in storage if draw.random() < 0.5)
+            segments = some_segments(one.graph, draw) if draw.random() < 0.5 else {}
+            module = one.module(mesh, chosen, storage, meshes[text], again, segments)
+            parallel = stepped(one, module)
+            errors = {key: error(serial[key], parallel[key]) for key in serial}
+            worst = max(errors, key=errors.get)
+            assert errors[worst] <= TOLERANCE, (
+                f"{name} on {text}, {' '.join(tiling_text(how))}: {worst} is"
+                f" {errors[worst]:.1e} off under {segments}, {again}"
+            )
+            seen += skews([module])
     assert all(1.0 <= skew.total / skew.calls <= skew.most for skew in seen)
     return [skew.most for skew in seen]
 

@@ -5,6 +5,8 @@ also recomputes attention and MLP apart, and the copy before a residual sum, whi
 rate leaves, is kept with its product.
 """
 
+from functools import cache
+
 import pytest
 
 import shardwright as sw
@@ -33,11 +35,14 @@ def by_parts():
     return models.double(models.OwnLoss(model), batch)
 
 
-def keeping(graph, *, exact=False):
-    """Plans that keep operators, from many to few, with and without sharded parameters.
+@cache
+def keeping(made):
+    """A graph, and plans that keep operators: from many to few, parameters sharded or not.
 
     Those of an exact search recompute parts of layers.
     """
+    model, batch = made()
+    graph, exact = capture_with_rules(model, (), batch).graph, made is by_parts
     machine = sw.Machine.preset("2xcpu")
     found = sw.search(graph, machine, meshes=[MESH], micro_batches=(1,), exact=exact)
     plans = [plan for plan in found.plans if sum(op.kept for op in plan.ops) > 1]
@@ -48,23 +53,21 @@ def keeping(graph, *, exact=False):
     counts = sorted(chosen)
     assert len(counts) >= MOST
     few = [counts[i * (len(counts) - 1) // (MOST - 1)] for i in range(MOST)]
-    return {f"{count} kept": chosen[count] for count in few}
+    return graph, {f"{count} kept": chosen[count] for count in few}
 
 
 @pytest.mark.parametrize("made", [subject, by_parts])
 def test_plans_that_keep_operators_equal_one_device(made):
-    model, batch = made()
-    plans = keeping(sw.capture(model, (), batch), exact=made is by_parts)
+    _, plans = keeping(made)
     check(run_ranks(2, trained, plans, made), plans)
 
 
 @pytest.mark.parametrize("made", [subject, by_parts])
 def test_predicted_memory_of_kept_operators_is_what_two_ranks_take(made):
-    model, batch = made()
-    graph = capture_with_rules(model, (), batch).graph
+    graph, plans = keeping(made)
     analysis = analyze(graph)
     cases, expected = {}, {}
-    for name, plan in keeping(graph, exact=made is by_parts).items():
+    for name, plan in plans.items():
         decisions = cases[made.__name__, name] = read_plan(plan, graph, analysis)
         both = [predicted(graph, analysis, decisions, rank) for rank in range(2)]
         expected[made.__name__, name] = max(both, key=lambda memory: memory.peak)

@@ -8,6 +8,7 @@ from benchmarks.curves import run as one_curve
 from shardwright.plan_io.plan_text import plan_to_json
 from tests.harness import models
 from tests.harness.ranks import run_ranks
+from tests.harness.rotation import rotating
 
 STEPS, RATE = 30, 3e-3
 PURE, MIXED = ["data parallel", "tensor parallel"], ["data x tensor parallel"]
@@ -43,6 +44,14 @@ RUNS = {
 }
 
 
+# Every world, model and plan: `world, name of a model, name of a plan`.
+RUN = rotating(
+    [(world, name, plan) for world, of in RUNS.items() for name in of for plan in of[name]],
+    2,
+    kinds=lambda run: run,
+)
+
+
 @pytest.fixture(scope="module")
 def serial():
     """The curve of one device, by model."""
@@ -59,7 +68,8 @@ def serial():
 @pytest.mark.slow
 @pytest.mark.parametrize("world", RUNS)
 def test_every_plan_follows_the_curve_of_one_device(serial, world):
-    runs = [(name, plan) for name in RUNS[world] for plan in _plans(name, world)]
+    names = dict.fromkeys(name for devices, name, _ in RUN if devices == world)
+    runs = [(name, plan) for name in names for plan in _plans(name, world)]
     jobs = [(name, plan_to_json(plan)) for name, plan in runs]
     by_rank = run_ranks(world, _train_all, jobs)
     for curves in by_rank:
@@ -110,9 +120,10 @@ def _plans(name, world):
     frontier = _frontier(name, world)
     known = {plan.name: plan for plan in frontier.baselines}
     known |= {"fastest": frontier.fastest(), "smallest": frontier.smallest()}
-    if "k-cut" in RUNS[world][name]:
+    wanted = [plan for run in RUN for plan in run[2:] if run[:2] == (world, name)]
+    if "k-cut" in wanted:
         known["k-cut"] = _frontier(name, world, method="kcut")[0]
-    picked = [known[plan] for plan in RUNS[world][name]]
+    picked = [known[plan] for plan in wanted]
     assert all(plan.devices == world for plan in picked)
     return picked
 

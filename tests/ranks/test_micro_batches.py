@@ -22,6 +22,7 @@ from shardwright.rules.placements import feasible, layouts_under, tiling_text, t
 from shardwright.runtime.batch import BatchError
 from tests.harness import models
 from tests.harness.ranks import run_ranks
+from tests.harness.rotation import rotating
 from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segments, stored_as
 
 _LOCAL = {"slice", "mask", "embed"}
@@ -43,7 +44,9 @@ EXAMPLES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("world", MESHES)
 def test_any_tilings_in_micro_batches_equal_one_device(world):
-    run_ranks(world, _compare_all, MESHES[world], _subjects())
+    every = [(name, text, c) for name in EXAMPLES for text in MESHES[world] for c in COUNTS]
+    cases = rotating(every, 2, kinds=lambda case: case)  # all models, meshes and counts
+    run_ranks(world, _compare_all, cases, _subjects())
 
 
 @functools.cache
@@ -52,13 +55,13 @@ def _subjects():
     return {name: (one, one.run(one.one_device())) for name, one in every.items()}
 
 
-def _compare_all(meshes, subjects):
-    for name, (one, serial) in subjects.items():
-        for text in meshes:
-            mesh = Mesh.parse(text)
-            device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
-            for count in COUNTS:
-                _compare(name, one, serial, mesh, device_mesh, count)
+def _compare_all(cases, subjects):
+    meshes = {}
+    for name, text, count in cases:
+        mesh = Mesh.parse(text)
+        if text not in meshes:
+            meshes[text] = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
+        _compare(name, *subjects[name], mesh, meshes[text], count)
 
 
 def _compare(name, one, serial, mesh, device_mesh, count):

@@ -24,6 +24,7 @@ from shardwright.runtime.verify.verify import to_float64
 from shardwright.tracing.capture import capture_call
 from tests.harness import models
 from tests.harness.ranks import run_ranks, whole
+from tests.harness.rotation import rotating
 
 ASSIGNMENTS = {"gpt2": 12, "llama": 12, "cnn": 12}  # of others 6
 TOLERANCE = 1e-9
@@ -37,7 +38,7 @@ RUNS = [(name, world) for name in models.EXAMPLES for world in MESHES]
 RUNS += [("batch norm", 2), ("traps", 4)]
 CASES = [
     pytest.param(name, world, marks=pytest.mark.hf if name in ("gpt2", "llama") else ())
-    for name, world in RUNS
+    for name, world in rotating(RUNS, 3, kinds=lambda run: run)  # all models, all worlds
 ]
 
 

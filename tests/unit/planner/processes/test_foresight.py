@@ -15,6 +15,7 @@ from shardwright.planner.strategies.preference import preferred
 from shardwright.report.other_plans import other_plans
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
+from tests.harness.rotation import rotating
 
 
 @pytest.fixture
@@ -63,11 +64,14 @@ def mixture():
 
 @pytest.mark.parametrize(
     ("make", "machine"),
-    [
-        (lambda: residual_layers(12, inner=lambda _: 64), "2x4xH100"),
-        (lambda: residual_layers(3), "8xcpu"),
-        pytest.param(mixture, "8xA100", marks=pytest.mark.hf),
-    ],
+    rotating(
+        [
+            (lambda: residual_layers(12, inner=lambda _: 64), "2x4xH100"),
+            (lambda: residual_layers(3), "8xcpu"),
+            pytest.param(mixture, "8xA100", marks=pytest.mark.hf),
+        ],
+        3,
+    ),
 )
 def test_plans_are_those_of_one_process(forked, make, machine):
     graph, tracer = make(), Footprints(on_cpu=machine == "8xcpu")

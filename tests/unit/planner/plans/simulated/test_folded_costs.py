@@ -28,6 +28,7 @@ from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.time import stages
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
+from tests.harness.rotation import rotating
 
 GRAPH = residual_layers(9)
 ANALYSIS = analyze(GRAPH)
@@ -212,24 +213,33 @@ def test_buffers_of_gradients_are_whole_where_parameters_are_gathered():
 STAGED = residual_layers(20)
 
 
+def kinds_of_pipeline(case):
+    """Its axes, its schedule with the stages of a group, what else it says, and contention."""
+    return [word for word in case[0].split() if not word.startswith("mb=")] + [case[1]]
+
+
 @pytest.mark.parametrize(
     ("strategy", "contention"),
-    [
-        ("pp=2 dp_shard=2 mb=4", 0.5),
-        ("pp=2 dp_shard=2 mb=16", 0.0),  # whose passes repeat in pairs
-        ("pp=2 dp_shard=2 mb=32", 0.0),
-        ("pp=2 tp=2 mb=8", 0.5),
-        ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
-        ("pp=2:Interleaved1F1B/v2 tp=2 mb=16", 0.5),
-        ("pp=2:Interleaved1F1B/v3 dp_shard=2 mb=32", 0.0),
-        ("pp=2:Interleaved1F1B/v2 dp_replicate=2 mb=32 sync=last", 0.5),
-        ("pp=4:Interleaved1F1B/v2 mb=32", 0.5),
-        ("pp=2:InterleavedZeroBubble dp_shard=2 mb=16", 0.5),
-        ("pp=2:InterleavedZeroBubble/v2 tp=2 mb=16", 0.0),
-        ("pp=4:ZBVZeroBubble/v2 mb=16", 0.5),
-        ("pp=2:ZBVZeroBubble/v2 dp_shard=2 mb=16", 0.0),
-        ("pp=2 dp_shard=2 mb=16 order=dp_replicate,dp_shard,pp,cp,tp", 0.5),
-    ],
+    rotating(
+        [
+            ("pp=2 dp_shard=2 mb=4", 0.5),
+            ("pp=2 dp_shard=2 mb=16", 0.0),  # whose passes repeat in pairs
+            ("pp=2 dp_shard=2 mb=32", 0.0),
+            ("pp=2 tp=2 mb=8", 0.5),
+            ("pp=4 mb=16", 0.5),  # of stages with few layers only the passes repeat
+            ("pp=2:Interleaved1F1B/v2 tp=2 mb=16", 0.5),
+            ("pp=2:Interleaved1F1B/v3 dp_shard=2 mb=32", 0.0),
+            ("pp=2:Interleaved1F1B/v2 dp_replicate=2 mb=32 sync=last", 0.5),
+            ("pp=4:Interleaved1F1B/v2 mb=32", 0.5),
+            ("pp=2:InterleavedZeroBubble dp_shard=2 mb=16", 0.5),
+            ("pp=2:InterleavedZeroBubble/v2 tp=2 mb=16", 0.0),
+            ("pp=4:ZBVZeroBubble/v2 mb=16", 0.5),
+            ("pp=2:ZBVZeroBubble/v2 dp_shard=2 mb=16", 0.0),
+            ("pp=2 dp_shard=2 mb=16 order=dp_replicate,dp_shard,pp,cp,tp", 0.5),
+        ],
+        3,
+        kinds=kinds_of_pipeline,
+    ),
 )
 def test_pipelines_fold(strategy, contention):
     machine = replace(MACHINE, contention=contention)

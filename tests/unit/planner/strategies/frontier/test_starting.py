@@ -18,6 +18,7 @@ from shardwright.planner.strategies.frontier.enumeration import rescheduled, str
 from shardwright.planner.strategies.frontier.priced_frontier import limited
 from shardwright.planner.strategies.preference import NEAR, Preferred, is_strategy, preferred
 from tests.harness.layered_graphs import residual_layers
+from tests.harness.rotation import rotating
 
 
 class Mlp(nn.Module):
@@ -65,7 +66,7 @@ def all_settled(graph, machine, settled):
     return [(plan.step_seconds, plan.peak_bytes) for plan in plans]
 
 
-@pytest.mark.parametrize("model, machine", [(mlp, "2x4xA100"), (llama, "2x2xH100")])
+@pytest.mark.parametrize("model, machine", rotating([(mlp, "2x4xA100"), (llama, "2x2xH100")], 2))
 def test_the_fastest_plan_is_never_slower_than_any_strategy_within_a_limit(model, machine):
     graph, frontier = model(), searched(model, machine)
     strategies = [b for b in frontier.baselines if is_strategy(b)]
