@@ -10,12 +10,11 @@ import pytest
 
 from tests.harness import captures
 from tests.harness.ranks import run_ranks
-from tests.harness.rotation import rotating
 from tests.sweep.entries import entries
 from tests.sweep.sweep import check_all
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "operators.json"
-OF = 360  # entries one is drawn
+EVERY = 120  # of the entries, one
 ONCE_WRONG = (
     "acos",  # a tensor without elements was taken for one of one element
     "cov",
@@ -39,7 +38,7 @@ ONCE_WRONG = (
 @pytest.mark.slow
 def test_a_sample_of_entries_is_exact_or_refused_in_one_line(tmp_path):
     names = [entry.name for entry in entries()]
-    chosen = [*dict.fromkeys((*ONCE_WRONG, *rotating(names, OF)))]
+    chosen = [*dict.fromkeys((*ONCE_WRONG, *names[::EVERY]))]
     assert set(chosen) <= set(names)
     with captures.remembered():
         run_ranks(2, check_all, chosen, str(tmp_path / "found"))
