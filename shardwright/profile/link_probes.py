@@ -28,10 +28,14 @@ Begin = Callable[[torch.Tensor], Waited]
 KIB = (4, 64, 1024, 8192)  # KiB of the local tile
 KIB_ON_GPU = (65536, 262144)
 _ROW = 64  # elements of float32 in a row of a tile
-_OVERLAP_KIB = _AXES_KIB = 4096
+_AXES_KIB = 4096
 _MOST_GATHERED = 2**30  # bytes of gathered buffers, whatever the number of ranks
 _TIMES = 4  # repeats of probes whose times are subtracted; their mean counts
 _IN_FLIGHT, _FLIGHT_SECONDS = 4, 20e-3  # the most collectives beside computation, and seconds
+# KiB of the local tile of collectives beside computation, and the side of the square matrices that
+# are multiplied there. While a GPU waits for its host, which needs microseconds to issue a product,
+# a collective delays nothing: its products take milliseconds.
+_BESIDE, BESIDE_ON_GPU = (4096, 256), (65536, 4096)
 _HIDING_SECONDS = 40e-3  # seconds of computation beside collectives, unless these take longer
 _LONGER = 4  # the longest computation, relative to the collectives
 _BETWEEN_SECONDS = 4e-3  # seconds of computation between two collectives
@@ -115,8 +119,9 @@ def _overlap(stopwatch: Stopwatch, mesh: DeviceMesh) -> None:
     because the sending threads get a core only at ticks of the scheduler. A barrier follows both
     probes, so that their difference does not include straggler time.
     """
-    group, rank, elements = mesh.get_group(), mesh.get_local_rank(), _OVERLAP_KIB * 256
-    x = torch.randn(256, 256, device=stopwatch.device)
+    kib, side = _BESIDE if stopwatch.device.type == "cpu" else BESIDE_ON_GPU
+    group, rank, elements = mesh.get_group(), mesh.get_local_rank(), kib * 256
+    x = torch.randn(side, side, device=stopwatch.device)
     mark = torch.zeros(1, device=stopwatch.device)
     backend = backend_of(group)
 
