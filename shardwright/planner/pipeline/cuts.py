@@ -14,7 +14,7 @@ from shardwright.program.liveness import Liveness
 from shardwright.program.lower.stages import splits_between
 from shardwright.solve.elimination.problem import Bools, Ints
 
-_MOST_POSITIONS = 160  # the most candidate positions of a graph
+_FEW_POSITIONS, _MOST_POSITIONS = 40, 400  # candidate positions of a graph of few stages
 
 
 @final
@@ -31,14 +31,19 @@ class StageCuts:
         self._splits: dict[tuple[int, int], bool] = {}
 
     def positions(self, groups: int) -> Ints:
-        """Candidate positions, those crossed by the fewest bytes, and both ends of the graph."""
+        """Candidate positions, those crossed by the fewest bytes, and both ends of the graph.
+
+        Of too many that equally many bytes cross, every second is one, or every third, ..., so that
+        equal layers can be equal stages.
+        """
         crossing = self._bytes
         may = np.flatnonzero(crossing >= 0)
-        few = max(_MOST_POSITIONS // 4, 4 * groups)
+        few = max(_FEW_POSITIONS, 4 * groups)
         if len(may) > few:
-            may = may[crossing[may] <= np.sort(crossing[may])[few - 1]]
-        if len(may) > _MOST_POSITIONS:
-            may = may[np.unique(np.linspace(0, len(may) - 1, _MOST_POSITIONS).round().astype(int))]
+            most = np.sort(crossing[may])[few - 1]
+            fewer, equal = may[crossing[may] < most], may[crossing[may] == most]
+            left = max(_MOST_POSITIONS, few) - len(fewer)
+            may = np.union1d(fewer, equal[:: -(-len(equal) // left)])
         return np.concatenate(([0], may, [len(self.graph.ops)])).astype(np.int64)
 
     def allow(self, groups: int) -> bool:

@@ -19,6 +19,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.meshes.mesh_loop import MeshLoop
+from shardwright.planner.pipeline import cuts
 from shardwright.planner.pipeline import stage_assignment as pipelines
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition
@@ -378,6 +379,29 @@ def test_stages_that_cannot_be_are_refused(graph):
     with pytest.raises(PipelineError, match="no pipeline of 64 stages through this model"):
         search(graph, preset("8x8xH100"), PlanOptions.of(stages=(64,)))
     assert layers < 64
+
+
+class Deep(nn.Module):
+    """Residual layers of two halves, between all of which a stage may begin."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Linear(4, 4) for _ in range(2 * layers))
+
+    def forward(self, x):
+        for half in self.halves:
+            x = x + half(x)
+        return x.sum()
+
+
+def test_many_equal_layers_can_be_equal_stages(monkeypatch):
+    deep = capture_call(Deep(126), (torch.zeros(2, 4),)).graph  # a layer has four operators
+    for groups in (2, 64):
+        assert set(range(4, 504, 4)) < set(StageCuts(deep).positions(groups).tolist())
+    monkeypatch.setattr(cuts, "_MOST_POSITIONS", 200)
+    found = StageCuts(deep).positions(2)
+    assert len(found) <= 200
+    assert set(np.diff(found[2:-2])) == {4}
 
 
 def test_asynchronous_plans_are_proposed_only_when_allowed(graph):
