@@ -19,7 +19,7 @@ from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.meshes.mesh_loop import MeshLoop
-from shardwright.planner.pipeline import cuts
+from shardwright.planner.pipeline import cuts as stage_cuts
 from shardwright.planner.pipeline import stage_assignment as pipelines
 from shardwright.planner.pipeline.cuts import StageCuts
 from shardwright.planner.pipeline.partition import Intervals, objective, partition
@@ -398,7 +398,7 @@ def test_many_equal_layers_can_be_equal_stages(monkeypatch):
     deep = capture_call(Deep(126), (torch.zeros(2, 4),)).graph  # a layer has four operators
     for groups in (2, 64):
         assert set(range(4, 504, 4)) < set(StageCuts(deep).positions(groups).tolist())
-    monkeypatch.setattr(cuts, "_MOST_POSITIONS", 200)
+    monkeypatch.setattr(stage_cuts, "_MOST_POSITIONS", 200)
     found = StageCuts(deep).positions(2)
     assert len(found) <= 200
     assert set(np.diff(found[2:-2])) == {4}
