@@ -342,7 +342,8 @@ class _Group(LoopPlayer):
                 self._later += loop.micro_batches
             behind = self._behind_iteration(loop, number, following)
             yield from self._play_items(items, quiet, behind)
-            self.cycle_ends.append([self.made.free[track] for track in self._own])
+            free = [self.made.free[track] for track in self._own]  # the first one computes
+            self.cycle_ends.append([*free, free[0] + sum(map(sum, self._delays.left(free[0])))])
         if len(self._orderings) == waits:  # the next wait for the slowest rank is behind all cycles
             self._computed += loop.left_out * (self._computed - computed)
         elif self.prices.late is not None and not lasting.isdisjoint(self._sent):

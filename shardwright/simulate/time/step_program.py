@@ -5,8 +5,8 @@ order in which they are started. Channels whose transfers fully share their link
 order, and so are two channels along one axis: gathers on a channel of their own are no faster here.
 Others delay each other by a fraction of their time (`StepPrices.contention`). A transfer starts
 when all earlier computation has ended. Operators run until it is waited for; they are delayed by
-the fraction of its time that the machine does not hide (`StepPrices.hidden`). The region after its
-`Wait` starts when the transfer has ended.
+the fraction of its time that the machine does not hide (`StepPrices.hidden`, `in_flight.py`). The
+region after its `Wait` starts when the transfer has ended.
 
 Ranks wait for the slowest rank (`StepPrices.late`): a transfer takes longer by the straggler time
 at its wait, which is reduced by computation since its start. For that the program is played twice.
@@ -37,6 +37,7 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
 from shardwright.simulate.costs.update import UpdatePrices
+from shardwright.simulate.time.in_flight import Delays, Sent
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.timeline import TaskSchedule
 
@@ -123,19 +124,6 @@ class Run(NamedTuple):
     inner_backward: list[tuple[str, str, float]]
 
 
-class Sent(NamedTuple):
-    """A collective in flight: its number, its task, and the seconds to empty its buffer.
-
-    A copy to the host or from it has the number -1: ranks do not wait for each other in it.
-    """
-
-    number: int
-    task: int
-    name: str
-    empty: float
-    seconds: float
-
-
 def simulated(
     program: StepProgram, prices: StepPrices, ranks: int, micro_batches: int = 1
 ) -> Timeline:
@@ -196,7 +184,9 @@ class Player:
         # By the identity of the transfer, as `_price_of` gives it.
         self._priced: dict[int, tuple[str, TransferSeconds, float]] = {}
         self._sent: dict[Hashable, Sent] = {}  # by the name of the transfer
+        self._delays = Delays(made.ends)
         self._waits: list[int] = []  # tasks that the next computation waits for
+        self._waited_for = 0.0  # seconds of these in which no other transfer has progressed
         self._last = -1  # the last task on the compute stream
         self._phase = "forward"
         self._count = 0  # collectives so far
@@ -279,6 +269,9 @@ class Player:
                 self._sent[now.transfer] = self._copy(one)
             case Wait():
                 sent = self._sent.pop(now.transfer)
+                if sent.delay is not None:
+                    self._progress()
+                    self._slow_down(sent.name, sent.delay.due())
                 self._wait_for(sent)
                 self._compute(f"empty the buffer: {sent.name}", sent.empty)
             case Update() as one:
@@ -320,9 +313,11 @@ class Player:
         name, seconds, exposed = self._priced[id(one)]
         name = self._numbered(name)
         self._compute(f"fill the buffer: {name}", seconds.fill)
-        sent = self._sent[number] = self._send(name, one.channel, seconds.link, seconds.empty)
+        sent = self._send(name, one.channel, seconds.link, seconds.empty)
         if not awaited:
-            self._compute(f"slowed down: {sent.name}", sent.seconds * exposed, idle=True)
+            self._progress()
+            sent = self._delays.add(self.prices.links[axis_of(one.channel)], sent, exposed)
+        self._sent[number] = sent
 
     def _numbered(self, name: str) -> str:
         """The name of a transfer with the number of its micro-batch."""
@@ -368,6 +363,9 @@ class Player:
 
     def _wait_for(self, sent: Sent) -> None:
         self._waits.append(sent.task)
+        own = sent.seconds * (1 - sent.delay.exposed if sent.delay else 1)
+        ahead = self.made.ends[sent.task] - self.made.free[self._here]
+        self._waited_for += max(0.0, min(own, ahead))
         if sent.number >= 0:
             self._awaited.append(sent.number)
 
@@ -377,14 +375,32 @@ class Player:
             self._orderings.append((self._computed, max(self._awaited)))
             self._awaited = []
 
-    def _compute(self, name: str, seconds: float, module: str = "", *, idle: bool = False) -> None:
+    def _compute(self, name: str, seconds: float, module: str = "") -> None:
         if not seconds:
             return
-        if not idle:
-            self._order()
-            self._computed += seconds
-        self._last = self._add(name, self._here, seconds, tuple(self._waits), module, idle=idle)
-        self._waits = []
+        self._order()
+        self._computed += seconds
+        self._last = self._run(name, seconds, module)
+        self._slow_down(*self._delays.beside(seconds))
+
+    def _slow_down(self, name: str, seconds: float) -> None:
+        """Leave the compute stream idle because of a transfer in flight."""
+        if seconds:
+            self._last = self._run(f"slowed down: {name}", seconds, idle=True)
+
+    def _run(self, name: str, seconds: float, module: str = "", *, idle: bool = False) -> int:
+        """Schedule a task on the compute stream, behind all waits."""
+        self._progress()
+        after, self._waits, self._waited_for = tuple(self._waits), [], 0.0
+        return self._add(name, self._here, seconds, after, module, idle=idle)
+
+    def _progress(self) -> None:
+        """Let transfers in flight progress while the compute stream waits for others."""
+        free = self.made.free[self._here]
+        waited = max((self.made.ends[task] for task in self._waits), default=free) - free
+        if waited > self._waited_for:
+            self._delays.idle(free, waited - self._waited_for)
+            self._waited_for = waited
 
     @property
     def _behind(self) -> tuple[int, ...]:

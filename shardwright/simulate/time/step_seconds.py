@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 
 from shardwright.ir.layout import Seconds
@@ -19,6 +20,7 @@ from shardwright.program.step.folding.sections import Sections
 from shardwright.program.step.folding.unrolled import Item, Loop, in_order, unrolled
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
+from shardwright.simulate.time.in_flight import Delay
 from shardwright.simulate.time.steady_state import played
 from shardwright.simulate.time.step_program import Player, StepPrices, lowered, timed
 from shardwright.simulate.time.timeline import TaskSchedule
@@ -84,10 +86,12 @@ class _State:
     free: dict[Track, float]
     counts: dict[Track, int]
     waits: float  # seconds by which the next computation has to wait
+    waited_for: float  # seconds of these in which no other transfer has progressed
     in_flight: dict[int, float]  # ends of transfers of this iteration
     collectives: int
     computed: float
     awaited: list[int]  # of the collectives so far, counted backwards
+    delays: list[list[float]]  # seconds by which transfers in flight still delay operators
 
     def shift(self, since: _State) -> float | None:
         """The seconds by which all times are later than in the iteration before; None if any."""
@@ -100,6 +104,8 @@ class _State:
             self.in_flight.keys() == since.in_flight.keys()
             and self.awaited == since.awaited
             and abs(self.waits - since.waits) <= near
+            and abs(self.waited_for - since.waited_for) <= near
+            and _alike(self.delays, since.delays, near)
             and all(abs(self.free[t] - since.free.get(t, 0.0) - later) <= near for t in moved)
             and all(
                 abs(end - since.in_flight[at] - later) <= near for at, end in self.in_flight.items()
@@ -207,10 +213,12 @@ class LoopPlayer(Player):
             {track: self.made.free[track] for track in self._own},
             {track: self.made.counts[track] for track in self._own},
             max((ends[task] - free for task in self._waits if ends[task] > free), default=0.0),
+            self._waited_for,
             {at: ends[self._sent[n].task] for at, n in enumerate(names) if n in self._sent},
             self._count,
             self._computed,
             [self._count - number for number in self._awaited],
+            self._delays.left(free),
         )
 
     def _marks(self) -> tuple[int, int]:
@@ -247,7 +255,7 @@ class LoopPlayer(Player):
 
     def _skip_transfers(self, loop: Loop, number: int, times: int, shift: float, per: int) -> None:
         """Leave the transfers in flight that skipped iterations leave."""
-        last = number + times
+        last, delaying, due = number + times, *self._delaying(loop, number, shift * times)
         for n in range(1, times + 1):
             for name in loop.outside(number + n):
                 del self._sent[name]
@@ -257,9 +265,47 @@ class LoopPlayer(Player):
                 if lag is not None and n + lag <= last:
                     self._sent.pop(name, None)
         for n in range(number + 1, last + 1):
-            for name, lag, sent in zip(loop.started(n), loop.lags, latest, strict=True):
+            for at, (name, lag) in enumerate(zip(loop.started(n), loop.lags, strict=True)):
+                sent = latest[at]
                 if sent is not None and (lag is None or n + lag > last):
                     steps = n - number
                     task = self.made.later(sent.task, steps * shift)
                     number_then = -1 if sent.number < 0 else sent.number + steps * per
-                    self._sent[name] = sent._replace(task=task, number=number_then)
+                    delay = sent.delay and replace(sent.delay, task=task, left=due.get(at, 0.0))
+                    self._sent[name] = sent._replace(task=task, number=number_then, delay=delay)
+        later = [self._sent[loop.started(n + times)[at]].delay for n, at, _ in delaying]
+        left = [delay.left for _, _, delay in delaying]
+        for _, at, delay in delaying:
+            delay.left = due.get(at, 0.0)
+        for now, seconds in zip(later, left, strict=True):
+            assert now is not None, "all transfers of a place in a loop have the same price"
+            now.left = seconds
+        self._delays.replace({one[2]: now for one, now in zip(delaying, later, strict=True) if now})
+
+    def _delaying(
+        self, loop: Loop, number: int, skipped: float
+    ) -> tuple[list[tuple[int, int, Delay]], dict[int, float]]:
+        """Transfers that still delay operators; and what was left at last of those before them.
+
+        The first have the iteration that started them and the place in it, the others only this.
+        """
+        before = self.made.free[self._here] - skipped
+        changing = {delay for queue in self._delays.in_flight(before) for delay in queue}
+        delaying, due = [], {}
+        for n in range(number + 1):
+            for at, name in enumerate(loop.started(n)):
+                sent = self._sent.get(name)
+                if sent is None or sent.delay is None:
+                    continue
+                if sent.delay in changing:
+                    delaying.append((n, at, sent.delay))
+                else:
+                    due[at] = sent.delay.left
+        return delaying, due
+
+
+def _alike(one: list[list[float]], other: list[list[float]], near: float) -> bool:
+    """Whether transfers delay operators by equal seconds."""
+    return list(map(len, one)) == list(map(len, other)) and all(
+        abs(a - b) <= near for a, b in zip(chain(*one), chain(*other), strict=True)
+    )

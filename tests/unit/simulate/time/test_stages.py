@@ -134,9 +134,9 @@ def program(group, *instructions, mesh="pp=2 dp=2"):
 
 def seconds(groups, ops=None, **further):
     """Seconds of these lists, of a rank of each group; transfers take a second."""
-    ops = ops or {"a": OpSeconds(2.0, 4.0)}
+    ops, hidden = ops or {"a": OpSeconds(2.0, 4.0)}, further.pop("hidden", 1.0)
     given = {"message": lambda _one: 1.0, "links": {"dp": "dp"}} | further
-    price = StepPrices(ops, lambda _one: TransferSeconds(1.0), lambda *_: 1.0, **given)
+    price = StepPrices(ops, lambda _one: TransferSeconds(1.0), lambda *_: hidden, **given)
     programs = [program(group, *one) for group, one in enumerate(groups)]
     return simulated_stages(programs, [price] * len(groups), ["first", "second"])
 
@@ -168,6 +168,18 @@ def test_messages_and_collectives_delay_each_other_by_what_they_share(part, tota
     shared = {"contention": lambda _one, _other: part}
     first, then = (RECEIVED[0], *collective("dp", "sum"), RECEIVED[1]), SENT
     assert seconds([then, first], **shared).seconds == pytest.approx(total)
+
+
+@pytest.mark.parametrize("hidden, total", [(0.0, 2 + 1 + 2 + 1), (0.5, 2.5 + 1 + 2.5)])
+def test_sums_delay_messages_no_more_than_operators_beside_them(hidden, total):
+    """Both groups start a sum of a second before they compute two.
+
+    If nothing is hidden, it is due behind what they compute, and the first one has sent by then.
+    If half is, half a second of computing beside it takes a whole one.
+    """
+    started, awaited = collective("dp", "sum")
+    first, second = (started, FORWARD, *SENT, awaited), (*RECEIVED, started, FORWARD, awaited)
+    assert seconds([first, second], hidden=hidden).seconds == pytest.approx(total)
 
 
 def test_a_sum_over_groups_begins_when_the_last_has_come():

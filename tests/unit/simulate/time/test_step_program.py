@@ -1,5 +1,6 @@
 """Step programs played on streams and links: times computed by hand, and laws."""
 
+import random
 from dataclasses import replace
 from functools import partial
 from math import sqrt
@@ -98,6 +99,73 @@ def test_operators_hide_what_is_in_flight(sent, hidden, total):
     assert seconds(order, {"x": sent}, hidden) == total
 
 
+def fluid(order, lasting, hidden):
+    """Seconds of runs and starts in order: runs go slower while a transfer is on the link."""
+    now, free, ends = 0.0, 0.0, []
+    for what, number in order:
+        if what == "start":
+            free = max(free, now) + lasting[number]
+            ends.append((free - lasting[number], free, hidden[number]))
+            continue
+        left = OPS[number].forward
+        for begin, end, part in ends:  # in the order of the link
+            beside = max(0.0, end - max(now, begin))
+            if beside and now + left > begin:
+                now, left = max(now, begin), left - max(0.0, begin - now)
+                done = min(left, beside * part)
+                now, left = now + (beside if done < left else done / part), left - done
+        now += left
+    return max(now, free)
+
+
+def test_operators_run_slower_while_transfers_are_in_flight():
+    rng, slower = random.Random(1), 0
+    for _ in range(200):
+        names = [f"t{i}" for i in range(rng.randint(1, 5))]
+        order = [("start", name) for name in names] + [("run", rng.choice("ab")) for _ in range(6)]
+        rng.shuffle(order)
+        order.sort(key=lambda one: one[1] != "t0")  # so that the link is in use from the start
+        lasting = {name: rng.uniform(0.1, 4) for name in names}
+        hidden = {name: rng.uniform(0.2, 0.9) for name in names}
+        prices = StepPrices(
+            OPS,
+            lambda one, lasting=lasting: TransferSeconds(lasting[one.parts[0].value]),
+            lambda one, _purpose, hidden=hidden: hidden[one.parts[0].value],
+            {"dp": "dp", "tp": "tp"},
+        )
+        started = [start(name) if what == "start" else run(name) for what, name in order]
+        waits = [wait(name) for what, name in order if what == "start"]
+        timeline = simulated(program(*started, *waits), prices, 2)
+        assert timeline.seconds == pytest.approx(fluid(order, lasting, hidden), rel=1e-9)
+        slower += any(task.idle and task.seconds > 0.1 for task in timeline.tasks)
+    assert slower > 150
+
+
+def test_a_transfer_of_which_nothing_is_hidden_is_due_at_its_wait():
+    """What its operators send meanwhile goes as if it were not there."""
+    order = start("x"), run("a"), start("y", "tp"), wait("y"), run("b"), wait("x")
+    assert seconds(order, {"x": 4.0, "y": 1.0}, 0.0) == 2 + 1 + 3 + 4
+    prices = StepPrices(
+        OPS,
+        lambda _one: TransferSeconds(4.0),
+        lambda _one, _purpose: 0.0,
+        {"dp": "dp", "tp": "tp"},
+    )
+    timeline = simulated(program(start("x"), run("a"), run("b"), wait("x")), prices, 2)
+    assert [task.name for task in timeline.tasks][-1] == "slowed down: all_reduce: x"
+    assert timeline.starts[-1] == 5.0
+
+
+def test_seconds_of_waiting_for_others_are_not_due_again():
+    """Here y waits on the link behind x: nothing runs meanwhile, and then nothing is left of x."""
+    order = start("x"), start("y"), wait("y"), run("a"), wait("x")
+    assert seconds(order, {"x": 4.0, "y": 1.0}, 0.0) == 4 + 1 + 2
+    assert seconds(order, {"x": 4.0, "y": 1.0}, 0.5) == 4 + 1 + 2
+    # On a link of its own y ends before: 3 of 4 seconds of x are left, and due.
+    apart = start("x"), start("y", "tp"), wait("y"), run("a"), wait("x")
+    assert seconds(apart, {"x": 4.0, "y": 1.0}, 0.0) == 1 + 2 + 4
+
+
 def test_a_run_behind_a_wait_starts_when_the_transfer_has_ended():
     order = start("x"), run("a"), wait("x"), run("b")
     assert seconds(order, {"x": 5.0}) == 5 + 3
@@ -181,8 +249,8 @@ def test_tasks_say_what_runs():
     assert tasks == [
         ("m: 2 operators", "forward", "m", Stream.COMPUTE, False),
         ("all_reduce: x", "forward", "", Stream.COMMUNICATION, False),
-        ("slowed down: all_reduce: x", "forward", "", Stream.COMPUTE, True),
         ("m: 2 operators", "backward", "m", Stream.COMPUTE, False),
+        ("slowed down: all_reduce: x", "backward", "", Stream.COMPUTE, True),
     ]
     assert timeline.tasks[1].track == ("each of 8 ranks", Stream.COMMUNICATION, "dp tp")
 

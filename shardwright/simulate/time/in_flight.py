@@ -1,0 +1,125 @@
+"""Transfers in flight, and by how much they delay the operators beside them.
+
+While a transfer is in flight, operators run at the fraction `1 - exposed` of their speed, where
+`exposed` is what the machine does not hide of its seconds: a transfer of L seconds delays them by
+`exposed` L if there are enough. What is left is due where the transfer is waited for, and so is all
+of a transfer of which nothing is hidden, as nothing runs beside it. So operators and what is
+exposed always add up on the compute stream; only what stands between a transfer and its wait, such
+as messages to other stages, depends on the rate. Seconds in which the stream waits for others count
+as seconds beside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, final
+
+
+@dataclass(slots=True, eq=False)
+class Delay:
+    """Seconds by which a transfer still delays the compute stream; `exposed` of its seconds."""
+
+    name: str
+    task: int
+    left: float
+    exposed: float
+
+    @property
+    def rate(self) -> float:
+        """Seconds by which a second of an operator beside the transfer takes longer."""
+        return self.exposed / (1 - self.exposed)
+
+    def due(self) -> float:
+        """What is left, at the wait for the transfer; it no longer counts for later operators."""
+        seconds, self.left = self.left, 0.0
+        return seconds
+
+    def pay(self, seconds: float, rate: float) -> tuple[float, float]:
+        """Take off `rate` for each of `seconds`: how much, and the seconds that remain."""
+        paid = min(self.left, seconds * rate)
+        self.left -= paid
+        return paid, seconds - paid / rate if self.left == 0 else 0.0
+
+
+class Sent(NamedTuple):
+    """A collective in flight: its number, its task, and the seconds to empty its buffer.
+
+    `delay` is what it delays operators by. A copy to the host or from it has the number -1: ranks
+    do not wait for each other in it.
+    """
+
+    number: int
+    task: int
+    name: str
+    empty: float
+    seconds: float
+    delay: Delay | None = None
+
+
+@final
+class Delays:
+    """The delays of the transfers in flight, by link, in the order in which they started."""
+
+    def __init__(self, ends: Sequence[float]) -> None:
+        self._ends = ends  # by task
+        self._beside: dict[str, deque[Delay]] = {}  # of transfers of which a part is hidden
+        self._apart: dict[str, deque[Delay]] = {}  # of the others
+
+    def add(self, link: str, sent: Sent, exposed: float) -> Sent:
+        """The transfer with its delay, if not all of it is hidden."""
+        if not sent.seconds * exposed:
+            return sent
+        delay = Delay(sent.name, sent.task, sent.seconds * exposed, exposed)
+        queues = self._apart if exposed >= 1 else self._beside
+        queues.setdefault(link, deque()).append(delay)
+        return sent._replace(delay=delay)
+
+    def beside(self, seconds: float) -> tuple[str, float]:
+        """The seconds by which an operator takes longer, and the first transfer it is due to.
+
+        They no longer count for later operators.
+        """
+        name, total = "", 0.0
+        for queue in self._beside.values():
+            rest = seconds
+            while queue and rest > 0:
+                delay = queue[0]
+                paid, rest = delay.pay(rest, delay.rate)
+                name, total = name or delay.name, total + paid
+                if not delay.left:
+                    queue.popleft()
+        return name, total
+
+    def idle(self, now: float, seconds: float) -> None:
+        """Let transfers progress for so many seconds, one after the other, beside no operator."""
+        for queue in self.in_flight(now):
+            while queue and seconds > 0:
+                _, seconds = queue[0].pay(seconds, queue[0].exposed)
+                if not queue[0].left:
+                    queue.popleft()
+
+    def left(self, now: float) -> list[list[float]]:
+        """The seconds that are left of transfers in flight, and those until they end, by link."""
+        found = [[delay.left for delay in queue] for queue in self.in_flight(now)]
+        apart = [[self._ends[one.task] - now for one in queue] for queue in self._apart.values()]
+        return found + apart
+
+    def replace(self, others: dict[Delay, Delay]) -> None:
+        """Replace delays by those of other transfers."""
+        for queue in chain(self._beside.values(), self._apart.values()):
+            kept = [others.get(delay, delay) for delay in queue]
+            queue.clear()
+            queue.extend(kept)
+
+    def in_flight(self, now: float) -> Iterator[deque[Delay]]:
+        """By link, delays that change; what is left of others is due at their waits."""
+        for queue in self._apart.values():
+            while queue and self._ends[queue[0].task] <= now:
+                queue.popleft()
+        for queue in chain(self._beside.values(), self._apart.values()):
+            while queue and not queue[0].left:
+                queue.popleft()
+            yield queue
