@@ -26,7 +26,8 @@ def graphs():
 )
 def test_the_price_of_products_follows_the_gpu(graphs, machine, faster):
     plain, tf32 = (sw.price(one, machine, "dp_shard=2") for one in graphs.values())
-    assert tf32.peak_bytes == plain.peak_bytes
+    # Faster products may be worth gathers further ahead, which need memory.
+    assert (tf32.peak_bytes == plain.peak_bytes) is (tf32.ahead == plain.ahead)
     assert (tf32.step_seconds < 0.6 * plain.step_seconds) is faster
     assert faster or tf32.step_seconds == plain.step_seconds
 
