@@ -36,8 +36,8 @@ _RECOMPUTE = {
 def machine_of(row: Row) -> Machine:
     """The preset of a row's hosts, with the network and the attention that the row states.
 
-    Messages of parameters are hidden in part where data parallel ranks shard them, as FSDP does;
-    no source states it of others.
+    Messages of parameters are hidden in part where data parallel ranks shard them, as FSDP does,
+    and of other rows where their source states it.
 
     Raises `UnpriceableError` for a GPU that no preset has.
     """
@@ -54,7 +54,7 @@ def machine_of(row: Row) -> Machine:
         figure = FLASH_1[gpu.architecture] / device.peak_flop_per_s("bfloat16")
         efficiency = replace(device.efficiency, attention=figure)
         machine = replace(machine, device=replace(device, efficiency=efficiency))
-    if row.zero < 2:
+    if row.zero < 2 and not row.overlapped:
         machine = replace(machine, overlap=0.0)
     if row.balanced:
         machine = replace(machine, expert_skew=1.0)

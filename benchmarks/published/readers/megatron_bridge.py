@@ -139,6 +139,7 @@ def _as_in_recipe(row: Row, settings: Settings) -> Row:
         offloaded=settings.get("model.cpu_offloading_num_layers", 0) if offloads else 0,
         async_tp=row.tp > 1 and bool(settings.get("comm_overlap.tp_comm_overlap")),
         reduce="fp32" if wide else "bf16",
+        overlapped=row.zero < 2 and bool(settings.get("ddp.overlap_grad_reduce")),
     )
 
 

@@ -33,7 +33,7 @@ _SHAPE = """num-layers hidden-size num-attention-heads seq-length max-position-e
     global-batch-size tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size
     num-layers-per-virtual-pipeline-stage sequence-parallel use-distributed-optimizer
     recompute-granularity recompute-method recompute-num-layers transformer-impl attention-backend
-    attention-dropout hidden-dropout bf16 fp16"""
+    attention-dropout hidden-dropout bf16 fp16 overlap-grad-reduce"""
 # Flags that change no shape of the step, or only names, data, logs, checkpoints and rates.
 _FREE = """accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps
     apply-query-key-layer-scaling async-save async-strategy attention-softmax-in-fp32
@@ -48,7 +48,7 @@ _FREE = """accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps
     lr-decay-iters lr-decay-style lr-warmup-fraction lr-warmup-samples manual-gc min-lr
     mock-data no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader
     no-gradient-accumulation-fusion no-mmap-bin-files async-ckpt-use-cpu-shm
-    overlap-grad-reduce overlap-param-gather rerun-mode save save-interval seed split
+    overlap-param-gather rerun-mode save save-interval seed split
     tensorboard-dir timing-log-level train-iters use-checkpoint-opt_param-scheduler
     use-mcore-models use-persistent-ckpt-worker use-tp-pp-dp-mapping weight-decay"""
 _KNOWN = frozenset((*_SHAPE.split(), *_FREE.split()))
@@ -176,6 +176,7 @@ def _columns(flags: Mapping[str, Any], gpus: int) -> dict[str, Any]:
         "dropout": float(flags.get("hidden-dropout", _DROPOUT)),
         "optimizer": "adamw-fused",
         "gradient_buffers": True,
+        "overlapped": bool(flags.get("overlap-grad-reduce")),
     }
 
 
