@@ -33,7 +33,7 @@ class Delay:
         return self.exposed / (1 - self.exposed)
 
     def due(self) -> float:
-        """What is left, at the wait for the transfer; it no longer counts for later operators."""
+        """Take off what is left, at the wait for the transfer."""
         seconds, self.left = self.left, 0.0
         return seconds
 
@@ -66,14 +66,14 @@ class Delays:
     def __init__(self, ends: Sequence[float]) -> None:
         self._ends = ends  # by task
         self._beside: dict[str, deque[Delay]] = {}  # of transfers of which a part is hidden
-        self._apart: dict[str, deque[Delay]] = {}  # of the others
+        self._serial: dict[str, deque[Delay]] = {}  # of the others
 
     def add(self, link: str, sent: Sent, exposed: float) -> Sent:
         """The transfer with its delay, if not all of it is hidden."""
         if not sent.seconds * exposed:
             return sent
         delay = Delay(sent.name, sent.task, sent.seconds * exposed, exposed)
-        queues = self._apart if exposed >= 1 else self._beside
+        queues = self._serial if exposed >= 1 else self._beside
         queues.setdefault(link, deque()).append(delay)
         return sent._replace(delay=delay)
 
@@ -104,22 +104,22 @@ class Delays:
     def left(self, now: float) -> list[list[float]]:
         """The seconds that are left of transfers in flight, and those until they end, by link."""
         found = [[delay.left for delay in queue] for queue in self.in_flight(now)]
-        apart = [[self._ends[one.task] - now for one in queue] for queue in self._apart.values()]
-        return found + apart
+        serial = [[self._ends[one.task] - now for one in queue] for queue in self._serial.values()]
+        return found + serial
 
     def replace(self, others: dict[Delay, Delay]) -> None:
         """Replace delays by those of other transfers."""
-        for queue in chain(self._beside.values(), self._apart.values()):
+        for queue in chain(self._beside.values(), self._serial.values()):
             kept = [others.get(delay, delay) for delay in queue]
             queue.clear()
             queue.extend(kept)
 
     def in_flight(self, now: float) -> Iterator[deque[Delay]]:
         """By link, delays that change; what is left of others is due at their waits."""
-        for queue in self._apart.values():
+        for queue in self._serial.values():
             while queue and self._ends[queue[0].task] <= now:
                 queue.popleft()
-        for queue in chain(self._beside.values(), self._apart.values()):
+        for queue in chain(self._beside.values(), self._serial.values()):
             while queue and not queue[0].left:
                 queue.popleft()
             yield queue
