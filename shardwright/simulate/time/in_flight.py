@@ -5,8 +5,8 @@ While a transfer is in flight, operators run at the fraction `1 - exposed` of th
 `exposed` L if there are enough. What is left is due where the transfer is waited for, and so is all
 of a transfer of which nothing is hidden, as nothing runs beside it. So operators and what is
 exposed always add up on the compute stream; only what stands between a transfer and its wait, such
-as messages to other stages, depends on the rate. Seconds in which the stream waits for others count
-as seconds beside.
+as messages to other stages, depends on the rate. A transfer that ends while the stream waits for
+another one delays nothing any more.
 """
 
 from __future__ import annotations
@@ -36,12 +36,6 @@ class Delay:
         """Take off what is left, at the wait for the transfer."""
         seconds, self.left = self.left, 0.0
         return seconds
-
-    def pay(self, seconds: float, rate: float) -> tuple[float, float]:
-        """Take off `rate` for each of `seconds`: how much, and the seconds that remain."""
-        paid = min(self.left, seconds * rate)
-        self.left -= paid
-        return paid, seconds - paid / rate if self.left == 0 else 0.0
 
 
 class Sent(NamedTuple):
@@ -87,19 +81,28 @@ class Delays:
             rest = seconds
             while queue and rest > 0:
                 delay = queue[0]
-                paid, rest = delay.pay(rest, delay.rate)
+                paid = min(delay.left, rest * delay.rate)
+                delay.left -= paid
+                rest -= paid / delay.rate
                 name, total = name or delay.name, total + paid
-                if not delay.left:
-                    queue.popleft()
+                if delay.left:
+                    break
+                queue.popleft()
         return name, total
 
-    def idle(self, now: float, seconds: float) -> None:
-        """Let transfers progress for so many seconds, one after the other, beside no operator."""
+    def idle(self, now: float, until: float, seconds: float) -> None:
+        """Take off what is left of transfers that end while the compute stream waits for others.
+
+        No more than `seconds`, in which what it waits for has not progressed. What is left of one
+        that ends later stays as it is, so that a step repeats exactly.
+        """
         for queue in self.in_flight(now):
-            while queue and seconds > 0:
-                _, seconds = queue[0].pay(seconds, queue[0].exposed)
-                if not queue[0].left:
-                    queue.popleft()
+            for delay in queue:
+                if self._ends[delay.task] > until:
+                    break
+                paid = min(delay.left, seconds)
+                delay.left -= paid
+                seconds -= paid
 
     def left(self, now: float) -> list[list[float]]:
         """The seconds that are left of transfers in flight, and those until they end, by link."""

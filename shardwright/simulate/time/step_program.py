@@ -397,10 +397,10 @@ class Player:
     def _progress(self) -> None:
         """Let transfers in flight progress while the compute stream waits for others."""
         free = self.made.free[self._here]
-        waited = max((self.made.ends[task] for task in self._waits), default=free) - free
-        if waited > self._waited_for:
-            self._delays.idle(free, waited - self._waited_for)
-            self._waited_for = waited
+        until = max((self.made.ends[task] for task in self._waits), default=free)
+        if until - free > self._waited_for:
+            self._delays.idle(free, until, until - free - self._waited_for)
+            self._waited_for = until - free
 
     @property
     def _behind(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class Deep(nn.Module):
 def subject():
     """The graph, a machine that hides most communication, and a function that settles plans."""
     with torch.device("meta"):
-        graph = sw.capture(Deep(), (torch.empty(4096, 4096),))
+        graph = sw.capture(Deep(), (torch.empty(1536, 4096),))
     machine = replace(sw.Machine.preset("2x2xH100"), overlap=0.8)
     return graph, machine, Expansion(graph, machine, "adamw")
 
@@ -91,7 +91,7 @@ def test_a_whole_plan_is_lowered_once_for_all_gathers_ahead(subject, monkeypatch
 
     monkeypatch.setattr(plan_lowering, "lower_step", counted)
     one = refinement.compared(plan)
-    assert one.timeline is not None and refinement.deepened(one, None).ahead == 4
+    assert one.timeline is not None and refinement.deepened(one, None).ahead == 2
     assert lowered == [1]
 
 
