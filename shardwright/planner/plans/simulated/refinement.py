@@ -30,7 +30,7 @@ from shardwright.simulate.costs.useful_flop import useful_seconds
 from shardwright.simulate.time.steady_state import SteadyStateError
 
 DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
-DEPTHS_OF_WHOLE = (4,)  # of plans that no few layers stand for, whose simulation takes long
+DEPTHS_OF_WHOLE = (2,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
 

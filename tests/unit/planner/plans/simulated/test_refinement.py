@@ -97,7 +97,7 @@ def test_a_whole_plan_is_lowered_once_for_all_gathers_ahead(subject, monkeypatch
 
 def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
     plan, other = plan_of(subject, "dp_shard=4"), plan_of(subject, "dp_shard=4")
-    refinement, second = (refinement_of(subject, overlap=1.0) for _ in range(2))
+    refinement, second = (refinement_of(subject, overlap=0.5) for _ in range(2))
     assert refinement.deepened(refinement.compared(plan), None).ahead == 1
     found = refinement.simulated(plan)
     assert found[1].changes is not None
