@@ -165,7 +165,7 @@ class Tilings:
     def _choice(self, rule: Rule, axis: RoleAxis, dims: ModelDimensions, *, attention: bool) -> int:
         """The number of an operator's choice along one axis among `Rule.choices()`."""
         if axis.experts and rule.routes:
-            return _find_route(rule)
+            return _find_route(rule, dims.sequence if axis.role in ("cp", "tp") else dims.batch)
         if axis.features and rule.routes:
             return split_choice(rule, dims.splits(self.strategy.expert_tensor))
         if axis.role in ("dp_replicate", "dp_shard"):
@@ -214,5 +214,8 @@ def _splits_keys(rule: Rule, choice: JointSplit) -> bool:
     return bool((keys - queries) & {*choice.factors})
 
 
-def _find_route(rule: Rule) -> int:
-    return next(i for i, choice in enumerate(rule.choices()) if isinstance(choice, Route))
+def _find_route(rule: Rule, rows: frozenset[int]) -> int:
+    """The route of rows that an axis splits, or the first one."""
+    routes = {i: one for i, one in enumerate(rule.choices()) if isinstance(one, Route)}
+    wanted = (i for i, one in routes.items() if rule.factor[one.rows].atom in rows)
+    return next(wanted, min(routes))

@@ -300,18 +300,30 @@ def test_features_of_experts_are_split_where_ranks_have_one_expert_each(mixture)
         assert bounds.seconds(strategy) <= seconds and bounds.bytes(strategy) <= peak, strategy
 
 
+def test_ranks_of_tp_have_experts_of_their_own_where_the_batch_is_split_no_further(mixture):
+    """They share out the sequence; else all of them would compute the same experts."""
+    wide = Expansion(mixture.graph, preset("4x8xH100"), "adamw")
+    plan = wide.expanded(Strategy.parse("dp_shard=16 tp=2 ep=4")).plan(0.0, ())  # of 16 samples
+    splits = {op.splits for op in plan.ops if "experts" in op.target}
+    assert splits == {("batch", "batch to experts", "sequence to experts")}
+
+
 @pytest.mark.parametrize(
     "text, splits, layout",
     [
         ("dp_shard=4 ep=2", ("batch", "batch to experts"), "dp_shard:S(2) ep:S(0)"),
-        ("dp_shard=2 tp=2 ep=4", ("batch to experts",) * 2, "dp_shard:S(0) tp:S(0)"),
+        (
+            "dp_shard=2 tp=2 ep=4",
+            ("batch to experts", "sequence to experts"),
+            "dp_shard:S(0) tp:S(0)",
+        ),
         ("dp_shard=2 tp=2 etp=1", ("batch", "sequence"), "dp_shard:S(2) tp:R"),
         (
             "dp_shard=2 tp=2 ep=2 etp=2",
             ("batch to experts", "features (sum)"),
             "dp_shard:S(0) tp:S(2)",
         ),
-        ("tp=4 ep=2 etp=2", ("batch to experts", "features (sum)"), "tp:S(0) etp:S(2)"),
+        ("tp=4 ep=2 etp=2", ("sequence to experts", "features (sum)"), "tp:S(0) etp:S(2)"),
         ("tp=4 etp=2", ("sequence", "features (sum)"), "tp:R etp:S(2)"),
         ("dp_shard=4 etp=2", ("batch", "features (sum)"), "dp_shard:S(1) etp:S(2)"),
         (
