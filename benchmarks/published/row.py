@@ -78,6 +78,7 @@ class Row:
         recompute: one of `RECOMPUTE`, or a text of `Recompute`, such as "first(5)".
         offloaded: layers whose activations wait on the host.
         compiled: torch.compile.
+        replayed: whether a CUDA graph replays the whole step, so that the host issues no kernels.
         attention: "fused", "flash-1" for the first FlashAttention, or "unfused" where the scores
             are stored.
         norms: "fused" into a kernel, "composed" of single operators, or fused and "shared" by
@@ -143,6 +144,7 @@ class Row:
     recompute: str = "unstated"
     offloaded: int = 0
     compiled: bool = False
+    replayed: bool = False
     attention: str = "fused"
     norms: str = "fused"
     loss: str = "float32"

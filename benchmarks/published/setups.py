@@ -11,7 +11,7 @@ from shardwright.ir.options.optimizers import known_optimizer, optimizer_spec
 from shardwright.ir.strategy.recompute import Recompute
 from shardwright.ir.strategy.strategy import Strategy, divisors
 from shardwright.machine.gpus import GPUS
-from shardwright.machine.model import Level, Machine
+from shardwright.machine.model import NO_TIME, Level, Machine
 from shardwright.machine.presets import preset
 
 # Kinds of rows that have another name than their preset.
@@ -37,7 +37,7 @@ def machine_of(row: Row) -> Machine:
     """The preset of a row's hosts, with the network and the attention that the row states.
 
     Messages of parameters are hidden in part where data parallel ranks shard them, as FSDP does,
-    and of other rows where their source states it.
+    and of other rows where their source states it. A host that replays a whole step issues nothing.
 
     Raises `UnpriceableError` for a GPU that no preset has.
     """
@@ -54,6 +54,8 @@ def machine_of(row: Row) -> Machine:
         figure = FLASH_1[gpu.architecture] / device.peak_flop_per_s("bfloat16")
         efficiency = replace(device.efficiency, attention=figure)
         machine = replace(machine, device=replace(device, efficiency=efficiency))
+    if row.replayed:
+        machine = replace(machine, device=replace(machine.device, issue_seconds=NO_TIME))
     if row.zero < 2 and not row.overlapped:
         machine = replace(machine, overlap=0.0)
     if row.balanced:

@@ -2,6 +2,8 @@
 
 Pages name the recipes that were run. What pages do not say is read from the recipe of a row's
 model, GPU and precision, at the pages' commit, if that has the row's degrees and micro-batch.
+CUDA graphs of whole steps are in recipes of dense models since the first release, in those of
+mixtures since 26.06 (commits 8af195c, afb5dd4 and 55443cb of June 2026, tag v0.5.0).
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ _NOT_DENSE = "experts or state-space layers, whose shapes no module here has"
 _MODULES = {"mla_up_proj": "*.attention.up", "core_attn": "*attn*"}
 _NO_TRAINABLE = "which parameters LoRA trains is not stated"
 _GIB = 1e9 / 2**30
+_MARKS = (
+    ("#### Model:", "model"), ("#### System:", "system"), ("### ", "kind"), ("## ", "release"),
+)  # fmt: skip
+_GRAPHS_OF_MIXTURES = "26.06"  # the first release with graphs of whole steps
 
 
 def rows(snapshot: Snapshot) -> Iterator[Row]:
@@ -49,7 +55,7 @@ def _page(snapshot: Snapshot, path: str) -> Iterator[Row]:
     headings: dict[int, dict[str, str]] = {}
     now: dict[str, str] = {}
     for at, written in enumerate(text.splitlines(), 1):
-        for mark, name in (("#### Model:", "model"), ("#### System:", "system"), ("### ", "kind")):
+        for mark, name in _MARKS:
             if written.startswith(mark):
                 now = {**now, name: written.removeprefix(mark).strip()}
                 break
@@ -110,7 +116,9 @@ def _throughput(snapshot: Snapshot, path: str, line: Line, heading: dict[str, st
     if row.excluded:
         return row
     settings = recipe_settings(snapshot, model, system, gpus, precision)
-    return _as_in_recipe(row, settings) if settings and _is_of(row, settings) else row
+    if settings is None or not _is_of(row, settings):
+        return row
+    return _as_in_recipe(row, settings, heading["release"].split(" ")[0])
 
 
 def _is_of(row: Row, settings: Settings) -> bool:
@@ -130,15 +138,18 @@ def _is_of(row: Row, settings: Settings) -> bool:
     )
 
 
-def _as_in_recipe(row: Row, settings: Settings) -> Row:
+def _as_in_recipe(row: Row, settings: Settings, release: str) -> Row:
     offloads = settings.get("model.cpu_offloading")
     wide = settings.get("ddp.grad_reduce_in_fp32", True)
+    scopes = settings.get("model.cuda_graph_impl"), *(settings.get("model.cuda_graph_scope") or ())
+    has_graphs = row.model not in MIXTURES or release >= _GRAPHS_OF_MIXTURES
     return replace(
         row,
         recompute=_recomputed(settings),
         offloaded=settings.get("model.cpu_offloading_num_layers", 0) if offloads else 0,
         async_tp=row.tp > 1 and bool(settings.get("comm_overlap.tp_comm_overlap")),
         reduce="fp32" if wide else "bf16",
+        replayed=has_graphs and scopes[0] != "none" and "full_iteration" in scopes,
         overlapped=row.zero < 2 and bool(settings.get("ddp.overlap_grad_reduce")),
     )
 
