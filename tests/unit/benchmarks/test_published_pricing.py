@@ -161,6 +161,9 @@ def test_a_row_states_its_attention_and_fsdp_overlaps():
     plain, first = machine_of(ROW), machine_of(replace(ROW, attention="flash-1"))
     assert first.device.efficiency.attention < plain.device.efficiency.attention
     assert (plain.overlap, machine_of(replace(ROW, zero=3)).overlap) == (0.0, OVERLAP)
+    assert machine_of(replace(ROW, overlapped=True)).overlap == OVERLAP
+    replayed = machine_of(replace(ROW, replayed=True)).device
+    assert replayed.issue_seconds == 0 < plain.device.issue_seconds
 
 
 def test_a_graph_has_the_parameters_of_the_row_and_is_kept(tmp_path, monkeypatch):

@@ -146,7 +146,8 @@ def test_litgpt_runs_out_of_memory_and_infers():
 def test_megatron_bridge_says_the_rest_in_its_recipes():
     columns = "| #-GPUs | Precision | GBS | MBS | Sequence Length | TP | PP | CP | VP | EP |"
     columns += " Tokens / sec / GPU |"
-    page = f"""### Pre-Training Performance
+    page = f"""## 26.04 NeMo Container
+### Pre-Training Performance
 #### Model: LLAMA3_70B
 | System {columns}
 |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -160,6 +161,12 @@ def test_megatron_bridge_says_the_rest_in_its_recipes():
 | System {columns}
 |---|---|---|---|---|---|---|---|---|---|---|---|
 | DGX-H100 | 64 | BF16 | 128 | 1 | 8192 | 1 | 8 | 1 | n/a | 8 | 4096 |
+## 26.06 NeMo Container
+### Pre-Training Performance
+#### Model: Qwen3_30B_a3B
+| System {columns}
+|---|---|---|---|---|---|---|---|---|---|---|---|
+| DGX-H100 | 8 | BF16 | 64 | 1 | 4096 | 1 | 1 | 1 | n/a | 8 | 4096 |
 """
     common = """
 from megatron.bridge.perf_recipes.defaults import usual as plain
@@ -180,7 +187,14 @@ def llama3_70b_pretrain_64gpu_gb200_fp8mx_config():
     cfg.model.recompute_modules = ["core_attn"]
     cfg.model.cpu_offloading, cfg.model.cpu_offloading_num_layers = unknown, 20
     cfg.model.cpu_offloading = True
+    cfg.ddp.overlap_grad_reduce = True
     shared(cfg)
+    return cfg
+
+def qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config():
+    cfg = ConfigContainer()
+    cfg.model.expert_model_parallel_size = 8
+    cfg.model.cuda_graph_impl = "full_iteration"
     return cfg
 """
     usual = """
@@ -194,7 +208,7 @@ def usual():
     files = {"common.py": common, "gb200.py": recipe, "defaults.py": usual, "data.cfg": "x"}
     texts = {f"{folder}/{name}": text for name, text in files.items()}
     pages = Pages({megatron_bridge._PAGES[0]: page, **texts})
-    dense, other, mixture, excluded = megatron_bridge.rows(pages)
+    dense, other, mixture, excluded, later = megatron_bridge.rows(pages)
     assert (dense.dp_shard, dense.schedule, dense.gpus_per_node) == (2, "Interleaved1F1B", 4)
     assert (dense.step_seconds, dense.zero) == (128 * 8192 / 64 / 4096, 1)
     assert (dense.recompute, dense.async_tp, dense.reduce) == ("modules(*attn*)", True, "bf16")
@@ -203,6 +217,8 @@ def usual():
     assert (mixture.experts, mixture.chosen, mixture.ep, mixture.balanced) == (128, 8, 8, True)
     assert [problem for row in (dense, other, mixture) for problem in problems(row)] == []
     assert excluded.excluded
+    assert (dense.overlapped, other.overlapped) == (True, False), "another recipe may have run"
+    assert (mixture.replayed, later.replayed) == (False, True), "recipes of 26.04 had no graphs"
     settings = recipe_settings(pages, "LLAMA3_70B", "GB200", 64, "fp8-mx")
     assert settings["model.recompute_modules"] == ["core_attn"]
     assert settings["comm_overlap.tp_comm_overlap"] is True
