@@ -38,6 +38,17 @@ def run_script(world, script, *args, folder, timeout=400):
         return _written(texts)
 
 
+def forked(command, environment, stdout):
+    """Runs the command of `launch` with forked ranks, where torchrun and its ranks import torch.
+
+    Returns the exit status, which is 0: a rank that fails raises.
+    """
+    (world,) = (one.split("=")[1] for one in command if one.startswith("--nproc-per-node="))
+    module, *args = command[command.index("-m", command.index("torch.distributed.run")) + 1 :]
+    stdout.writelines(run_script(int(world), module, *args, folder=os.getcwd()))
+    return 0
+
+
 def _rank(rank, script, args, folder, environment, texts):
     with open(Path(texts, f"{rank}"), "w") as out:
         for file in (sys.stdout, sys.stderr):
