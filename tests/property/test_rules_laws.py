@@ -31,6 +31,7 @@ from tests.harness.drawn_tensors import f
 from tests.harness.operator_calls import CALLS, call
 from tests.harness.rank_threads import Meeting
 from tests.harness.resized_calls import free_sizes, resized
+from tests.harness.rotation import rotating
 from tests.harness.simulated_ranks import gather, scatter
 
 MESHES = [Mesh.parse(text) for text in ("a=2", "a=3", "a=2 b=2")]
@@ -39,6 +40,12 @@ MADE_UP = ("empty", "empty_like", "new_empty")  # of these only the shape is def
 # What the backward pass needs and nobody else may read.
 PER_PART = (("local_batch_norm", 1), ("local_batch_norm", 2))
 RESIZABLE = [one for one in CALLS if resized(one, {s: 2 * s for s in free_sizes(one)})[1]]
+# Of each call one mesh or more, of each kind of operator one axis and two.
+RUN = rotating(
+    [(one, mesh) for one in CALLS for mesh in MESHES],
+    3,
+    kinds=lambda case: [case[0].name, (case[0].op.kind, len(case[1].axes)), str(case[1])],
+)
 GOLDEN = Path(__file__).parents[1] / "golden" / "rules.txt"
 
 
@@ -55,8 +62,7 @@ def test_every_rule_is_called():
     assert {one.op.kind for one in CALLS} == written
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("one", CALLS, ids=lambda one: one.name)
+@pytest.mark.parametrize("one, mesh", RUN, ids=lambda one: getattr(one, "name", str(one)))
 def test_tiled_equals_serial(one, mesh):
     _check(one, mesh)
 

@@ -17,6 +17,7 @@ from shardwright.solve.frontier.fast import Effort, fast_frontier
 from tests.harness.generators import as_lists
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.oracles import integer_program
+from tests.harness.rotation import rotating
 
 
 def check(graph, machine, mesh, limits):
@@ -24,7 +25,7 @@ def check(graph, machine, mesh, limits):
     problem = make_space(model).problem
     found = fast_frontier(problem, Effort(max_points=300))
     most, least = found.points[0].memory, found.points[-1].memory
-    for part in range(limits):
+    for part in rotating(range(limits), 3):
         limit = int(least + (most - least) * (part + 0.5) / limits)
         best = integer_program(*as_lists(problem), limit)
         fast = min(point.time for point in found.points if point.memory <= limit)

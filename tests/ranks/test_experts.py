@@ -36,7 +36,7 @@ EVERY = [
     for text, names in meshes.items()
     for name in names
 ]
-RUN = rotating(EVERY, 2, kinds=lambda case: case[1:])
+RUN = rotating(EVERY, 4, kinds=lambda case: case[1:])
 TRIED = 2  # assignments of a model on a mesh
 
 

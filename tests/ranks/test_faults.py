@@ -22,6 +22,7 @@ from shardwright.train.launch import launch
 from shardwright.train.launch_options import LaunchOptions, SaveOptions
 from shardwright.train.targets.target_text import Target
 from tests.harness.ranks import run_ranks
+from tests.harness.script_ranks import forked
 
 STOPPED = 30  # seconds within which all ranks of a run end after one has failed
 
@@ -152,7 +153,7 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
     text, plan = job
     target = Target(text)
     with (tmp_path / "0.log").open("w") as first_log:
-        undisturbed = losses(launch(target, plan, LaunchOptions(24), stdout=first_log))
+        undisturbed = losses(launch(target, plan, LaunchOptions(24), stdout=first_log, run=forked))
     assert sorted(undisturbed) == list(range(1, 25))
     saving = SaveOptions(str(tmp_path / "runs"), every=2)
     folder, full = CheckpointFolder(tmp_path / "runs"), tmp_path / "full"
@@ -188,7 +189,7 @@ def test_killed_and_terminated_runs_end_with_the_undisturbed_curve(job, tmp_path
     assert folder.names()[0] == f"step-{stopped:08}"
     assert not list((tmp_path / "runs").glob("*.partial"))
     with (tmp_path / "2.log").open("w") as last:
-        second = launch(target, plan, LaunchOptions(24, saving), stdout=last)
+        second = launch(target, plan, LaunchOptions(24, saving), stdout=last, run=forked)
     assert min(losses(second)) == stopped + 1
     found = losses(first) | losses(second)
     assert found == undisturbed

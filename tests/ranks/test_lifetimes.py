@@ -71,7 +71,7 @@ def test_predicted_memory_is_what_two_ranks_take():
         model, batch = make()
         graph = capture_with_rules(model, (), batch).graph
         cases |= {(name, kind): (graph, plan) for kind, plan in plans_of(graph).items()}
-    for name, kind in rotating(cases, 2, kinds=lambda case: case):
+    for name, kind in rotating(cases, 4, kinds=lambda case: case):
         graph, plan = cases[name, kind]
         analysis = analyze(graph)
         decisions = plans[name, kind] = read_plan(plan, graph, analysis)

@@ -47,7 +47,7 @@ RUNS = {
 # Every world, model and plan: `world, name of a model, name of a plan`.
 RUN = rotating(
     [(world, name, plan) for world, of in RUNS.items() for name in of for plan in of[name]],
-    2,
+    4,
     kinds=lambda run: run,
 )
 

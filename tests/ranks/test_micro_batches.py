@@ -45,7 +45,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("world", MESHES)
 def test_any_tilings_in_micro_batches_equal_one_device(world):
     every = [(name, text, c) for name in EXAMPLES for text in MESHES[world] for c in COUNTS]
-    cases = rotating(every, 2, kinds=lambda case: case)  # all models, meshes and counts
+    cases = rotating(every, 4, kinds=lambda case: case)  # all models, meshes and counts
     run_ranks(world, _compare_all, cases, _subjects())
 
 

@@ -79,7 +79,7 @@ CASES = {
 
 # Every model, mesh, number of micro-batches, and schedule with its stages.
 RUN = {
-    world: rotating(cases, 3, lambda case: (*case[:2], case[2:4], case[4]))
+    world: rotating(cases, 6, lambda case: (*case[:2], case[2:4], case[4]))
     for world, cases in CASES.items()
 }
 

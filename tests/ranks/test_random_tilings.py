@@ -68,11 +68,15 @@ def _compare_assignments(name, meshes, one, serial):
             leaf.name: stored_as(one.analysis.atoms[leaf.name], mesh)
             for leaf in one.graph.leaves_of(LeafKind.PARAMETER)
         }
-        for number in range(ASSIGNMENTS.get(name, 6)):
+        numbers = range(ASSIGNMENTS.get(name, 6))
+        run = rotating(numbers, 2)
+        for number in numbers:
             chosen = {key: draw.choice(found) for key, found in options.items()}
             storage = {key: draw.choice(found) for key, found in layouts.items()}
             again = frozenset(key for key in storage if draw.random() < 0.5)
             segments = some_segments(one.graph, draw)
+            if number not in run:
+                continue
             parallel = one.run(one.module(mesh, chosen, storage, device_mesh, again, segments))
             assert serial.keys() == parallel.keys()
             errors = {key: error(serial[key], parallel[key]) for key in serial}

@@ -129,7 +129,7 @@ def transfers_of(program, sizes):
 
 
 MODELS = (gpt2, llama, mixtral, t5, vit)
-PAIRS = rotating(product(MODELS, STRATEGIES), 3, kinds=lambda pair: pair)
+PAIRS = rotating(product(MODELS, STRATEGIES), 5, kinds=lambda pair: pair)
 
 
 def check(make, strategies):

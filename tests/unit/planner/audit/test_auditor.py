@@ -35,11 +35,11 @@ def test_offload_is_priced_where_the_machine_has_a_link_to_its_host():
 class Head(torch.nn.Module):
     """A projection to many classes and its cross entropy."""
 
-    def __init__(self):
+    def __init__(self, classes):
         super().__init__()
         linear = torch.nn.Linear
         self.body = torch.nn.Sequential(linear(256, 512), linear(512, 256))
-        self.head = linear(256, 8192, bias=False)
+        self.head = linear(256, classes, bias=False)
 
     def forward(self, x, labels):
         return torch.nn.functional.cross_entropy(self.head(self.body(x)), labels)
@@ -47,9 +47,13 @@ class Head(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def head():
-    """The graph of a step of `Head`, and an auditor of it on two small devices."""
+    return audited(8192)
+
+
+def audited(classes):
+    """The graph of a step of `Head`, two small devices, and an auditor of both."""
     batch = torch.zeros(8192, 256), torch.zeros(8192, dtype=torch.long)
-    graph = sw.capture(Head(), batch)
+    graph = sw.capture(Head(classes), batch)
     device = replace(preset("2xH100").device, memory_bytes=2**30)
     machine = replace(preset("2xH100"), device=device)
     return graph, machine, Auditor(graph, machine, "adamw", Footprints(), None)
@@ -94,8 +98,8 @@ def test_a_fused_loss_of_a_model_without_one_is_refused_by_name():
     assert nearest.loss == "vocabulary-parallel"
 
 
-def test_a_loss_in_chunks_is_a_change_where_logits_are_large(head):
-    _, _, auditor = head
+def test_a_loss_in_chunks_is_a_change_where_logits_are_large():
+    _, _, auditor = audited(2048)  # of more there are more chunks, one traced after the other
     base = auditor.price(Strategy.parse("dp_shard=2"))
     (change,) = (one for one in auditor.changes(base, every=True) if one.change.field == "loss")
     assert change.change.after.startswith("chunked(")
