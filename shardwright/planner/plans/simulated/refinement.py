@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
@@ -281,20 +281,23 @@ class Refinement:
             return plan
         found = [plan]
         folds = self._seconds_of_few_layers(given) is not None
-        for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
+        depths = DEPTHS if folds else DEPTHS_OF_WHOLE
+        for ahead in depths:
             if ahead <= given.ahead:
                 continue
             deeper = self._with_ahead(given, ahead)
-            if self.seconds(deeper) >= found[-1].step_seconds:
+            known, seconds = [one.step_seconds for one in found], self.seconds(deeper)
+            if seconds >= known[-1]:
                 break  # no faster than the one before, so its memory does not matter
+            if ahead == depths[-1] and _about_fastest([*known, seconds]) == _about_fastest(known):
+                break  # another one is taken, whether it fits or not
             deeper = self.compared(deeper)
             if limit is not None and deeper.peak_bytes > limit:
                 break
             found.append(deeper)
             if deeper.step_seconds > (1 - _NO_GAIN) * found[-2].step_seconds:
                 break
-        fastest = min(one.step_seconds for one in found)
-        return next(one for one in found if one.step_seconds * (1 - _LEAST_GAIN) <= fastest)
+        return found[_about_fastest([one.step_seconds for one in found])]
 
     def _with_ahead(self, given: Plan, ahead: int) -> Plan:
         """`given` with so many buckets ahead; the same plan for the same arguments."""
@@ -393,6 +396,12 @@ def _choices(plan: Plan) -> Hashable:
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),
     )
+
+
+def _about_fastest(seconds: Sequence[Seconds]) -> int:
+    """The index of the first step that takes hardly longer than the shortest one."""
+    fastest = min(seconds)
+    return next(i for i, one in enumerate(seconds) if one * (1 - _LEAST_GAIN) <= fastest)
 
 
 def _with_seconds(plan: Plan, seconds: Seconds) -> Plan:
