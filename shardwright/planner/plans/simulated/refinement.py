@@ -33,6 +33,7 @@ DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
 DEPTHS_OF_WHOLE = (4,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
+_ABOUT_FULL = 0.8  # of a device's memory, where fragments may exceed it
 
 
 class Simulated(NamedTuple):
@@ -116,6 +117,30 @@ class Refinement:
         if plan.memory is not None or plan.pipeline is not None:
             return self.compared(plan).peak_bytes
         return (self._peak_of_few_layers(plan) or self._with_memory(plan)).peak_bytes
+
+    def reserved(self, plan: Plan) -> Bytes:
+        """Bytes of tensors and fragments that torch's allocator reserves in the plan of `settled`.
+
+        Zero where it caches no memory, or the memory is not simulated. From few layers where
+        memory is about full, so that the plan may not be the one that is shown.
+        """
+        known = self._known[plan]
+        found = known.settled or known.whole
+        if found is None and plan.peak_bytes >= _ABOUT_FULL * self._machine.device.usable_bytes:
+            if known.reserved is None:
+                known.reserved = self._reserved_of_few_layers(known.given, known.worst)
+            if known.reserved is not None:
+                return known.reserved
+        memory = (found or self.settled(plan)).memory
+        return Bytes(0 if memory is None else max(0, memory.reserved - memory.libraries))
+
+    def _reserved_of_few_layers(self, plan: Plan, worst: RankPeak | None) -> Bytes | None:
+        """The same from few layers; None if only the whole program determines it."""
+        if worst is None or plan.memory is not None:
+            return None
+        memories, decisions = self._memories, self._decisions(plan)
+        given = decisions, memories.trainer(decisions), memories.tracer, worst.rank
+        return self._folded.reserved(plan, *given)
 
     def seconds(self, plan: Plan) -> Seconds:
         """The step time that `compared` finds, without memory."""
