@@ -42,7 +42,7 @@ class Recorded(NamedTuple):
 
 
 class _Birth(NamedTuple):
-    """Where a block is allocated: an instruction of the program, and which of its requests.
+    """The request that allocates a block: an instruction, and which of its requests it is.
 
     Of a layer that was left out it is `left_out`, counted from the gap; 0 for all other blocks.
     """
@@ -262,7 +262,7 @@ def whole_order(names: Sequence[str], folded: FoldedGraph) -> list[str]:
     before: tuple[tuple[int, int] | None, list[str]] = None, []
     for home, own in runs:
         if _is_gap(before[0], home):
-            _require_alike(before[1], own, layers)
+            _require_equal_positions(before[1], own, layers)
             assert home is not None
             found += before[1] * folded.skipped[home[0]]
         found += own
@@ -277,7 +277,7 @@ def _is_gap(before: tuple[int, int] | None, home: tuple[int, int] | None) -> boo
     return {before[1], home[1]} == {-1, 0}
 
 
-def _require_alike(
+def _require_equal_positions(
     before: Sequence[str], behind: Sequence[str], layers: Mapping[str, tuple[int, int, Hashable]]
 ) -> None:
     if [layers[name][2] for name in before] != [layers[name][2] for name in behind]:
