@@ -347,6 +347,14 @@ class Frontier:
         """The peak memory that `compared` finds, which may be known before its time."""
         return self.compared(plan).peak_bytes
 
+    def reserved(self, plan: Plan) -> Bytes:
+        """Bytes that torch's allocator reserves of a compared plan, without libraries.
+
+        Zero where it caches no memory, or the memory of the plan is not simulated.
+        """
+        memory = plan.memory
+        return Bytes(0 if memory is None else max(0, memory.reserved - memory.libraries))
+
     def simulated_seconds(self, plan: Plan) -> Seconds:
         """The step time that `compared` finds, which may be known before its memory."""
         return self.compared(plan).step_seconds

@@ -1,5 +1,7 @@
 """Graphs of repeated layers, written by hand: capture and torch are not needed to search."""
 
+from dataclasses import replace
+
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Source, Tensor, verify
 
 BATCH, WIDTH, INNER = 4096, 1024, 4096  # as large as real layers: costs are not all latency
@@ -84,3 +86,12 @@ def residual_layers(
         x = w.call(f"{at}.sum", "add.Tensor", (BATCH, WIDTH), x, down)
     last = w.linear("last", x, BATCH, WIDTH)
     return w.graph(w.call("loss", "sum.default", (), last))
+
+
+def in_sequence_parallelism(plan):
+    """The plan in which each rank scales and adds a part of the batch."""
+    ops = [
+        replace(op, tiling=("d0",) * len(op.tiling)) if op.name.endswith(("scaled", ".sum")) else op
+        for op in plan.ops
+    ]
+    return replace(plan, ops=tuple(ops))

@@ -22,6 +22,7 @@ import numpy as np
 from shardwright.solve.elimination.problem import Bools, Floats, Ints
 
 _EVERY_BOUND = 200
+_SOME = 2000  # costs of which more than those are different, if there are many at all
 _BOUNDS = (1.0, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, np.inf)
 
 
@@ -69,7 +70,9 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
     least = slowest_at_least(costs, intervals)
     if not np.isfinite(least):
         return None
-    bounds = np.unique(costs[np.isfinite(costs) & (costs >= least)])
+    bounds = costs[np.isfinite(costs) & (costs >= least)]
+    if len(np.unique(bounds[:_SOME])) <= _EVERY_BOUND:  # to sort all takes long
+        bounds = np.unique(bounds)
     if len(bounds) > _EVERY_BOUND:
         bounds = np.array([least * factor for factor in _BOUNDS])
     free = _shortest(costs, intervals)

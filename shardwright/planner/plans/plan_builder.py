@@ -53,6 +53,7 @@ class PlanBuilder:
         self._whole_segments: dict[object, list[int]] = {}
         self._tile_bytes: dict[tuple[str, int], Ints] = {}
         self._short_ops = {op.name: op for op in space.model.graph.ops}
+        self._fixed_bytes = fixed_bytes(graph)
 
     @cached_property
     def _remarks(self) -> tuple[Remark, ...]:
@@ -121,14 +122,12 @@ class PlanBuilder:
     def options_chosen(self, choice: Sequence[int]) -> Iterator[tuple[Op, Op, int, bool]]:
         """The option of every operator under a whole assignment, in order.
 
-        Yields the operator, its representative in the short graph, the index among the options of
-        the representative, and whether the operator is recomputed.
+        Yields the operator, its representative in the short graph, the index among the
+        representative's options, and whether the operator is recomputed.
         """
         for op in self.graph.ops:
-            short_op, op_node = (
-                self._short_ops[self._rep(op.name)],
-                self.space.op_nodes[self._rep(op.name)],
-            )
+            like = self._rep(op.name)
+            short_op, op_node = self._short_ops[like], self.space.op_nodes[like]
             chosen, switch = self._chosen(op.name, choice)
             yield op, short_op, int(op_node.options[chosen]), switch >= 0
 
@@ -281,7 +280,7 @@ class PlanBuilder:
         if not points:
             return []
         transient = self.transients.at(np.array([point.choice for point in points], np.int64))
-        fixed = fixed_bytes(self.graph)
+        fixed = self._fixed_bytes
         return [
             Bytes(point.memory + fixed + extra)
             for point, extra in zip(points, transient.tolist(), strict=True)
@@ -289,8 +288,8 @@ class PlanBuilder:
 
     def lasting_bytes(self, choice: tuple[int, ...]) -> Bytes:
         """Bytes of weights, gradients, optimizer state and batch, which exist together."""
-        stored = self._parameters(choice)
-        return Bytes(fixed_bytes(self.graph) + sum(parameter.bytes for parameter in stored))
+        sizes = [each[self._chosen(name, choice)[0]] for name, each in self._stored_bytes]
+        return Bytes(self._fixed_bytes + sum(sizes))
 
     def layouts(self, choice: tuple[int, ...]) -> dict[str, Layout]:
         """The layout of every parameter in a whole assignment."""
@@ -299,7 +298,7 @@ class PlanBuilder:
     @cached_property
     def least_overhead(self) -> int:
         """Bytes that every plan needs beside its additive memory."""
-        return fixed_bytes(self.graph) + self.transients.least
+        return self._fixed_bytes + self.transients.least
 
     def plan(
         self,
@@ -390,9 +389,8 @@ class PlanBuilder:
         weights = frozenset(layouts)
         for call in self._steps.calls:
             chosen, switch = self._chosen(call.op.name, choice)
-            segment = (
-                0 if switch < 0 else segment_numbers.setdefault(switch, len(segment_numbers) + 1)
-            )
+            new = len(segment_numbers) + 1
+            segment = 0 if switch < 0 else segment_numbers.setdefault(switch, new)
             sources = tuple(layouts.get(value, ANYWHERE) for value in call.values)
             kept = switch >= 0 and self._keeps(call.op.name, choice)
             step = self._steps.of(call, call.options[chosen], Again(segment, kept), sources)
@@ -400,11 +398,8 @@ class PlanBuilder:
             ops.append(step.op)
             for value, wanted, moved in step.operand_transfers:
                 made_there = any(t.phase is not Phase.BACKWARD for t in moved)
-                copy = (
-                    value,
-                    wanted,
-                    segment if made_there else 0,
-                )  # as in `program/lower/rank_program.py`
+                # As in `program/lower/rank_program.py`.
+                copy = value, wanted, segment if made_there else 0
                 if shares and copy in copies:
                     saved += sum(charged_seconds(t, self.space.model.machine) for t in moved)
                     continue
@@ -415,10 +410,7 @@ class PlanBuilder:
         return ops, transfers, Seconds(saved)
 
     def _stored(self, choice: tuple[int, ...]) -> Iterator[tuple[str, int, bool, int]]:
-        """For every parameter: name, code of its layout, whether it is regathered, short index.
-
-        The short index is that of the parameter in the short graph.
-        """
+        """For every parameter: name, layout code, whether it is regathered, its short index."""
         for name, number, codes, regathered in self._storage:
             k, _ = self._chosen(name, choice)
             yield name, codes[k], regathered[k], number
@@ -433,6 +425,13 @@ class PlanBuilder:
             stored = self.space.stored[number]
             found.append((leaf.name, number, stored.codes.tolist(), stored.regathered.tolist()))
         return found
+
+    @cached_property
+    def _stored_bytes(self) -> list[tuple[str, list[int]]]:
+        """Every parameter and its lasting bytes under each choice."""
+        model, ways = self.space.model, zip(self.space.parameters, self.space.stored, strict=True)
+        sizes = [model.parameter(leaf, stored.codes)[1].tolist() for leaf, stored in ways]
+        return [(name, sizes[number]) for name, number, _, _ in self._storage]
 
     def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
         for name, code, regathered, number in self._stored(choice):

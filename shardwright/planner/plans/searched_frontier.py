@@ -45,6 +45,9 @@ class PlanSimulation(Protocol):
     def peak(self, plan: Plan) -> Bytes:
         """The peak memory that `compared` finds."""
 
+    def reserved(self, plan: Plan) -> Bytes:
+        """Bytes of tensors and fragments that the allocator of torch reserves."""
+
     def seconds(self, plan: Plan) -> Seconds:
         """The step time that `compared` finds."""
 
@@ -118,6 +121,10 @@ class SearchedFrontier(Frontier):
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak that `settled` finds, without its time."""
         return plan.peak_bytes if self.simulation is None else self.simulation.peak(plan)
+
+    def reserved(self, plan: Plan) -> Bytes:
+        """Bytes that torch's allocator reserves of a compared plan, without libraries."""
+        return super().reserved(plan) if self.simulation is None else self.simulation.reserved(plan)
 
     def simulated_seconds(self, plan: Plan) -> Seconds:
         """The step time that `settled` finds, without its memory."""

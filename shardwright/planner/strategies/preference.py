@@ -81,11 +81,10 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     and is at most as much slower.
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
-    first = _settled(frontier, memory_limit)
-    found = (
-        first if not _excess(frontier, first.plan) else _kept_by_allocator(frontier, first) or first
-    )
-    plan = frontier.with_excess_note(found.plan)
+    first = _preferred(frontier, memory_limit)
+    found = _kept_by_allocator(frontier, first) if _excess(frontier, first.plan) else None
+    found = found or first
+    plan = frontier.with_excess_note(frontier.settled(found.plan))
     if found.plan.name != found.fastest.name:
         plan = replace(plan, notes=(*plan.notes, str(found)))
     gain = 1 - first.plan.step_seconds / plan.step_seconds
@@ -98,18 +97,15 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     return replace(found, plan=plan)
 
 
-def _settled(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
-    """The same, without regard to fragments."""
-    found = _preferred(frontier, memory_limit)
-    return replace(found, plan=frontier.settled(found.plan))
-
-
 def _excess(frontier: Frontier, plan: Plan) -> Bytes:
-    """Bytes that the allocator would reserve beyond a device; 0 if the plan does not fit anyway."""
+    """Bytes that the allocator would reserve beyond a device; 0 if the plan does not fit anyway.
+
+    It takes less than to settle a plan of many layers, of which most are not shown.
+    """
     has = frontier.device_bytes
-    if plan.memory is None or has is None or plan.peak_bytes > has:
+    if has is None or plan.peak_bytes > has:
         return Bytes(0)
-    return Bytes(max(0, plan.memory.reserved - plan.memory.libraries - has))
+    return Bytes(max(0, frontier.reserved(plan) - has))
 
 
 def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None:
@@ -122,9 +118,6 @@ def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None
             other = _preferred(frontier, limit)
         except InfeasibleError:
             return None
-        if other.plan.step_seconds > most:  # to settle it takes longer than to compare it
-            return None
-        other = replace(other, plan=frontier.settled(other.plan))
         if other.plan.step_seconds > most:
             return None
         tried = other.plan
@@ -134,7 +127,7 @@ def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None
 
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
-    """The same, compared."""
+    """The same without regard to fragments; the plan is compared."""
     fastest = frontier.fastest_compared(memory_limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)

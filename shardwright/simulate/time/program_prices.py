@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from math import inf, prod
 
@@ -184,10 +184,15 @@ _ByPass = tuple[str, bool]  # an operator, and whether the backward pass
 def seconds_of_transfers(
     plan: Plan, graph: Graph
 ) -> tuple[dict[_ByPass, list[tuple[str, float]]], dict[_ByPass, float]]:
-    """Collectives within operators, as `OpSeconds.inner`, and seconds of local moves."""
+    """Collectives within operators, as `OpSeconds.inner`, and seconds of local moves.
+
+    `graph` may be a part of the plan's graph, whose operators are left out.
+    """
     inner: defaultdict[_ByPass, list[tuple[str, float]]] = defaultdict(list)
     local: defaultdict[_ByPass, float] = defaultdict(float)
     for t in plan.transfers:
+        if t.consumer not in graph.op:
+            continue
         key = t.consumer, t.phase is Phase.BACKWARD
         if _is_inner(t, graph):
             if t.phase is not Phase.RECOMPUTE:  # a repeated run repeats it
@@ -204,7 +209,12 @@ def runs_by_itself(t: PlannedTransfer, graph: Graph) -> bool:
 
 
 def _is_local(t: PlannedTransfer) -> bool:
-    return all(one.split(" ")[0] in _LOCAL for one in t.collectives)
+    return _are_local(t.collectives)
+
+
+@cache
+def _are_local(collectives: tuple[str, ...]) -> bool:
+    return all(one.split(" ")[0] in _LOCAL for one in collectives)
 
 
 def _is_inner(t: PlannedTransfer, graph: Graph) -> bool:

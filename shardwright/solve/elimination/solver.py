@@ -11,6 +11,7 @@ Oracle: the same without runs, and `tests/harness/oracles.py::enumerate_problem`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, final
@@ -181,9 +182,23 @@ class _FoldedSolver:
             for i, shared_input in enumerate(shared):
                 inside[:, :, 2 + i] = shared_input[:, None]
             flat = inside.reshape(-1, len(run.numbers))
-            backward(run.schedule, tables, flat, np.repeat(rows, run.copies))
-            choice[:, run.positions] = flat.reshape(inside.shape)[:, :, list(run.order)]
+            objective = np.repeat(rows, run.copies)
+            first, like = _distinct(np.column_stack((objective, flat[:, : run.kept])))
+            different = flat[first]  # copies with equal ends choose the same inside
+            backward(run.schedule, tables, different, objective[first])
+            own = different[:, list(run.order)][like]
+            choice[:, run.positions] = own.reshape(len(rows), run.copies, -1)
         return values, choice
+
+
+def _distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """The indices of the distinct rows, and for each row its place among these: (D,), (A,)."""
+    sizes = rows.max(axis=0) + 1
+    if math.prod(sizes.tolist()) >= 2**63:
+        return np.arange(len(rows)), np.arange(len(rows))
+    keys = np.ravel_multi_index(tuple(rows.T), tuple(sizes.tolist()))
+    _, first, like = np.unique(keys, return_index=True, return_inverse=True)
+    return first, like
 
 
 def _entries(schedule: EliminationSchedule) -> int:

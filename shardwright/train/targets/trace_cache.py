@@ -8,7 +8,7 @@ is ignored, and calls are traced again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -59,17 +59,17 @@ class KeptTraces:
         self._key = digest_of(f"{key} {_FORMAT} {on_cpu}")
         self._on_cpu, self._make = on_cpu, make
         self._tracer: OpTracer | None = None
-        self._calls: dict[str, _KeptCall] = {}
+        self._calls: dict[Hashable, _KeptCall] = {}  # by `call_key`: digests take longer
         self._known = _read(self._key)
         self.is_new = False
 
     def call(self, op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> CallMemory:
         """The call of `op` on operands `given`, whose names are `names`; equal calls share one."""
-        key = digest_of(repr(call_key(op, names, given)))
-        if key not in self._calls:
-            traces = self._known.setdefault(key, _Traces())
-            self._calls[key] = _KeptCall(self, traces, (op, names, given))
-        return self._calls[key]
+        key = call_key(op, names, given)
+        if (found := self._calls.get(key)) is None:
+            traces = self._known.setdefault(digest_of(repr(key)), _Traces())
+            found = self._calls[key] = _KeptCall(self, traces, (op, names, given))
+        return found
 
     def traced(self, call: tuple[Op, Sequence[str], tuple[Seen, ...]]) -> CallMemory:
         """The call with the tracer that traces."""

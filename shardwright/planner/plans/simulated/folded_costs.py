@@ -13,7 +13,7 @@ from typing import TypeVar, final
 
 from shardwright.ir.buckets import sum_bucket_bytes
 from shardwright.ir.graph import Graph, LeafKind
-from shardwright.ir.layout import Seconds
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
@@ -96,6 +96,16 @@ class FoldedCosts:
         """The rank that needs most memory; None if only the whole program determines it."""
 
         return self._first(plan, decisions, lambda folded: folded.peak(self.graph, trainer, tracer))
+
+    def reserved(
+        self, plan: Plan, decisions: Decisions, trainer: Trainer, tracer: OpTracer, rank: int
+    ) -> Bytes | None:
+        """Bytes that torch's allocator reserves on a rank; None if only the whole program tells."""
+
+        def reserved(folded: _FoldedPlan) -> Bytes | None:
+            return folded.step(self.graph, trainer, tracer, rank).reserved(folded.sections(rank))
+
+        return None if plan.pipeline is not None else self._first(plan, decisions, reserved)
 
     def few_micro_batches(self, plan: Plan, decisions: Decisions) -> PlanLowering | None:
         """The lowering of few micro-batches of a pipeline with all layers; None if all are few."""
@@ -217,10 +227,14 @@ class _FoldedPlan:
         if self._peak is None or self._peak[0] is not trainer:
             found = []
             for rank in ranks_that_differ(self.lowering):
-                step = FoldedStep(whole, self.folded, self.lowering, rank, trainer, tracer)
+                step = self.step(whole, trainer, tracer, rank)
                 found.append(RankPeak(rank, step.peak(self.sections(rank))))
             self._peak = trainer, max(found, key=lambda one: one.bytes)
         return self._peak[1]
+
+    def step(self, whole: Graph, trainer: Trainer, tracer: OpTracer, rank: int) -> FoldedStep:
+        """The step of a rank, whose memory is simulated."""
+        return FoldedStep(whole, self.folded, self.lowering, rank, trainer, tracer)
 
     def sections(self, rank: int) -> Sections:
         """The program of a rank in sections; raises `NotPeriodicError`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from shardwright.ir.layout import Seconds
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.simulated.memory_refinement import RankPeak
 
@@ -24,6 +24,7 @@ class KnownPlan:
         settled: as it is shown, with notes.
         folds: whether few layers give the time, `few_seconds`, which is None if they do not.
         worst: the rank that needs most memory.
+        reserved: what torch's allocator reserves there, by few layers.
         deeper: forms with another number of buckets ahead, by that number; with records of
             their own.
     """
@@ -37,6 +38,7 @@ class KnownPlan:
     folds: bool | None = None
     few_seconds: Seconds | None = None
     worst: RankPeak | None = None
+    reserved: Bytes | None = None
     deeper: dict[int, Plan] = field(default_factory=dict)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
@@ -33,6 +33,7 @@ DEPTHS = 2, 4, 8  # buckets of parameters that are gathered before they are read
 DEPTHS_OF_WHOLE = (2,)  # of plans that no few layers stand for, whose simulation takes long
 _NO_GAIN = 1e-4  # the fraction for which no more are tried
 _LEAST_GAIN = 5e-3  # the fraction of a step's time for which more buckets are in flight
+_ABOUT_FULL = 0.8  # of a device's memory, where fragments may exceed it
 
 
 class Simulated(NamedTuple):
@@ -116,6 +117,30 @@ class Refinement:
         if plan.memory is not None or plan.pipeline is not None:
             return self.compared(plan).peak_bytes
         return (self._peak_of_few_layers(plan) or self._with_memory(plan)).peak_bytes
+
+    def reserved(self, plan: Plan) -> Bytes:
+        """Bytes of tensors and fragments that torch's allocator reserves in the plan of `settled`.
+
+        Zero where it caches no memory, or the memory is not simulated. From few layers where
+        memory is about full, so that the plan may not be the one that is shown.
+        """
+        known = self._known[plan]
+        found = known.settled or known.whole
+        if found is None and plan.peak_bytes >= _ABOUT_FULL * self._machine.device.usable_bytes:
+            if known.reserved is None:
+                known.reserved = self._reserved_of_few_layers(known.given, known.worst)
+            if known.reserved is not None:
+                return known.reserved
+        memory = (found or self.settled(plan)).memory
+        return Bytes(0 if memory is None else max(0, memory.reserved - memory.libraries))
+
+    def _reserved_of_few_layers(self, plan: Plan, worst: RankPeak | None) -> Bytes | None:
+        """The same from few layers; None if only the whole program determines it."""
+        if worst is None or plan.memory is not None:
+            return None
+        memories, decisions = self._memories, self._decisions(plan)
+        given = decisions, memories.trainer(decisions), memories.tracer, worst.rank
+        return self._folded.reserved(plan, *given)
 
     def seconds(self, plan: Plan) -> Seconds:
         """The step time that `compared` finds, without memory."""
@@ -281,20 +306,23 @@ class Refinement:
             return plan
         found = [plan]
         folds = self._seconds_of_few_layers(given) is not None
-        for ahead in DEPTHS if folds else DEPTHS_OF_WHOLE:
+        depths = DEPTHS if folds else DEPTHS_OF_WHOLE
+        for ahead in depths:
             if ahead <= given.ahead:
                 continue
             deeper = self._with_ahead(given, ahead)
-            if self.seconds(deeper) >= found[-1].step_seconds:
+            known, seconds = [one.step_seconds for one in found], self.seconds(deeper)
+            if seconds >= known[-1]:
                 break  # no faster than the one before, so its memory does not matter
+            if ahead == depths[-1] and _about_fastest([*known, seconds]) == _about_fastest(known):
+                break  # another one is taken, whether it fits or not
             deeper = self.compared(deeper)
             if limit is not None and deeper.peak_bytes > limit:
                 break
             found.append(deeper)
             if deeper.step_seconds > (1 - _NO_GAIN) * found[-2].step_seconds:
                 break
-        fastest = min(one.step_seconds for one in found)
-        return next(one for one in found if one.step_seconds * (1 - _LEAST_GAIN) <= fastest)
+        return found[_about_fastest([one.step_seconds for one in found])]
 
     def _with_ahead(self, given: Plan, ahead: int) -> Plan:
         """`given` with so many buckets ahead; the same plan for the same arguments."""
@@ -393,6 +421,12 @@ def _choices(plan: Plan) -> Hashable:
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),
     )
+
+
+def _about_fastest(seconds: Sequence[Seconds]) -> int:
+    """The index of the first step that takes hardly longer than the shortest one."""
+    fastest = min(seconds)
+    return next(i for i, one in enumerate(seconds) if one * (1 - _LEAST_GAIN) <= fastest)
 
 
 def _with_seconds(plan: Plan, seconds: Seconds) -> Plan:

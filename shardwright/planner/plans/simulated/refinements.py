@@ -48,6 +48,10 @@ class Refinements:
         """See `Refinement`."""
         return self._of[plan.fingerprint].peak(plan)
 
+    def reserved(self, plan: Plan) -> Bytes:
+        """See `Refinement`."""
+        return self._of[plan.fingerprint].reserved(plan)
+
     def seconds(self, plan: Plan) -> Seconds:
         """See `Refinement`."""
         return self._of[plan.fingerprint].seconds(plan)

@@ -54,6 +54,11 @@ class Span(NamedTuple):
         first = self.first - self.each if self.ascending else self.first + self.each
         return first, first + self.each
 
+    @property
+    def between(self) -> int:
+        """The place where the names of layers that were left out begin."""
+        return self.first if self.ascending else self.first + self.each
+
     def pairs(self) -> Iterator[tuple[int, int]]:
         """The places of the names of layer -1, each with that of layer 0."""
         return zip(range(*self.before), range(self.first, self.first + self.each), strict=True)
@@ -207,38 +212,40 @@ def left_out(name: str, number: int) -> str:
 def extended(one: StepInstruction, spans: Sequence[Span], times: Sequence[int]) -> StepInstruction:
     """An instruction with the names of all layers; by gap, so many `times` were left out."""
     for span in sorted(spans, key=lambda span: -span.first):
-        at, end = span.before
         numbers = range(times[span.gap])
         if isinstance(one, Transfer):
             more = [
                 replace(part, value=left_out(part.value, n), result=left_out(part.result, n))
                 for n in numbers
-                for part in one.parts[at:end]
+                for part in one.parts[slice(*span.before)]
             ]
-            one = replace(one, parts=(*one.parts[:end], *more, *one.parts[end:]))
+            one = replace(
+                one, parts=(*one.parts[: span.between], *more, *one.parts[span.between :])
+            )
         elif isinstance(one, Wait):
-            one = replace(one, results=_longer(one.results, at, end, numbers))
+            one = replace(one, results=_longer(one.results, span, numbers))
         elif isinstance(one, Free):
-            one = replace(one, names=_longer(one.names, at, end, numbers))
+            one = replace(one, names=_longer(one.names, span, numbers))
         elif isinstance(one, Add):
-            one = replace(one, terms=_longer(one.terms, at, end, numbers))
+            one = replace(one, terms=_longer(one.terms, span, numbers))
         elif isinstance(one, Backward):
-            one = replace(one, given=_longer_group(one.given, at, end, numbers))
+            one = replace(one, given=_longer_group(one.given, span, numbers))
     return one
 
 
 def _longer_group(
-    groups: tuple[tuple[str, ...], ...], at: int, end: int, numbers: range
+    groups: tuple[tuple[str, ...], ...], span: Span, numbers: range
 ) -> tuple[tuple[str, ...], ...]:
-    """Groups of names; the one with the places from `at` to `end` has more names."""
+    """Groups of names, of which that with the places of a span has more names."""
     found, start = [], 0
     for names in groups:
-        inside = start <= at < start + len(names)
-        found.append(_longer(names, at - start, end - start, numbers) if inside else names)
+        inside = start <= span.first < start + len(names)
+        own = span._replace(first=span.first - start)
+        found.append(_longer(names, own, numbers) if inside else names)
         start += len(names)
     return tuple(found)
 
 
-def _longer(names: tuple[str, ...], at: int, end: int, numbers: range) -> tuple[str, ...]:
-    more = [left_out(name, n) for n in numbers for name in names[at:end]]
-    return (*names[:end], *more, *names[end:])
+def _longer(names: tuple[str, ...], span: Span, numbers: range) -> tuple[str, ...]:
+    more = [left_out(name, n) for n in numbers for name in names[slice(*span.before)]]
+    return (*names[: span.between], *more, *names[span.between :])

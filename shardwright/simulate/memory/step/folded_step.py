@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Bytes
-from shardwright.ir.memory import Memory
+from shardwright.ir.memory import NOTHING, Memory
 from shardwright.ir.op_memory import OpTracer
 from shardwright.program.instructions import DRAWS_BY_INDEX
 from shardwright.program.step.folding.sections import (
@@ -28,8 +28,10 @@ from shardwright.program.step.instructions import Forward
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.simulate.costs.update import UpdatedTile
 from shardwright.simulate.memory.allocator import AllocatedBytes, Allocator, Block, Use
+from shardwright.simulate.memory.caching_allocator import Request, reserved_bytes
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer, random_key_bytes
 from shardwright.simulate.memory.step.spanned_program import SpannedProgram, spanned
+from shardwright.simulate.memory.step.whole_requests import Recorded, whole_order, whole_requests
 from shardwright.simulate.memory.values import View
 
 _NOTHING = AllocatedBytes(0, 0)
@@ -51,6 +53,8 @@ class FoldedStep:
         self.step = StepSimulation(lowering, rank, trainer, book)
         self.step.temporaries = not folded.stands_for  # else only the whole step's are known
         self.tiles: dict[str, UpdatedTile] = {}  # that the step updates
+        self._recorded: Recorded | None = None  # requests while `peak` played the step
+        self._room = 0  # bytes for temporaries of the update, below the peak before it
 
     def memory(self, sections: Sections) -> Memory:
         """`Memory` of the whole step if only micro-batches were left out.
@@ -64,6 +68,39 @@ class FoldedStep:
             raise NotPeriodicError("micro-batches that were left out are a part of the peak")
         return found
 
+    def reserved(self, sections: Sections) -> Bytes | None:
+        """`Memory.reserved` of the whole step; None if few layers do not tell.
+
+        Raises `NotPeriodicError` as `peak` does.
+        """
+        step, spec = self.step, self.trainer.optimizer
+        step.record()
+        if step.allocator.requests is None:
+            return NOTHING
+        repeats = step.lowering.repeat(step.group) is not None
+        if spec.keeps_gradients or repeats or not self.folded.stands_for:
+            return None
+        self.peak(sections)
+        if self._recorded is None:
+            return None
+        own = [name for name in self.tiles if name not in self.folded.stands_for]
+        try:
+            requests = whole_requests(sections, self._recorded)
+            order = whole_order(own, self.folded)
+        except NotPeriodicError:
+            return None
+        if len(order) != len(self.tiles):
+            return None
+        tiles = [self.tiles[name] for name in order]
+        if tiles:  # which groups there are depends on the order
+            step.decide_groups(tiles, self._room)
+            update = self.trainer.update(tiles, step.group_bytes)
+            requests += [Request(-1, update, taken) for taken in (True, False)]
+        stored = self._stored(sections)
+        before = [stored[leaf.name] for leaf in self.whole.leaves if leaf.name in stored]
+        state = [tile.bytes for tile in tiles for _ in range(spec.resident_of(tile.shape))]
+        return Bytes(reserved_bytes([self._given(sections), *before], requests, state))
+
     def peak(self, sections: Sections) -> Bytes:
         """`Memory.peak` of the whole step, from its program in sections.
 
@@ -76,6 +113,9 @@ class FoldedStep:
         if cycles is not None and repeat is not None:
             heights.grow(cycles, repeat.times - 1)
         self.tiles = tiles = step.played(whole.program, heights.observe)
+        if step.allocator.requests is not None and not heights.gives_back:
+            given = step.allocator.requests, heights.requests, heights.copies, whole
+            self._recorded = Recorded(*given)
         heights.check()
         for name, like in self.folded.stands_for.items():
             if like in tiles:
@@ -98,8 +138,9 @@ class FoldedStep:
                 level = heights.highest[at].plus(skipped)
                 peak = max(peak, level, key=lambda level: level.total)
         last, granularity = allocator.level.plus(skipped), allocator.granularity
+        self._room = peak.total - last.total
         if self.folded.stands_for:
-            step.decide_groups(tiles.values(), peak.total - last.total)
+            step.decide_groups(tiles.values(), self._room)
         update = self.trainer.update(tiles.values(), step.group_bytes)
         last = last.plus(AllocatedBytes(update, -update % granularity))
         peak = max(peak, last, key=lambda level: level.total)
@@ -107,27 +148,34 @@ class FoldedStep:
 
     def _lasting(self, tiles: dict[str, UpdatedTile], sections: Sections) -> int:
         """Bytes before the step: parameters, state of the optimizer, inputs and buffers."""
-        step, spec = self.step, self.trainer.optimizer
-        present = set(sections.program.leaves)
+        spec, granularity = self.trainer.optimizer, self.step.allocator.granularity
+        odd = self.trainer.rounding(tiles.values(), granularity)
+        state = sum(tile.resident_bytes(spec) for tile in tiles.values())
+        return sum(self._stored(sections).values()) + state + odd + self._given(sections)
+
+    def _stored(self, sections: Sections) -> dict[str, int]:
+        """Bytes of the parameters of all layers that are on the device, by name."""
+        step, present = self.step, set(sections.program.leaves)
         stored = {
             leaf.name: step.resident(leaf.name)
             for leaf in self.folded.graph.leaves_of(LeafKind.PARAMETER)
             if leaf.name in present
         }
-        left_out = [pair for pair in self.folded.stands_for.items() if pair[1] in present]
+        left_out = self.folded.stands_for.items()
         stored.update((name, stored[like]) for name, like in left_out if like in stored)
-        granularity = step.allocator.granularity
-        odd = self.trainer.rounding(tiles.values(), granularity)
-        state = sum(tile.resident_bytes(spec) for tile in tiles.values())
-        present.update(name for name, _ in left_out)
+        return stored
+
+    def _given(self, sections: Sections) -> int:
+        """Bytes of inputs, buffers, constants, and the positions of random numbers."""
+        present = set(sections.program.leaves)
+        present.update(name for name, like in self.folded.stands_for.items() if like in present)
         given = sum(
             self.whole.tensor[leaf.name].bytes
             for leaf in self.whole.leaves
             if leaf.kind is LeafKind.INPUT
             or (leaf.kind is not LeafKind.PARAMETER and leaf.name in present)
         )
-        keys = step.keys + self._keys_left_out(sections)
-        return sum(stored.values()) + state + odd + given + keys
+        return given + self.step.keys + self._keys_left_out(sections)
 
     def _keys_left_out(self, sections: Sections) -> int:
         """Bytes of the positions of random numbers of layers that were left out."""
@@ -176,6 +224,10 @@ class _Heights:
         self.whole, self.allocator = whole, allocator
         self.levels: list[AllocatedBytes] = []
         self.highest: list[AllocatedBytes] = []  # since the last
+        self.requests: list[int] = []  # that were made so far, where they are recorded
+        # Of those requests the copies: the block that each is a copy of, and which of its copies.
+        self.copies: dict[int, tuple[int, int]] = {}
+        self.gives_back = False  # whether a gap gives back memory, in no order of layers
         self._parts: list[Block] = []  # that have other owners than the copied values
         self._behind: dict[int, AllocatedBytes] = {}  # with copies, by the place of a gap
         self._cycle: tuple[int, int, int] | None = None  # begin and end, and how often it is added
@@ -185,13 +237,16 @@ class _Heights:
         """Record the bytes; at a gap, copy and free the values of the layers that were left out."""
         at = len(self.levels)
         self.levels.append(self.allocator.level)
+        self.requests.append(len(self.allocator.requests or ()))
         self.highest.append(self.allocator.highest())
         copies, drops = self.whole.copies.get(at, ()), self.whole.drops.get(at, ())
-        for names in copies:
-            self._copy(values, names)
+        for number, names in enumerate(copies):
+            self._copy(values, names, number)
+        copied = len(self.allocator.requests or ())
         for name in drops:
             if (view := values.pop(name, None)) is not None:
                 self.allocator.drop(view.block)
+        self.gives_back |= len(self.allocator.requests or ()) > copied
         grows = self._cycle is not None and self._grows(at, *self._cycle)
         if copies or drops or grows:
             self._behind[at] = self.allocator.level
@@ -233,8 +288,8 @@ class _Heights:
             for at in self.whole.places(section.start, section.stop)
         ]
 
-    def _copy(self, values: dict[str, View], names: Mapping[str, str]) -> None:
-        """Copy each named value to new memory under another name.
+    def _copy(self, values: dict[str, View], names: Mapping[str, str], number: int) -> None:
+        """Copy each named value to new memory under another name; it is copy `number` of these.
 
         Values that share memory, as those of one bucket do, have copies that share memory.
         """
@@ -251,6 +306,7 @@ class _Heights:
             if id(block) in copies:
                 self.allocator.own(copies[id(block)])
             else:
+                self.copies[len(self.allocator.requests or ())] = id(block), number
                 new = self.allocator.new(block.bytes, block.use, module_of=block)
                 copies[id(block)] = new
                 if block.owners > owned[id(block)]:  # the rest stays until the end

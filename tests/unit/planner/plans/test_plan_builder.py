@@ -11,9 +11,12 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.layout import Mesh
+from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.measurement import Measured
 from shardwright.planner.recost import recosted
 from shardwright.planner.settle import most_shared
+from shardwright.planner.strategies.expansion import Expansion
+from shardwright.planner.tables.memory import fixed_bytes
 from shardwright.program.instructions import Redistribute
 from shardwright.program.lower.rank_program import lower
 from shardwright.program.plan_decoder import read_plan
@@ -146,3 +149,11 @@ def test_nothing_is_shared_where_every_parameter_has_one_reader():
     machine = sw.Machine.preset("2xcpu")
     given = sw.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (torch.randn(4, 8),))
     assert most_shared(given, machine, Mesh.parse("dp=2"), 4) == 0
+
+
+@pytest.mark.parametrize("strategy", ["dp_shard=2", "dp_replicate=2", "tp=2"])
+def test_lasting_bytes_are_those_of_the_stored_parameters_and_the_batch(strategy):
+    given, machine = graph(), sw.Machine.preset("2xH100")
+    one = Expansion(given, machine, "adamw").expanded(Strategy.parse(strategy))
+    stored = sum(parameter.bytes for parameter in one.plan(0.0, ()).parameters)
+    assert one.writer.lasting_bytes(one.point.choice) == fixed_bytes(given) + stored

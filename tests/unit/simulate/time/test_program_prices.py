@@ -26,6 +26,7 @@ from shardwright.simulate.time.program_prices import (
     hidden_of,
     op_seconds,
     prices_of,
+    seconds_of_transfers,
     shared_links,
     transfer_seconds,
 )
@@ -89,6 +90,16 @@ def test_what_is_sent_inside_of_an_operator_belongs_to_its_pass():
     forward, backward = plan.ops[0].forward_seconds + 0.5, plan.ops[0].backward_seconds + 0.25
     inner = (("dp", 1.0),), (("tp", 2.0), ("dp", 3.0))
     assert found[name] == OpSeconds(forward, backward, plan.ops[0].source.module, *inner)
+
+
+def test_transfers_of_operators_that_were_left_out_have_no_seconds():
+    plan = next(one for one in frontier().baselines if one.name == "tensor parallel")
+    local = replace(plan.transfers[0], collectives=("slice tp",), seconds=1.0)
+    first, last = GRAPH.ops[0].name, GRAPH.ops[-1].name
+    plan = replace(plan, transfers=tuple(replace(local, consumer=one) for one in (first, last)))
+    few = replace(GRAPH, ops=GRAPH.ops[:4], outputs=GRAPH.ops[3].outputs)
+    assert {name for name, _ in seconds_of_transfers(plan, GRAPH)[1]} == {first, last}
+    assert {name for name, _ in seconds_of_transfers(plan, few)[1]} == {first}
 
 
 def part(value, kind, whole, channel="dp", dtype="float32"):

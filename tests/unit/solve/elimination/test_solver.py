@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from shardwright.solve.algebra.minplus import weighted
+from shardwright.solve.elimination import solver
 from shardwright.solve.elimination.pricing import PriceList
 from shardwright.solve.elimination.problem import Edge, Node, Problem, ProblemError, price
 from shardwright.solve.elimination.solver import make_solver
@@ -53,11 +54,30 @@ def test_copies_of_a_run_are_free_to_differ_and_nothing_is_lost(hub):
     assert any(len({*np.array(p.choice)[positions[:, 0]].tolist()}) > 1 for p in one.points)
 
 
+def test_the_inside_of_equal_copies_is_chosen_once(monkeypatch):
+    problem, chosen = folded(1, 40, True), []
+    plain = solver.backward
+
+    def counted(schedule, tables, choice, rows):
+        chosen.append(len(choice))
+        plain(schedule, tables, choice, rows)
+
+    monkeypatch.setattr(solver, "backward", counted)
+    make_solver(problem, 10**6).minimise(weighted(WEIGHTS))
+    assert sum(chosen) < 40 * len(WEIGHTS)
+
+
+def test_many_columns_are_not_told_apart_by_one_number():
+    rows = np.array([[2**40, 2**40], [0, 0], [0, 0]])
+    first, like = solver._distinct(rows)
+    assert rows[first][like].tolist() == rows.tolist()
+
+
 def test_a_problem_too_wide_to_fold_is_searched_unfolded():
     problem = folded(0, 5, True)
-    solver = make_solver(problem, 1)
-    assert solver.pinned
-    values, choice = solver.minimise(weighted(WEIGHTS))
+    pinning = make_solver(problem, 1)
+    assert pinning.pinned
+    values, choice = pinning.minimise(weighted(WEIGHTS))
     for weight, value, row in zip(WEIGHTS, values, choice.tolist(), strict=True):
         time, memory = price(problem.unfolded(), row)
         assert value <= time + weight * memory

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.ir.op_memory import Seen
+from shardwright.train.targets import trace_cache
 from shardwright.train.targets.trace_cache import KeptTraces, new_tracer
 from shardwright.train.targets.user_cache import UserCache, digest_of
 
@@ -59,6 +61,17 @@ def test_what_was_traced_is_known_to_the_next_command(folder):
     third.call(*CALLS[1]).backward(((1, 4),))
     for other in (KeptTraces("other", on_cpu=True), KeptTraces("key", on_cpu=False)):
         assert asked(other) == expected and other.is_new
+
+
+def test_equal_calls_have_one_digest(monkeypatch):
+    texts = []
+    monkeypatch.setattr(trace_cache, "digest_of", lambda text: texts.append(text) or text)
+    tracer = KeptTraces("key", on_cpu=True)
+    texts.clear()
+    op, _, given = CALLS[2]
+    others = [replace(op, args=(Ref("b"), number)) for number in (1, True, 1.0, 1)]
+    calls = [tracer.call(op, "a", given), *(tracer.call(one, "b", given) for one in others)]
+    assert calls[0] is calls[1] is calls[4] and len({*map(id, calls)}) == len(texts) == 3
 
 
 def test_damaged_entries_are_traced_again(folder):

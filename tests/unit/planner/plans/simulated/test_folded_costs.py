@@ -27,7 +27,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.simulate.memory.step.rank_step import StepSimulation, Trainer
 from shardwright.simulate.time import stages
 from shardwright.tracing.op_memory.footprints import Footprints
-from tests.harness.layered_graphs import residual_layers
+from tests.harness.layered_graphs import in_sequence_parallelism, residual_layers
 from tests.harness.rotation import rotating
 
 GRAPH = residual_layers(9)
@@ -66,22 +66,13 @@ class LargeUpdate(Trainer):
         return 2**36
 
 
-def as_in_sequence_parallelism(plan):
-    """The plan in which each rank scales and adds a part of the batch."""
-    ops = [
-        replace(op, tiling=("d0",) * len(op.tiling)) if op.name.endswith(("scaled", ".sum")) else op
-        for op in plan.ops
-    ]
-    return replace(plan, ops=tuple(ops))
-
-
 @pytest.mark.parametrize("strategy", ["tp=4", "dp_shard=2 tp=2", "dp_shard=2 tp=2 mb=4"])
 def test_strategies_fold_although_all_layers_share_sums(strategy):
     graph = residual_layers(8, scaled=True)
     expansion = Expansion(graph, MACHINE, "adamw")
     analysis = expansion.sources.analysis
     plan = expansion.expanded(Strategy.parse(strategy)).plan(0.0, ())
-    plan = as_in_sequence_parallelism(plan)
+    plan = in_sequence_parallelism(plan)
     decisions = read_plan(plan, graph, analysis)
     tracer = Footprints(on_cpu=False)
     whole = Refinement(graph, MACHINE, "adamw", tracer, analysis).settled(plan)
@@ -299,7 +290,7 @@ def test_a_bucket_of_two_neighbours_is_not_one_of_all_layers(monkeypatch):
     monkeypatch.setattr("shardwright.planner.plans.simulated.folded_costs.sections_of", kept)
     expansion = Expansion(graph, MACHINE, "adamw")
     plan = expansion.expanded(Strategy.parse("tp=4")).plan(0.0, ())
-    plan = as_in_sequence_parallelism(plan)
+    plan = in_sequence_parallelism(plan)
     analysis = expansion.sources.analysis
     costs = FoldedCosts(graph, analysis, MACHINE)
     assert costs.seconds(plan, read_plan(plan, graph, analysis)) is not None

@@ -19,6 +19,7 @@ from shardwright.report.diff.difference import difference
 from shardwright.report.text.explain import explain
 from shardwright.rules.analysis import analyze
 from shardwright.tracing.op_memory.footprints import Footprints
+from tests.harness.layered_graphs import residual_layers
 
 
 class Deep(nn.Module):
@@ -107,6 +108,37 @@ def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
     second.learn(other, found)
     assert second.knows(other) and second.knows_seconds(replace(other, ahead=ahead))
     assert second.seconds(replace(other, ahead=ahead)) == deeper.seconds
+
+
+def test_the_memory_of_most_buckets_ahead_is_not_simulated_where_fewer_are_taken():
+    graph = residual_layers(28)
+    machine = replace(sw.Machine.preset("4xH100"), overlap=0.6)
+    expansion = Expansion(graph, machine, "adamw")
+    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    tracer = Footprints(on_cpu=False)
+    refinement = Refinement(graph, machine, "adamw", tracer, expansion.sources.analysis)
+    assert refinement.deepened(refinement.compared(plan), None).ahead < DEPTHS[-1]
+    found = refinement.simulated(plan)
+    assert found[DEPTHS[-1]].changes is None, "only its time is simulated"
+
+
+def test_what_is_reserved_follows_from_few_layers_only_where_memory_is_tight(monkeypatch):
+    graph = residual_layers(12)
+    found = {}
+    for room in (1.1, 2.0):  # times the peak
+        machine = sw.Machine.preset("4xH100")
+        expansion = Expansion(graph, machine, "adamw")
+        plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+        given = "adamw", Footprints(on_cpu=False), expansion.sources.analysis
+        peak = Refinement(graph, machine, *given).peak(plan)
+        device = replace(machine.device, memory_bytes=int(room * peak), context_bytes=0)
+        refinement = Refinement(graph, replace(machine, device=device), *given)
+        reserved = refinement.reserved(refinement.compared(plan))
+        settled = refinement.compared(plan).memory is not None
+        memory = refinement.settled(plan).memory
+        assert reserved == memory.reserved - memory.libraries
+        found[room] = settled
+    assert found == {1.1: False, 2.0: True}
 
 
 def test_the_program_of_a_plan_gathers_as_the_plan_says(subject):

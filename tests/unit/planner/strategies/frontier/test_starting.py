@@ -139,6 +139,23 @@ def test_plans_that_are_too_slow_are_not_settled(monkeypatch):
     assert settled == [plans[0]]
 
 
+def test_plans_that_the_allocator_does_not_hold_are_not_settled(monkeypatch):
+    first = searched(mlp, "2x2xH100").fastest()
+    plans = tuple(
+        replace(
+            first,
+            step_seconds=seconds,
+            peak_bytes=peak,
+            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
+        )
+        for seconds, peak, reserved in [(1.0, 90, 110), (1.005, 85, 104), (1.006, 70, 90)]
+    )
+    settled = []
+    monkeypatch.setattr(Frontier, "settled", lambda self, plan: settled.append(plan) or plan)
+    assert preferred(Frontier(plans, device_bytes=100)).plan.step_seconds == 1.006
+    assert settled == [plans[2]]
+
+
 def test_the_memory_of_strategies_that_are_too_slow_is_not_simulated(monkeypatch):
     first = replace(searched(mlp, "2x2xH100").fastest(), name="searched", memory=None)
     fastest = replace(first, step_seconds=0.9)
