@@ -110,16 +110,18 @@ def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
     assert second.seconds(replace(other, ahead=ahead)) == deeper.seconds
 
 
-def test_the_memory_of_most_buckets_ahead_is_not_simulated_where_fewer_are_taken():
+def test_the_memory_of_most_buckets_ahead_is_not_simulated_where_fewer_are_taken(monkeypatch):
+    monkeypatch.setattr("shardwright.planner.plans.simulated.refinement.DEPTHS", (2, 4))
     graph = residual_layers(28)
-    machine = replace(sw.Machine.preset("4xH100"), overlap=0.6)
+    machine = replace(sw.Machine.preset("2x2xH100"), overlap=0.9)
     expansion = Expansion(graph, machine, "adamw")
-    plan = expansion.expanded(Strategy.parse("dp_shard=4")).plan(0.0, ())
+    plan = expansion.expanded(Strategy.parse("dp_shard=4 mb=2")).plan(0.0, ())
     tracer = Footprints(on_cpu=False)
     refinement = Refinement(graph, machine, "adamw", tracer, expansion.sources.analysis)
-    assert refinement.deepened(refinement.compared(plan), None).ahead < DEPTHS[-1]
+    assert refinement.deepened(refinement.compared(plan), None).ahead == 2
     found = refinement.simulated(plan)
-    assert found[DEPTHS[-1]].changes is None, "only its time is simulated"
+    assert found[4].seconds < found[2].seconds, "faster, and by too little"
+    assert found[4].changes is None, "only its time is simulated"
 
 
 def test_what_is_reserved_follows_from_few_layers_only_where_memory_is_tight(monkeypatch):
