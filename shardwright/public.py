@@ -61,6 +61,7 @@ class Plan(ir_plan.Plan):
             or `"last"`; None: after every one where they are stored sharded, else after the last.
         async_tp: whether messages of tensor parallelism are priced beside matrix products, as in
             `Strategy`; the program sends them as it does without.
+        ep_overlap: the same of messages of experts, beside operators of another micro-batch.
         compiled: whether layers run through `torch.compile`.
         ahead: how many buckets of parameters are gathered before the one that operators read.
         separates_gathers: whether gathers of parameters have a communicator of their own where

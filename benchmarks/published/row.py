@@ -89,6 +89,7 @@ class Row:
         optimizer: its name and how torch runs it: one of `OPTIMIZERS`.
         gradient_buffers: gradients have buffers that are never freed, as Megatron-LM's.
         async_tp: whether collectives of `tp` overlap matrix products.
+        ep_overlap: whether messages of experts run beside another micro-batch.
         overlapped: whether gradients are reduced while others are still computed, where `zero` is
             below 2 and the source states it; with it they always are.
         gpu: key of the machine's device.
@@ -152,6 +153,7 @@ class Row:
     optimizer: str = "adamw"
     gradient_buffers: bool = False
     async_tp: bool = False
+    ep_overlap: bool = False
     overlapped: bool = False
     gpu: str = ""
     gpus: int = 1

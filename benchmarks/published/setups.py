@@ -90,6 +90,7 @@ def strategy_of(row: Row) -> Strategy:
         reshard_after_forward=row.reshard if row.zero == 3 else None,
         sequence_parallel=row.sequence_parallel,
         async_tp=row.async_tp,
+        ep_overlap=row.ep_overlap,
         schedule=row.schedule or "1F1B",
         virtual_stages=row.virtual_stages,
         micro_batches=row.micro_batches,

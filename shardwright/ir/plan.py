@@ -218,7 +218,8 @@ class Plan:
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
       for the default (`ir/gradient_sync.py`); `compiled`: whether layers run through
       `torch.compile`; `async_tp`: whether the time of messages along `tp` is that beside matrix
-      products, as in `Strategy`, while the program sends them as it does without;
+      products, as in `Strategy`, while the program sends them as it does without; `ep_overlap`:
+      the same of messages of experts beside operators of another micro-batch;
     * `ahead`: how many buckets of parameters are gathered before the one that operators read;
       `separates_gathers`: whether they have a communicator of their own where reductions of
       gradients are in flight beside them;
@@ -258,6 +259,7 @@ class Plan:
     micro_batches: int = 1  # gradients of a step's micro-batches are accumulated
     gradient_sync: str | None = None  # as in `ir/gradient_sync.py`
     async_tp: bool = False  # whether messages of `tp` are priced beside matrix products
+    ep_overlap: bool = False  # whether those of experts are priced beside other micro-batches
     compiled: bool = False  # whether layers run through `torch.compile`
     ahead: int = 1  # buckets of parameters that are gathered before they are read
     separates_gathers: bool = False  # whether they do not wait for reductions of gradients

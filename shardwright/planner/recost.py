@@ -124,6 +124,7 @@ def additive(
         ahead=plan.ahead,
         separates_gathers=plan.separates_gathers,
         async_tp=plan.async_tp,
+        ep_overlap=plan.ep_overlap,
         offload=plan.offload,
         on_device=plan.on_device,
         update_group_bytes=plan.update_group_bytes,

@@ -44,6 +44,8 @@ def headline(plan: Plan) -> str:
         others.append(f"fp8 {recipe.name} {how} {recipe.library}{gathers}{only}")
     if plan.async_tp:
         others.append("async TP: priced, messages are sent without overlap here")
+    if plan.ep_overlap:
+        others.append("messages of experts beside others: priced, sent without overlap here")
     if plan.separates_gathers:
         others.append("gathers beside reductions on a communicator of their own")
     found += [*_recomputed(plan), *_offloaded(plan), *_resharded(plan), *_updated(plan)]

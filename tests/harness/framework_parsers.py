@@ -272,6 +272,7 @@ def _megatron_facts(model: Any, sums: Any, update: Any, devices: int) -> Facts:
         "etp": model.expert_tensor_parallel_size,
         "sequence_parallel": model.sequence_parallel,
         "async_tp": model.tp_comm_overlap,
+        "ep_overlap": bool(getattr(model, "overlap_moe_expert_parallel_comm", False)),
         "virtual_stages": model.virtual_pipeline_model_parallel_size or 1,
         "zero": zero,
         "clip": update.clip_grad,

@@ -102,5 +102,6 @@ def training_strategies(draw: st.DrawFn) -> Strategy:
         **draw(_DTYPES),
         **draw(_PIPELINES),
     )
-    found = found.switched_on("async_tp") if draw(st.booleans()) else found
+    for name in ("async_tp", "ep_overlap"):
+        found = found.switched_on(name) if draw(st.booleans()) else found
     return found.in_8_bit(found.fp8, gathers=draw(st.booleans()))

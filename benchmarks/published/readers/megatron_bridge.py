@@ -3,7 +3,8 @@
 Pages name the recipes that were run. What pages do not say is read from the recipe of a row's
 model, GPU and precision, at the pages' commit, if that has the row's degrees and micro-batch.
 CUDA graphs of whole steps are in recipes of dense models since the first release, in those of
-mixtures since 26.06 (commits 8af195c, afb5dd4 and 55443cb of June 2026, tag v0.5.0).
+mixtures since 26.06, as are messages of experts beside another micro-batch (commits 8af195c,
+afb5dd4 and 55443cb of June 2026, tag v0.5.0).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _GIB = 1e9 / 2**30
 _MARKS = (
     ("#### Model:", "model"), ("#### System:", "system"), ("### ", "kind"), ("## ", "release"),
 )  # fmt: skip
-_GRAPHS_OF_MIXTURES = "26.06"  # the first release with graphs of whole steps
+_MIXTURES_OF_NOW = "26.06"  # the first release with recipes of mixtures as they are
 
 
 def rows(snapshot: Snapshot) -> Iterator[Row]:
@@ -142,14 +143,16 @@ def _as_in_recipe(row: Row, settings: Settings, release: str) -> Row:
     offloads = settings.get("model.cpu_offloading")
     wide = settings.get("ddp.grad_reduce_in_fp32", True)
     scopes = settings.get("model.cuda_graph_impl"), *(settings.get("model.cuda_graph_scope") or ())
-    has_graphs = row.model not in MIXTURES or release >= _GRAPHS_OF_MIXTURES
+    is_mixture, as_now = row.model in MIXTURES, release >= _MIXTURES_OF_NOW
+    beside = settings.get("comm_overlap.overlap_moe_expert_parallel_comm")
     return replace(
         row,
         recompute=_recomputed(settings),
         offloaded=settings.get("model.cpu_offloading_num_layers", 0) if offloads else 0,
         async_tp=row.tp > 1 and bool(settings.get("comm_overlap.tp_comm_overlap")),
         reduce="fp32" if wide else "bf16",
-        replayed=has_graphs and scopes[0] != "none" and "full_iteration" in scopes,
+        replayed="full_iteration" in scopes and scopes[0] != "none" and (as_now or not is_mixture),
+        ep_overlap=is_mixture and as_now and row.ep > 1 and row.micro_batches > 1 and bool(beside),
         overlapped=row.zero < 2 and bool(settings.get("ddp.overlap_grad_reduce")),
     )
 

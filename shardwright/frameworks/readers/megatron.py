@@ -27,7 +27,7 @@ KNOWN = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "use-dist
 _UNAFFECTING = {
     "changes when communication happens, not the strategy": (
         "overlap-grad-reduce overlap-param-gather delay-wgrad-compute"
-        " overlap-param-gather-with-optimizer-step overlap-moe-expert-parallel-comm"
+        " overlap-param-gather-with-optimizer-step moe-token-dispatcher-type"
     ),
     "the kernels of attention, not the strategy": "use-flash-attn attention-backend",
     "the number of query groups says it": "group-query-attention",
@@ -131,6 +131,7 @@ def understood(settings: Settings, given: Given, dialect: str, in_file: int | No
         "order": _order(settings, pp, etp * ep, tp * cp),
         "sequence_parallel": settings.switch("sequence-parallel", False, "sequence_parallel"),
         "async_tp": options.async_tp(settings, tp),
+        "ep_overlap": options.ep_overlap(settings, ep, count),
         "cp_style": options.cp_style(settings),
         "micro_batches": count,
         **storage,

@@ -49,6 +49,8 @@ FLAG_OF = {
     "ddp.outer_dp_sharding_strategy": "outer-dp-sharding-strategy",
     "model.tp_comm_overlap": "tp-comm-overlap",
     "comm_overlap.tp_comm_overlap": "tp-comm-overlap",
+    "comm_overlap.overlap_moe_expert_parallel_comm": "overlap-moe-expert-parallel-comm",
+    "model.moe_token_dispatcher_type": "moe-token-dispatcher-type",
     "ddp.overlap_grad_reduce": "overlap-grad-reduce",
     "ddp.overlap_param_gather": "overlap-param-gather",
     "dist.use_torch_fsdp2": "use-torch-fsdp2",

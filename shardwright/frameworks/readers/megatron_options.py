@@ -49,6 +49,17 @@ def async_tp(settings: Settings, tp: int) -> bool:
     return True
 
 
+def ep_overlap(settings: Settings, ep: int, micro_batches: int) -> bool:
+    """Whether messages of experts run beside operators of another micro-batch."""
+    name = "overlap-moe-expert-parallel-comm"
+    if not settings.switch(name, False, "ep_overlap"):
+        return False
+    settings.require(ep > 1, name, "expert-model-parallel-size of 2 or more is needed too")
+    if micro_batches == 1:
+        settings.differ(name, "a step of one micro-batch has no other to overlap with; read as off")
+    return micro_batches > 1
+
+
 def storage(settings: Settings, dp: int) -> dict[str, Any]:
     """Sharding of data parallelism: of what, over which ranks, and when gradients are reduced."""
     shards = settings.switch("use-distributed-optimizer", False, "zero")

@@ -44,6 +44,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts) -> tuple[Strategy, list[str]
         "gradients are reduced after every micro-batch in stages 2 and 3, else after the last",
         gradient_sync="every" if _stage_of(now) >= 2 else "last",
     )
+    near.change("messages of experts run beside no other micro-batch", ep_overlap=False)
     near.change("recomputation stands in the program", recompute=NONE)
     stage = _stage_of(near.strategy)
     offloaded = tuple(

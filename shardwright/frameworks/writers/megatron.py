@@ -83,6 +83,12 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
         gathers = now.in_8_bit(now.fp8, gathers=True).fp8_gather
         near.change("names of mixed precision gather weights in 8 bits", fp8_gather=gathers)
     near.change("layers are not compiled as a whole", compile="off")
+    if not _overlaps_experts(near.strategy):
+        near.change(
+            "messages of experts overlap in 16 bits, with interleaved stages or none, and no layer"
+            " recomputed whole",
+            ep_overlap=False,
+        )
     near.one_of(
         "loss",
         ("vocabulary-parallel", _FUSED),
@@ -91,6 +97,12 @@ def nearest(strategy: Strategy, facts: ConfigFacts, bridge: bool) -> tuple[Strat
     )
     near.fit_batch(facts.batch)
     return near.strategy, near.reasons
+
+
+def _overlaps_experts(now: Strategy) -> bool:
+    """Whether Megatron-LM accepts messages of experts beside another micro-batch."""
+    parts = now.recompute.kind in ("none", "modules")
+    return parts and (now.pp == 1 or now.virtual_stages > 1) and now.param_dtype in _NARROW
 
 
 def _storage(near: Nearest, bridge: bool) -> None:
@@ -157,6 +169,8 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
         "use-tp-pp-dp-mapping": swapped or None,
         "sequence-parallel": (strategy.tp > 1 and strategy.sequence_parallel) or None,
         "tp-comm-overlap": strategy.async_tp or None,
+        "overlap-moe-expert-parallel-comm": strategy.ep_overlap or None,
+        "moe-token-dispatcher-type": "alltoall" if strategy.ep_overlap else None,
         "micro-batch-size": batch.samples // (ranks * strategy.micro_batches),
         "global-batch-size": batch.samples,
         "seq-length": batch.sequence,

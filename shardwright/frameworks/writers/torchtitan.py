@@ -52,6 +52,7 @@ def nearest(strategy: Strategy, facts: ConfigFacts, dialect: str) -> tuple[Strat
         "gradients are reduced after the last micro-batch of a pipeline, else after every one",
         gradient_sync="last" if near.strategy.pp > 1 else "every",
     )
+    near.change("messages of experts run beside no other micro-batch", ep_overlap=False)
     if near.strategy.async_tp:
         near.change("asynchronous tensor parallelism needs compiled layers", compile="regional")
     _recompute(near, is_toml)

@@ -79,6 +79,7 @@ POSSIBLE: Mapping[str, Possible] = {
     ),
     "sequence_parallel": _SWITCH,
     "async_tp": _SWITCH,
+    "ep_overlap": _SWITCH,
     "cp_style": _one_of(*CP_STYLES),
     "schedule": _one_of(*_SYNCHRONOUS),
     "stage_cut": Possible(
@@ -117,9 +118,16 @@ def _of_async_tp(given: Fields) -> str:
     return "" if given["sequence_parallel"] else "sp=on, whose gathers and scattered sums it hides"
 
 
+def _of_ep_overlap(given: Fields) -> str:
+    if given["ep"] == 1:
+        return "ep=2 or more, whose messages it hides"
+    return "" if given["micro_batches"] > 1 else "mb=2 or more, whose operators hide them"
+
+
 NEEDS: Mapping[str, Callable[[Fields], str]] = {
     "fp8_gather": _of_gathers,
     "async_tp": _of_async_tp,
+    "ep_overlap": _of_ep_overlap,
 }
 
 

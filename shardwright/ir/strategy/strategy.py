@@ -71,6 +71,7 @@ class Strategy:
         sequence_parallel: whether norms and dropout are split over the sequence along `tp`.
         async_tp: whether messages of `tp` run beside the matrix products that they feed or send, in
             chunks.
+        ep_overlap: whether messages of experts run beside operators of another micro-batch.
         cp_style: how attention crosses the sequence: "ring-zigzag", "all-gather" or "ulysses".
         schedule: of the pipeline, a name in `ir/schedules`.
         virtual_stages: stages of each pipeline group.
@@ -111,6 +112,7 @@ class Strategy:
     reshard_after_forward: bool | None = None
     sequence_parallel: bool = True
     async_tp: bool = False
+    ep_overlap: bool = False
     cp_style: str = CP_STYLES[0]
     schedule: str = "1F1B"
     virtual_stages: int = 1

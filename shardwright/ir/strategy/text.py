@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS, POSSIBLE
+from shardwright.ir.strategy.fields import AXES, DTYPE_FIELDS, NEEDS, POSSIBLE
 from shardwright.ir.strategy.recompute import Recompute, StrategyError
 
 # Dtypes of parameters in use, of reductions of gradients, of kept gradients, and of the state.
@@ -33,7 +33,7 @@ _KEY_OF = {name: key for key, name in _KEYS.items()}
 _SWITCHES = {"on": True, "off": False}
 _BEFORE_DTYPES = (
     *("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp", "micro_batches", "stage_cut"),
-    *("order", "zero", "reshard_after_forward", "sequence_parallel", "async_tp"),
+    *("order", "zero", "reshard_after_forward", "sequence_parallel", "async_tp", "ep_overlap"),
     *("cp_style", "recompute"),
     "offload",
 )
@@ -103,7 +103,7 @@ def _value(word: str, name: str, text: str) -> Any:
     """The value of a field in the text; raises `StrategyError` for one that cannot be read."""
     if name in (*AXES, "ep", "etp", "virtual_stages", "micro_batches", "zero"):
         value: Any = int(text) if text.isdecimal() else text
-    elif name in ("sequence_parallel", "reshard_after_forward", "fp8_gather", "async_tp"):
+    elif name in NEEDS or name in ("sequence_parallel", "reshard_after_forward"):
         value = _SWITCHES.get(text, text)
     elif name in ("order", "offload"):
         value = tuple(text.split(","))

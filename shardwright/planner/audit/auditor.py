@@ -31,7 +31,8 @@ from shardwright.planner.strategies.frontier.priced_frontier import Progress, st
 _SAME = 1e-3  # relative differences of step time and memory below this are ignored
 _GAIN = 5e-3  # of a step's time: single changes that save less are not simulated
 _SIMULATED = 6  # single changes, at most
-_SIMULATED_FIELDS = ("offload", "async_tp")  # which change no table
+_HIDING = "async_tp", "ep_overlap"  # fields of messages beside operators
+_SIMULATED_FIELDS = "offload", *_HIDING  # which change no table
 _ROUNDS = 8  # the most single changes that are applied one after the other
 _SETTLED = 3  # the fastest strategies by the tables whose time and memory are simulated
 
@@ -225,7 +226,10 @@ class Auditor:
         )
         best = frontier.fastest_compared(UNLIMITED if self.limit is None else self.limit)
         found = Priced(Strategy.parse(best.name), best)
-        if not like.async_tp or not (hiding := found.strategy.switched_on("async_tp")).async_tp:
+        hiding = found.strategy
+        for name in _HIDING:
+            hiding = hiding.switched_on(name) if getattr(like, name) else hiding
+        if hiding == found.strategy:
             return found
         compared = form.refinement.compared(self.unsettled(hiding))
         other = Priced(hiding, self._deepened(like, compared))

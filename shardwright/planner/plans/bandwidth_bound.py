@@ -36,7 +36,7 @@ def bandwidth_bound(plan: Plan, graph: Graph, machine: Machine) -> Seconds:
         one.forward
         + one.backward
         + sum(seconds for _, seconds in (*one.inner, *one.inner_backward))
-        for one in op_seconds(plan, graph).values()
+        for one in op_seconds(plan, graph, machine).values()
     )
     trained = sum(one.seconds for one in plan.parameters if one.name in graph.trained)
     transfers, messages = _Transfers(plan, graph, machine), AsyncMessages(plan, graph, machine)

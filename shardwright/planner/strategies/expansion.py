@@ -279,5 +279,6 @@ def _no_pipeline(strategy: Strategy) -> StrategyError:
 
 
 def marked(plan: Plan, strategy: Strategy) -> Plan:
-    """`plan` with what a strategy has that tables do not: offload, and messages beside products."""
-    return replace(plan, offload=strategy.offload, async_tp=strategy.async_tp)
+    """`plan` with what a strategy has that tables do not: offload, and messages beside others."""
+    hidden = {name: getattr(strategy, name) for name in ("async_tp", "ep_overlap")}
+    return replace(plan, offload=strategy.offload, **hidden)

@@ -45,7 +45,7 @@ def strategy_of(plan: Plan) -> Strategy | None:
     fields["gradient_sync"] = plan.gradient_sync
     fields["compile"] = COMPILES[plan.compiled]
     fields["offload"] = plan.offload
-    fields["async_tp"] = plan.async_tp
+    fields |= {"async_tp": plan.async_tp, "ep_overlap": plan.ep_overlap}
     if plan.schedule != "none":
         fields["schedule"] = plan.schedule
         fields["virtual_stages"] = plan.stages // degrees["pp"]

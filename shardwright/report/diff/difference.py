@@ -217,6 +217,7 @@ def _settings(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("chunks of the loss", str(first.numerics.loss_chunks), str(second.numerics.loss_chunks)),
         ("chunks of MLPs", str(first.numerics.mlp_chunks), str(second.numerics.mlp_chunks)),
         ("asynchronous tensor parallelism", _on_off(first.async_tp), _on_off(second.async_tp)),
+        ("overlap of expert messages", _on_off(first.ep_overlap), _on_off(second.ep_overlap)),
         ("products in 8 bits", first.numerics.fp8 or "none", second.numerics.fp8 or "none"),
         ("graph", first.fingerprint, second.fingerprint),
     )

@@ -22,7 +22,7 @@ from shardwright.ir.options.mixed_precision import stored_item_bytes
 from shardwright.ir.options.optimizers import optimizer_spec, placed
 from shardwright.ir.pipeline import AXIS
 from shardwright.ir.plan import Phase, Plan, PlannedParameter, PlannedTransfer
-from shardwright.ir.redistribution import LOCAL, Exchange
+from shardwright.ir.redistribution import LOCAL, Collective, Exchange
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import contention_of, links
 from shardwright.program.instructions import Shape
@@ -47,7 +47,7 @@ def prices_of(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         return _staged_prices(plan, graph, machine)
     sends = partial(transfer_seconds, mesh=mesh, machine=machine)
     return StepPrices(
-        ops=op_seconds(plan, graph),
+        ops=op_seconds(plan, graph, machine),
         transfer=_beside_products(sends, plan, graph, machine),
         hidden=partial(hidden_of, machine=machine),
         links=shared_links(mesh, machine),
@@ -119,7 +119,7 @@ def _staged_prices(plan: Plan, graph: Graph, machine: Machine) -> StepPrices:
         return step_price(Exchange.MESSAGE, link, machine).seconds(sum(sizes), 0)
 
     return StepPrices(
-        ops=op_seconds(plan, graph),
+        ops=op_seconds(plan, graph, machine),
         transfer=_beside_products(transfer, plan, graph, machine),
         hidden=partial(hidden_of, machine=machine),
         links=shared_links(plan.layout_mesh, machine),
@@ -153,11 +153,12 @@ def _beside_products(
     return priced
 
 
-def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
+def op_seconds(plan: Plan, graph: Graph, machine: Machine) -> dict[str, OpSeconds]:
     """Seconds of every operator of `graph`, by name, in one micro-batch.
 
     `graph` may be a part of the plan's graph. Redistributions without communication are added to
-    the operator that reads the result, and so are casts of parameters that are not trained.
+    the operator that reads the result, and so are casts of parameters that are not trained. What is
+    hidden of messages of experts takes no time of the link either.
     """
     inner, local = seconds_of_transfers(plan, graph)
     each = plan.micro_batches
@@ -165,6 +166,9 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
         readers = graph.consumers.get(parameter.name, ())
         if parameter.name not in graph.trained and readers:
             local[readers[0].name, False] += parameter.seconds / each
+    if plan.ep_overlap:
+        for key in inner.keys() & _exchanges(plan, graph):
+            inner[key] = [(axis, (1 - machine.overlap) * each) for axis, each in inner[key]]
     return {
         op.name: OpSeconds(
             op.forward_seconds / each + local.get((op.name, False), 0.0),
@@ -179,6 +183,15 @@ def op_seconds(plan: Plan, graph: Graph) -> dict[str, OpSeconds]:
 
 
 _ByPass = tuple[str, bool]  # an operator, and whether the backward pass
+
+
+def _exchanges(plan: Plan, graph: Graph) -> set[_ByPass]:
+    """The operators that send tokens to experts, in each pass."""
+    return {
+        (t.consumer, t.phase is Phase.BACKWARD)
+        for t in plan.transfers
+        if t.collectives[0].startswith(Collective.ALL_TO_ALL.value) and _is_inner(t, graph)
+    }
 
 
 def seconds_of_transfers(

@@ -105,7 +105,7 @@ class _State:
             and self.awaited == since.awaited
             and abs(self.waits - since.waits) <= near
             and abs(self.waited_for - since.waited_for) <= near
-            and _alike(self.delays, since.delays, near)
+            and _are_equal(self.delays, since.delays, near)
             and all(abs(self.free[t] - since.free.get(t, 0.0) - later) <= near for t in moved)
             and all(
                 abs(end - since.in_flight[at] - later) <= near for at, end in self.in_flight.items()
@@ -304,7 +304,7 @@ class LoopPlayer(Player):
         return delaying, due
 
 
-def _alike(one: list[list[float]], other: list[list[float]], near: float) -> bool:
+def _are_equal(one: list[list[float]], other: list[list[float]], near: float) -> bool:
     """Whether transfers delay operators by equal seconds."""
     return list(map(len, one)) == list(map(len, other)) and all(
         abs(a - b) <= near for a, b in zip(chain(*one), chain(*other), strict=True)

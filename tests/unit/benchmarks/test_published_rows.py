@@ -195,6 +195,7 @@ def qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config():
     cfg = ConfigContainer()
     cfg.model.expert_model_parallel_size = 8
     cfg.model.cuda_graph_impl = "full_iteration"
+    cfg.comm_overlap = CommOverlapConfig(overlap_moe_expert_parallel_comm=True)
     return cfg
 """
     usual = """
@@ -219,6 +220,7 @@ def usual():
     assert excluded.excluded
     assert (dense.overlapped, other.overlapped) == (True, False), "another recipe may have run"
     assert (mixture.replayed, later.replayed) == (False, True), "recipes of 26.04 had no graphs"
+    assert (mixture.ep_overlap, later.ep_overlap) == (False, True)
     settings = recipe_settings(pages, "LLAMA3_70B", "GB200", 64, "fp8-mx")
     assert settings["model.recompute_modules"] == ["core_attn"]
     assert settings["comm_overlap.tp_comm_overlap"] is True

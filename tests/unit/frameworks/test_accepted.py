@@ -144,6 +144,7 @@ def said(strategy):
         "fp8": strategy.fp8,
         "fp8_gather": strategy.fp8_gather,
         "async_tp": strategy.async_tp,
+        "ep_overlap": strategy.ep_overlap,
         "offload": list(strategy.offload),
         "regional": strategy.compile == "regional",
         "recompute": strategy.recompute.kind,

@@ -135,6 +135,10 @@ def float8(recipe):
             "line 14, parallelism.enable_async_tensor_parallel = True: compile.enable is needed",
         ),
         (
+            "--tensor-model-parallel-size 1 --overlap-moe-expert-parallel-comm",
+            "line 1, overlap-moe-expert-parallel-comm = True: expert-model-parallel-size of 2",
+        ),
+        (
             "--tensor-model-parallel-size 2 --tp-comm-overlap",
             "line 1, tp-comm-overlap = True: sequence-parallel is needed too",
         ),

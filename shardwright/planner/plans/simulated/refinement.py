@@ -416,7 +416,7 @@ def _choices(plan: Plan) -> Hashable:
     return (
         *(plan.layout_mesh.shape, plan.stage_ranks),
         *(plan.micro_batches, plan.gradient_sync, plan.ahead, plan.compiled),
-        *(plan.schedule, plan.cuts, plan.offload, plan.on_device, plan.async_tp),
+        *(plan.schedule, plan.cuts, plan.offload, plan.on_device, plan.async_tp, plan.ep_overlap),
         plan.update_group_bytes,
         tuple((op.tiling, op.segment, op.kept) for op in plan.ops),
         tuple((one.layout.placements, one.regathered) for one in plan.parameters),

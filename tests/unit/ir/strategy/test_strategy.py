@@ -71,7 +71,8 @@ def _strategies(draw: st.DrawFn) -> Strategy:
         gradient_sync=draw(st.sampled_from((*SYNCS, None))),
         **draw(_PIPELINES),
     )
-    found = found.switched_on("async_tp") if draw(_SWITCH) else found
+    for name in ("async_tp", "ep_overlap"):
+        found = found.switched_on(name) if draw(_SWITCH) else found
     return found.in_8_bit(found.fp8, gathers=draw(_SWITCH))
 
 
@@ -94,7 +95,7 @@ _CHANGES: dict[str, object] = {
     "offload": ("optimizer",),
     "param_dtype": "tf32",
     "fp8": "mxfp8",
-    **dict.fromkeys(("fp8_gather", "async_tp"), True),
+    **dict.fromkeys(("fp8_gather", "async_tp", "ep_overlap"), True),
     "compile": "regional",
     "loss": "whole",
     "mlp": "chunked(4)",
@@ -108,6 +109,7 @@ def test_each_field_alone_is_in_the_text(name: str) -> None:
     schedule = "Interleaved1F1B" if name == "virtual_stages" else "1F1B"
     fp8 = "tensorwise" if name == "fp8_gather" else None
     start = Strategy(dp_shard=4, tp=4, pp=4, micro_batches=4, schedule=schedule, fp8=fp8)
+    start = start.but(ep=4) if name == "ep_overlap" else start
     changed = start.but(**{name: _CHANGES[name]})
     assert str(changed) != str(start)
     assert Strategy.parse(str(changed)) == changed
@@ -127,7 +129,7 @@ def test_the_example_of_the_documentation() -> None:
         ("tp=0", "tp is a whole number of at least 1"),
         (
             "=8",
-            "virtual_stages, mb, etp, order, zero, reshard, sp, async_tp, cp_style, schedule, cut",
+            "mb, etp, order, zero, reshard, sp, async_tp, ep_overlap, cp_style, schedule, cut",
         ),
         ("dp=8", "no word of a strategy; did you mean dp_replicate=8 or dp_shard=8?"),
         ("dp_shrad=8", "did you mean dp_shard=8?"),
@@ -144,6 +146,8 @@ def test_the_example_of_the_documentation() -> None:
         ("order=tp,pp", "each once"),
         ("tp=2 sp=off async_tp=on", "async_tp=on needs sp=on"),
         ("dp_shard=2 async_tp=on", "async_tp=on needs tp=2 or more"),
+        ("dp_shard=2 mb=2 ep_overlap=on", "ep_overlap=on needs ep=2 or more"),
+        ("dp_shard=2 ep=2 ep_overlap=on", "ep_overlap=on needs mb=2 or more"),
         ("fp8_gather=yes", "fp8_gather is True or False"),
         ("dp_shard=2 fp8=mxfp8 fp8_gather=on", "fp8_gather=on needs fp8=tensorwise or fp8=delayed"),
         ("dp_replicate=2 fp8=delayed fp8_gather=on", "fp8_gather=on needs sharded parameters"),

@@ -47,6 +47,7 @@ CHANGES = {
     "reshard_after_forward": (BASE, {"reshard_after_forward": False}),
     "sequence_parallel": (BASE, {"sequence_parallel": False}),
     "async_tp": ("tp=2 dp_shard=2 mb=2", {"async_tp": True}),
+    "ep_overlap": ("dp_shard=4 ep=4 mb=2", {"ep_overlap": True}),
     "cp_style": (RING, {"cp_style": "ulysses"}),
     "schedule": (STAGED, {"schedule": "GPipe"}),
     "virtual_stages": (STAGED, {"schedule": "Interleaved1F1B", "virtual_stages": 2}),
@@ -113,8 +114,9 @@ def cost(expansion, strategy):
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Strategy)])
 def test_every_field_changes_the_price_or_is_refused_by_name(expansion, mixture, name):
-    expansion = mixture if name in ("ep", "etp") else expansion
-    price = simulated if name in ("async_tp", "offload") else cost  # what tables do not know
+    expansion = mixture if name in ("ep", "etp", "ep_overlap") else expansion
+    unknown = "async_tp", "ep_overlap", "offload"  # to tables
+    price = simulated if name in unknown else cost
     text, change = CHANGES[name]
     plain = Strategy.parse(text)
     changed = plain.but(**change)

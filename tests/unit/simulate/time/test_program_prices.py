@@ -68,7 +68,7 @@ def test_where_nothing_is_in_buckets_a_step_is_its_serial_sum(overlap):
 
 def test_operators_of_a_micro_batch_take_their_part():
     for plan in frontier(count=2).baselines:
-        prices = op_seconds(plan, GRAPH)
+        prices = op_seconds(plan, GRAPH, MACHINE)
         ops = sum(one.forward + one.backward for one in prices.values())
         local = [
             t.seconds
@@ -86,7 +86,7 @@ def test_what_is_sent_inside_of_an_operator_belongs_to_its_pass():
     kept = {(name, False): 0.5, (name, True): 0.25}
     given = defaultdict(list, sent), defaultdict(float, kept)
     with mock.patch.object(program_prices, "seconds_of_transfers", lambda *_: given):
-        found = op_seconds(plan, GRAPH)
+        found = op_seconds(plan, GRAPH, MACHINE)
     forward, backward = plan.ops[0].forward_seconds + 0.5, plan.ops[0].backward_seconds + 0.25
     inner = (("dp", 1.0),), (("tp", 2.0), ("dp", 3.0))
     assert found[name] == OpSeconds(forward, backward, plan.ops[0].source.module, *inner)
