@@ -1,4 +1,4 @@
-"""Messages of experts beside another micro-batch: what is hidden of them, and what stays as it is."""
+"""Messages of experts beside another micro-batch: what is hidden, and what stays as it is."""
 
 import pytest
 import torch
