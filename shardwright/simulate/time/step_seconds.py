@@ -26,6 +26,7 @@ from shardwright.simulate.time.step_program import Player, StepPrices, lowered, 
 from shardwright.simulate.time.timeline import TaskSchedule
 
 _EXACT = 1e-13  # relative difference of times that count as equal
+_Delaying = tuple[list[tuple[int, int, Delay]], dict[int, float]]  # as `_delaying` finds them
 
 
 def step_seconds(
@@ -235,6 +236,7 @@ class LoopPlayer(Player):
     ) -> None:
         """Skip the iterations behind iteration `number`, each of which takes `shift` seconds."""
         per, computed = self._count - before.collectives, self._computed - before.computed
+        delays = self._delaying(loop, number)
         for track in self._own:
             if self.made.counts[track] != before.counts.get(track):
                 self.made.free[track] += times * shift
@@ -242,7 +244,7 @@ class LoopPlayer(Player):
         self._waits = [self.made.later(task, times * shift) for task in self._waits]
         if self._last >= 0:
             self._last = self.made.later(self._last, free - self.made.ends[self._last])
-        self._skip_transfers(loop, number, times, shift, per)
+        self._skip_transfers(loop, number, times, shift, per, delays)
         if self.prices.late is not None and not self._lost:
             added = self._before[marks[0] :]
             orderings = self._orderings[marks[1] :]
@@ -253,9 +255,11 @@ class LoopPlayer(Player):
         self._computed += times * computed
         self._awaited = [one + times * per for one in self._awaited]
 
-    def _skip_transfers(self, loop: Loop, number: int, times: int, shift: float, per: int) -> None:
+    def _skip_transfers(
+        self, loop: Loop, number: int, times: int, shift: float, per: int, delays: _Delaying
+    ) -> None:
         """Leave the transfers in flight that skipped iterations leave."""
-        last, delaying, due = number + times, *self._delaying(loop, number, shift * times)
+        last, (delaying, due) = number + times, delays
         for n in range(1, times + 1):
             for name in loop.outside(number + n):
                 del self._sent[name]
@@ -282,15 +286,13 @@ class LoopPlayer(Player):
             now.left = seconds
         self._delays.replace({one[2]: now for one, now in zip(delaying, later, strict=True) if now})
 
-    def _delaying(
-        self, loop: Loop, number: int, skipped: float
-    ) -> tuple[list[tuple[int, int, Delay]], dict[int, float]]:
+    def _delaying(self, loop: Loop, number: int) -> _Delaying:
         """Transfers that still delay operators; and what was left at last of those before them.
 
         The first have the iteration that started them and the place in it, the others only this.
         """
-        before = self.made.free[self._here] - skipped
-        changing = {delay for queue in self._delays.in_flight(before) for delay in queue}
+        queues = self._delays.in_flight(self.made.free[self._here])
+        changing = {delay for queue in queues for delay in queue}
         delaying, due = [], {}
         for n in range(number + 1):
             for at, name in enumerate(loop.started(n)):

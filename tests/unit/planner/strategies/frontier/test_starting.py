@@ -98,6 +98,19 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
     assert "faster than the best uniform strategy, " in text or is_strategy(near)
 
 
+def like(first, figures):
+    """Plans with these seconds, peaks, and bytes that the allocator reserves."""
+    return tuple(
+        replace(
+            first,
+            step_seconds=seconds,
+            peak_bytes=peak,
+            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
+        )
+        for seconds, peak, reserved in figures
+    )
+
+
 @pytest.mark.parametrize(
     "others, chosen",
     [
@@ -110,15 +123,7 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
 )
 def test_of_plans_about_as_fast_one_is_chosen_that_the_allocator_holds(others, chosen):
     first = searched(mlp, "2x2xH100").fastest()
-    plans = tuple(
-        replace(
-            first,
-            step_seconds=seconds,
-            peak_bytes=peak,
-            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
-        )
-        for seconds, peak, reserved in [(1.0, 90, 110), *others]
-    )
+    plans = like(first, [(1.0, 90, 110), *others])
     found = preferred(Frontier(plans, device_bytes=100)).plan
     assert found.step_seconds == plans[chosen].step_seconds
     assert any("holds this plan with fragments" in note for note in found.notes) == (chosen > 0)
@@ -141,15 +146,7 @@ def test_plans_that_are_too_slow_are_not_settled(monkeypatch):
 
 def test_plans_that_the_allocator_does_not_hold_are_not_settled(monkeypatch):
     first = searched(mlp, "2x2xH100").fastest()
-    plans = tuple(
-        replace(
-            first,
-            step_seconds=seconds,
-            peak_bytes=peak,
-            memory=replace(first.memory, libraries=5, reserved=5 + reserved),
-        )
-        for seconds, peak, reserved in [(1.0, 90, 110), (1.005, 85, 104), (1.006, 70, 90)]
-    )
+    plans = like(first, [(1.0, 90, 110), (1.005, 85, 104), (1.006, 70, 90)])
     settled = []
     monkeypatch.setattr(Frontier, "settled", lambda self, plan: settled.append(plan) or plan)
     assert preferred(Frontier(plans, device_bytes=100)).plan.step_seconds == 1.006
