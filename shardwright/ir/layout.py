@@ -10,6 +10,7 @@ without any reshuffle of the weights.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, NewType
@@ -36,14 +37,23 @@ class Replicate:
 class Shard:
     """Atom `atom` of tensor dimension `dim` is cut into tiles along the mesh axis.
 
-    Tiles are those of `torch.chunk`: `ceil(size / n)` long, the last may be shorter.
+    Tiles are those of `torch.chunk`: `ceil(size / n)` long, the last may be shorter. In `zigzag`
+    order device i of n has halves i and 2n − 1 − i of the 2n halves of these tiles, one behind the
+    other, as causal attention over a split sequence needs them.
     """
 
     dim: int
     atom: int = 0
+    zigzag: bool = False
+
+    @property
+    def contiguous(self) -> Shard:
+        """The same in tiles of neighbours."""
+        return Shard(self.dim, self.atom) if self.zigzag else self
 
     def __str__(self) -> str:
-        return f"S({self.dim}.{self.atom})" if self.atom else f"S({self.dim})"
+        kind = "Z" if self.zigzag else "S"
+        return f"{kind}({self.dim}.{self.atom})" if self.atom else f"{kind}({self.dim})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +80,10 @@ def parse_placement(text: str) -> Placement:
         return REPLICATE
     if text == "P":
         return PARTIAL
-    found = re.fullmatch(r"S\((\d+)(?:\.(\d+))?\)", text)
+    found = re.fullmatch(r"([SZ])\((\d+)(?:\.(\d+))?\)", text)
     if found is None:
         raise LayoutError(f"placement {text!r} is none of R, P, S(dim) and S(dim.atom)")
-    return Shard(int(found[1]), int(found[2] or 0))
+    return Shard(int(found[2]), int(found[3] or 0), found[1] == "Z")
 
 
 class PipelineAxis(NamedTuple):
@@ -240,12 +250,37 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     return start, min(length, size - start)
 
 
+def zigzag_runs(size: int, parts: int, index: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Starts and lengths of both halves of part `index` when `size` is cut in zigzag order.
+
+    >>> [zigzag_runs(8, 2, i) for i in range(2)]
+    [((0, 2), (6, 2)), ((2, 2), (4, 2))]
+    """
+    early, late = index, 2 * parts - 1 - index
+    first, second = (_half(*chunk(size, parts, half // 2), half % 2) for half in (early, late))
+    return first, second
+
+
+def _half(start: int, length: int, late: int) -> tuple[int, int]:
+    """The early or the late half of a tile; of an odd number of elements the early one has more."""
+    early = -(-length // 2)
+    return (start + early, length - early) if late else (start, early)
+
+
+def part_length(size: int, parts: int, index: int, placement: Shard) -> int:
+    """Elements of part `index` when `size` is cut into `parts` as `placement` says."""
+    if placement.zigzag:
+        return sum(length for _, length in zigzag_runs(size, parts, index))
+    return chunk(size, parts, index)[1]
+
+
 def atom_range(
     size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]
 ) -> range:
     """The indices of one atom, of `size`, that the device at `coordinate` holds.
 
-    `at` is the atom's (dim, atom) position in the tensor that `layout` places.
+    `at` is the atom's (dim, atom) position in the tensor that `layout` places, which does not cut
+    it in zigzag order.
     """
     start, length = 0, size
     for placement, parts, index in zip(
@@ -255,6 +290,42 @@ def atom_range(
             offset, length = chunk(length, parts, index)
             start += offset
     return range(start, start + length)
+
+
+def held_runs(
+    size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Starts and lengths of the indices of one atom that a device holds, in its order of them.
+
+    Arguments are those of `atom_range`; axes may cut the atom in zigzag order.
+
+    >>> mesh = Mesh.parse("cp=2 tp=2")
+    >>> layout = Layout(mesh, (Shard(0, zigzag=True), Shard(0)))
+    >>> held_runs(8, (0, 0), layout, (0, 1))
+    ((6, 2),)
+    """
+    runs = [(0, size)]
+    for placement, parts, index in zip(
+        layout.placements, layout.mesh.shape, coordinate, strict=True
+    ):
+        if isinstance(placement, Shard) and (placement.dim, placement.atom) == at:
+            total = sum(length for _, length in runs)
+            cut = zigzag_runs if placement.zigzag else _only_chunk
+            runs = [run for part in cut(total, parts, index) for run in _within(runs, *part)]
+    return tuple(runs)
+
+
+def _only_chunk(size: int, parts: int, index: int) -> tuple[tuple[int, int], ...]:
+    return (chunk(size, parts, index),)
+
+
+def _within(runs: Sequence[tuple[int, int]], start: int, length: int) -> Iterator[tuple[int, int]]:
+    """What lies from `start` on in `runs`, seen as one sequence, over `length` elements."""
+    for first, size in runs:
+        begin, end = max(start, 0), min(start + length, size)
+        if begin < end:
+            yield first + begin, end - begin
+        start -= size
 
 
 def local_atoms(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> Atoms:
@@ -270,7 +341,7 @@ def local_atoms(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> At
     ):
         if isinstance(placement, Shard):
             at = placement.dim, placement.atom
-            _, cut[at] = chunk(cut.get(at, atoms[at[0]][at[1]]), parts, index)
+            cut[at] = part_length(cut.get(at, atoms[at[0]][at[1]]), parts, index, placement)
     if not cut:
         return atoms
     return tuple(
@@ -280,7 +351,13 @@ def local_atoms(atoms: Atoms, layout: Layout, coordinate: tuple[int, ...]) -> At
 
 
 def largest_atoms(atoms: Atoms, layout: Layout) -> Atoms:
-    """Atom sizes of the biggest tile, the one at the origin (`ceil` at every cut)."""
+    """Atom sizes of the biggest tile (`ceil` at every cut), which is the one at the origin.
+
+    In zigzag order another one may have it, or none.
+    """
+    if any(isinstance(p, Shard) and p.zigzag for p in layout.placements):
+        cuts = (p.contiguous if isinstance(p, Shard) else p for p in layout.placements)
+        layout = Layout(layout.mesh, tuple(cuts))
     return local_atoms(atoms, layout, (0,) * len(layout.mesh.axes))
 
 

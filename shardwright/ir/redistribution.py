@@ -64,6 +64,8 @@ class Collective:
     EMBED: ClassVar[Collective]  # every device's tile, padded with zeros
     REDUCE_SCATTER: ClassVar[Collective]
     ALL_TO_ALL: ClassVar[Collective]
+    SWAP: ClassVar[Collective]  # halves of tiles go to the devices that have them in zigzag order
+    SWAP_BACK: ClassVar[Collective]  # and return
     ALL_REDUCE: ClassVar[Collective]
     ALL_GATHER: ClassVar[Collective]
 
@@ -77,6 +79,8 @@ class Collective:
         >>> Collective.ALL_GATHER.gradient.value, Collective.ALL_REDUCE.gradient.value
         ('reduce_scatter', 'all_reduce')
         """
+        if self in SWAPS:
+            return SWAPS[1 - SWAPS.index(self)]
         src, dst = (_GRADIENT[placement] for placement in self.change)
         return KINDS[dst, src]
 
@@ -128,6 +132,12 @@ Collective.ALL_TO_ALL = known(
         "all_to_all", (Shard, Shard), lambda parts: CrossingParts(smaller=(parts - 1) / parts)
     )
 )
+Collective.SWAP, Collective.SWAP_BACK = SWAPS = tuple(
+    known(
+        Collective(value, (Shard, Shard), lambda parts: CrossingParts(smaller=(parts - 1) / parts))
+    )
+    for value in ("swap", "swap_back")
+)
 Collective.ALL_REDUCE = known(
     Collective(
         "all_reduce",
@@ -150,12 +160,13 @@ COLLECTIVES = (
     Collective.SLICE,
     Collective.REDUCE_SCATTER,
     Collective.ALL_TO_ALL,
+    *SWAPS,
     Collective.ALL_REDUCE,
     Collective.ALL_GATHER,
     Collective.MASK,
     Collective.EMBED,
 )
-KINDS = {kind.change: kind for kind in COLLECTIVES}
+KINDS = {kind.change: kind for kind in COLLECTIVES if kind not in SWAPS}
 ORDER = {kind: position for position, kind in enumerate(COLLECTIVES)}
 MOVING = tuple(kind for kind in COLLECTIVES if kind.moves_data)
 LOCAL = tuple(kind for kind in COLLECTIVES if not kind.moves_data)
@@ -167,7 +178,6 @@ class Exchange(Enum):
     As a collective, a new kind has an entry in each `ByKind`: its price, its memory.
     """
 
-    SWAP = "swap"  # parts of a sequence go to the ranks that compute with them (zigzag), and back
     RING = "ring"  # one block of keys and values goes to the next rank (ring attention)
     ROWS = "rows"  # rows go to the ranks that hold their experts, and results back (all_to_all)
     MESSAGE = "message"  # values go from one pipeline stage to the next
@@ -183,8 +193,8 @@ CommKind = Collective | Exchange
 
 def communication_named(word: str) -> CommKind:
     """The kind of this name in plans; raises `ValueError` if it is not known."""
-    if word in {kind.value for kind in (Exchange.SWAP, Exchange.RING)}:
-        return Exchange(word)
+    if word == Exchange.RING.value:
+        return Exchange.RING
     return collective_named(word)
 
 
@@ -236,6 +246,8 @@ class PlacementChange:
 
     @property
     def collective(self) -> Collective:
+        if (cut := _cut(self.src)) is not None and cut == _cut(self.dst):
+            return Collective.SWAP if self.dst != cut else Collective.SWAP_BACK
         return KINDS[type(self.src), type(self.dst)]
 
 
@@ -245,7 +257,8 @@ def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
 
     Where two axes shard the same atom the outer one cuts first, so its
     placement can only change while the inner one does not hold that atom: the
-    inner tile is gathered first and cut again afterwards.
+    inner tile is gathered first and cut again afterwards. Zigzag order is left before anything
+    else changes along an axis, and taken last, but cut from the whole at once.
 
     >>> from shardwright.ir.layout import Mesh
     >>> mesh = Mesh.parse("dp=2 tp=4")
@@ -261,24 +274,41 @@ def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
         pending = [axis for axis in range(len(now)) if now[axis] != want[axis]]
         free = [axis for axis in pending if not _blockers(now, want, axis)]
         if free:
-            axis = min(free, key=lambda a: (ORDER[KINDS[type(now[a]), type(want[a])]], a))
-            target = want[axis]
+            changes = [PlacementChange(a, now[a], _towards(now[a], want[a])) for a in free]
+            change = min(changes, key=lambda one: (ORDER[one.collective], one.axis))
+            axis, target = change.axis, change.dst
         else:
             involved = {*pending, *(b for a in pending for b in _blockers(now, want, a))}
             axis = max(a for a in involved if isinstance(now[a], Shard))
-            target = REPLICATE
+            target = _towards(now[axis], REPLICATE)
         steps.append(PlacementChange(axis, now[axis], target))
         now[axis] = target
     return tuple(steps)
 
 
+def _towards(now: Placement, want: Placement) -> Placement:
+    """The next placement on the way from `now` to `want`."""
+    if isinstance(now, Replicate):
+        return want
+    for end in (now, want):
+        if isinstance(end, Shard) and end.zigzag and now != end.contiguous:
+            return end.contiguous
+    return want
+
+
 def _blockers(now: list[Placement], want: list[Placement], axis: int) -> list[int]:
     """Axes that must change before `axis` can change to its wanted placement."""
-    touched = [p for p in (now[axis], want[axis]) if isinstance(p, Shard)]
-    inner = [j for j in range(axis + 1, len(now)) if now[j] in touched]
+    touched = [p.contiguous for p in (now[axis], want[axis]) if isinstance(p, Shard)]
+    inner = [j for j in range(axis + 1, len(now)) if _cut(now[j]) in touched]
+    wanted = _cut(want[axis])
     outer = [
         i
         for i in range(axis)
-        if now[i] != want[i] and isinstance(want[axis], Shard) and want[axis] in (now[i], want[i])
+        if now[i] != want[i] and wanted is not None and wanted in (_cut(now[i]), _cut(want[i]))
     ]
     return inner + outer
+
+
+def _cut(placement: Placement) -> Shard | None:
+    """What a placement cuts, whatever the order of its parts."""
+    return placement.contiguous if isinstance(placement, Shard) else None

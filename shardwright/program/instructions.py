@@ -16,13 +16,16 @@ from shardwright.ir.layout import (
     Mesh,
     Placement,
     Shard,
-    atom_range,
+    chunk,
     local_atoms,
+    part_length,
+    zigzag_runs,
 )
 from shardwright.ir.redistribution import Collective, steps_between
 from shardwright.program.lower.routing import Routing
 
 Shape = tuple[int, ...]
+Run = tuple[int, int]  # elements of the whole, side by side: start and length
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Move:
     shape when the axis does not shard it. `src` and `dst` are the sharded
     dimensions before and after, -1 where the placement is no Shard. `start`
     and `length` say which part of `whole` is this rank's tile, for steps that
-    cut or embed it; `keeps` is False where a rank contributes zeros.
+    cut or embed it; `keeps` is False where a rank contributes zeros. A tile that is cut in zigzag
+    order has the `halves` of `whole`.
     """
 
     axis: str
@@ -44,6 +48,7 @@ class Move:
     start: int
     length: int
     keeps: bool
+    halves: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +175,23 @@ class Joint:
         return f"{self.op} over {' '.join(self.axes)}"
 
 
-Run = tuple[int, int]  # elements of the whole, side by side: start and length
-
-
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
     """Attention that the devices along `axis` share, of which this one is at `position`.
 
-    `queries` are the runs that each of them holds, and `keys` the same of keys and values, which
-    then go around all devices; without any everyone has them whole. With `halves` queries (and
-    keys) are swapped first, so that every device computes an early and a late half of a tile.
+    `queries` are the runs that each of them holds, one behind the other, and `keys` the same of
+    keys and values, which then go around all devices; without any everyone has them whole.
     """
 
     op: Op
     axis: str
     position: int
-    queries: tuple[Run, ...]
-    keys: tuple[Run, ...]
-    halves: bool
+    queries: tuple[tuple[Run, ...], ...]
+    keys: tuple[tuple[Run, ...], ...]
 
     def __str__(self) -> str:
-        how = ["in halves"] * self.halves + ["in a ring"] * bool(self.keys)
+        halves = any(len(runs) > 1 for runs in self.queries)
+        how = ["in halves"] * halves + ["in a ring"] * bool(self.keys)
         return f"{self.op} {' '.join(how)} over {self.axis}"
 
 
@@ -342,13 +343,13 @@ def moves(atoms: Atoms, src: Layout, dst: Layout, coordinate: tuple[int, ...]) -
         without = Layout(src.mesh, (*now[: step.axis], REPLICATE, *now[step.axis + 1 :]))
         shard = step.dst if isinstance(step.dst, Shard) else step.src
         start, length = 0, 0
+        halves: tuple[Run, ...] = ()
         if isinstance(shard, Shard):
-            at = (shard.dim, shard.atom)
-            total = atoms[shard.dim][shard.atom]
-            outer = atom_range(total, at, without, coordinate)
-            placed = (*now[: step.axis], shard, *now[step.axis + 1 :])
-            tile = atom_range(total, at, Layout(src.mesh, placed), coordinate)
-            start, length = tile.start - outer.start, len(tile)
+            outer = local_atoms(atoms, without, coordinate)[shard.dim][shard.atom]
+            place = src.mesh.shape[step.axis], coordinate[step.axis]
+            start, length = chunk(outer, *place)[0], part_length(outer, *place, shard)
+            if shard.zigzag and step.collective is Collective.SLICE:
+                halves = zigzag_runs(outer, *place)
         found.append(
             Move(
                 axis=axis,
@@ -359,6 +360,7 @@ def moves(atoms: Atoms, src: Layout, dst: Layout, coordinate: tuple[int, ...]) -
                 start=start,
                 length=length,
                 keeps=coordinate[step.axis] == 0,
+                halves=halves,
             )
         )
         now[step.axis] = step.dst

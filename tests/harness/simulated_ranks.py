@@ -48,7 +48,7 @@ def _split(tile, placement, ways, atoms, generator):
             return [tile] * ways
         case Shard():
             at = _flat(placement, atoms)
-            return list(tile.split(lengths(tile.shape[at], ways), at))
+            return list(cut(tile, placement, ways, at))
         case Partial():
             if tile.dtype == torch.bool:  # whose sum is "or": every element is on one rank
                 owner = torch.randint(ways, tile.shape, generator=generator)
@@ -60,6 +60,27 @@ def _split(tile, placement, ways, atoms, generator):
             return [tile - sum(others), *others]
 
 
+def cut(tile, placement, ways, at):
+    """The part of each rank; in zigzag order halves of two tiles, one from either end."""
+    tiles = tile.split(lengths(tile.shape[at], ways), at)
+    if not placement.zigzag:
+        return tiles
+    halves = []
+    for one in tiles:
+        early = (one.shape[at] + 1) // 2
+        halves += one.split([early, one.shape[at] - early], at)
+    return [torch.cat([halves[rank], halves[-1 - rank]], at) for rank in range(ways)]
+
+
+def join(tiles, placement, at):
+    """What was cut into these parts."""
+    joined = torch.cat(list(tiles), at)
+    if not placement.zigzag:
+        return joined
+    order = torch.cat(cut(torch.arange(joined.shape[at]), placement, len(tiles), 0))
+    return joined.index_select(at, order.argsort())
+
+
 def _join(tiles, placement, atoms):
     match placement:
         case Replicate():
@@ -69,7 +90,8 @@ def _join(tiles, placement, atoms):
                 )
             return tiles[0]
         case Shard():
-            return torch.cat(tiles, _flat(placement, atoms))
+            at = _flat(placement, atoms)
+            return join(tiles, placement, at)
         case Partial():
             return torch.stack(tiles).sum(0).to(tiles[0].dtype)
 
@@ -95,7 +117,7 @@ def _with_atoms(tile, atoms, coordinate, layout):
     ):
         if isinstance(placement, Shard):
             at = _flat(placement, atoms)
-            sizes[at] = lengths(sizes[at], ways)[index]
+            sizes[at] = len(cut(torch.arange(sizes[at]), placement, ways, 0)[index])
     return tile.reshape(sizes)
 
 

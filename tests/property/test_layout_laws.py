@@ -1,5 +1,6 @@
 """Laws of layouts: text, tiles, and redistribution, which there and back is the identity (10)."""
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -18,6 +19,7 @@ from shardwright.ir.layout import (
     atom_range,
     chunk,
     fits,
+    held_runs,
     is_natural,
     largest_atoms,
     local_atoms,
@@ -28,13 +30,13 @@ from shardwright.ir.layout import (
 )
 from shardwright.ir.redistribution import Collective, steps_between
 from shardwright.program.instructions import flat, moves
-from tests.harness.simulated_ranks import gather, scatter
+from tests.harness.simulated_ranks import cut, gather, join, scatter
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,3}", fullmatch=True)
 meshes = st.lists(
     st.tuples(names, st.integers(1, 3)), min_size=1, max_size=3, unique_by=lambda axis: axis[0]
 ).map(lambda axes: Mesh(tuple(axes)))
-shards = st.builds(Shard, st.integers(0, 2), st.integers(0, 2))
+shards = st.builds(Shard, st.integers(0, 2), st.integers(0, 2), st.booleans())
 placements = st.just(REPLICATE) | st.just(PARTIAL) | shards
 sizes = st.integers(2, 9)
 atoms_of_tensors = st.lists(st.lists(sizes, max_size=2).map(tuple), min_size=1, max_size=3).map(
@@ -43,11 +45,17 @@ atoms_of_tensors = st.lists(st.lists(sizes, max_size=2).map(tuple), min_size=1, 
 
 
 @st.composite
-def layouts(draw, mesh, atoms=None, partial=True):
+def layouts(draw, mesh, atoms=None, partial=True, zigzag=False):
     """Any layout on `mesh`; with `atoms`, one that fits a tensor of these."""
     if atoms is None:
         return Layout(mesh, tuple(draw(placements) for _ in mesh.axes))
-    there = [Shard(d, a) for d, dim in enumerate(atoms) for a in range(len(dim))]
+    orders = (False, True) if zigzag else (False,)
+    there = [
+        Shard(d, a, order)
+        for d, dim in enumerate(atoms)
+        for a in range(len(dim))
+        for order in orders
+    ]
     found = Layout.replicated(mesh)
     for axis in range(len(mesh.axes)):
         choice = draw(st.sampled_from([REPLICATE, *([PARTIAL] if partial else []), *there]))
@@ -58,10 +66,10 @@ def layouts(draw, mesh, atoms=None, partial=True):
 
 
 @st.composite
-def tensors(draw, count=1, partial=True):
+def tensors(draw, count=1, partial=True, zigzag=False):
     """Atoms, a mesh and `count` layouts of a tensor on it."""
     atoms, mesh = draw(atoms_of_tensors), draw(meshes)
-    return atoms, mesh, *(draw(layouts(mesh, atoms, partial)) for _ in range(count))
+    return atoms, mesh, *(draw(layouts(mesh, atoms, partial, zigzag)) for _ in range(count))
 
 
 # Text
@@ -153,6 +161,25 @@ def test_a_layout_fits_if_it_names_atoms_and_no_tile_is_empty(atoms, mesh, data)
     assert fits(atoms, layout) == full
 
 
+@given(tensors(zigzag=True))
+def test_runs_are_the_rows_of_a_tile_in_its_order(case):
+    atoms, mesh, layout = case
+    for d, dim in enumerate(atoms):
+        for a, size in enumerate(dim):
+            rows = torch.arange(size)
+            only = [p if _cuts(p, d, a) else REPLICATE for p in layout.placements]
+            only = [replace(p, dim=0, atom=0) if p != REPLICATE else p for p in only]
+            tiles = scatter(rows, ((size,),), Layout(mesh, tuple(only)), None)
+            for rank, tile in enumerate(tiles):
+                runs = held_runs(size, (d, a), layout, mesh.coordinate(rank))
+                assert [i for start, n in runs for i in range(start, start + n)] == tile.tolist()
+                assert local_atoms(atoms, layout, mesh.coordinate(rank))[d][a] == len(tile)
+
+
+def _cuts(placement, dim, atom):
+    return isinstance(placement, Shard) and (placement.dim, placement.atom) == (dim, atom)
+
+
 @given(meshes.flatmap(layouts))
 def test_a_gradient_is_wanted_whole_where_its_tensor_is_partial(layout):
     dual = layout.dual()
@@ -164,15 +191,16 @@ def test_a_gradient_is_wanted_whole_where_its_tensor_is_partial(layout):
 # Redistribution
 
 
-@given(tensors(2))
+@given(tensors(2, zigzag=True))
 def test_steps_are_legal_and_lead_from_source_to_destination(case):
     _, _, src, dst = case
     now = list(src.placements)
     for step in steps_between(src, dst):
         assert now[step.axis] == step.src != step.dst
-        inside = now[step.axis + 1 :]
+        inside = [p.contiguous for p in now[step.axis + 1 :] if isinstance(p, Shard)]
         for held in (step.src, step.dst):
-            assert not (isinstance(held, Shard) and held in inside), "an inner axis cuts this atom"
+            if isinstance(held, Shard):
+                assert held.contiguous not in inside, "an inner axis cuts this atom"
         now[step.axis] = step.dst
     assert tuple(now) == dst.placements
 
@@ -183,7 +211,7 @@ def test_nothing_is_done_where_nothing_changes(case):
     assert steps_between(layout, layout) == ()
 
 
-@given(tensors(2))
+@given(tensors(2, zigzag=True))
 def test_moves_bring_every_tile_to_its_place(case):
     atoms, _, src, dst = case
     x = torch.arange(num_elements(atoms)).reshape(shape_of(atoms)).double()
@@ -191,7 +219,7 @@ def test_moves_bring_every_tile_to_its_place(case):
     torch.testing.assert_close(gather(tiles, atoms, dst), x)
 
 
-@given(tensors(2, partial=False))
+@given(tensors(2, partial=False, zigzag=True))
 def test_there_and_back_is_the_identity(case):
     atoms, _, src, dst = case
     x = torch.arange(num_elements(atoms)).reshape(shape_of(atoms))
@@ -200,7 +228,7 @@ def test_there_and_back_is_the_identity(case):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@given(tensors(2))
+@given(tensors(2, zigzag=True))
 def test_only_steps_that_move_no_data_need_no_other_rank(case):
     _, _, src, dst = case
     for step in steps_between(src, dst):
@@ -224,7 +252,7 @@ def run_moves(tiles, atoms, src, dst):
             run_move(now[rank], at[axis], [tiles[i] for i in peers(mesh, at, axis)])
             for rank, at in enumerate(ranks)
         ]
-        assert step < 3 * len(mesh.axes)
+        assert step < 5 * len(mesh.axes)
     return [
         tile.reshape(shape_of(local_atoms(atoms, dst, at)))
         for tile, at in zip(tiles, ranks, strict=True)
@@ -244,6 +272,8 @@ def run_move(move, index, line):
     match move.collective:
         case Collective.SLICE:
             assert mine.shape == move.whole
+            if move.halves:
+                return torch.cat([mine.narrow(move.dst, *run) for run in move.halves], move.dst)
             return mine.narrow(move.dst, move.start, move.length)
         case Collective.MASK:
             return mine if move.keeps else torch.zeros_like(mine)
@@ -259,6 +289,10 @@ def run_move(move, index, line):
             whole = torch.stack(line).sum(0)
         case Collective.ALL_TO_ALL:
             whole = torch.cat(line, move.src)
+        case Collective.SWAP:
+            return cut(torch.cat(line, move.src), Shard(0, zigzag=True), ways, move.src)[index]
+        case Collective.SWAP_BACK:
+            whole = join(line, Shard(0, zigzag=True), move.src)
     assert whole.shape == move.whole
     if move.dst < 0:
         return whole

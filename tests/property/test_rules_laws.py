@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Dropout, Joint, SharedAttention, Uniform
-from shardwright.program.lower.rank_program import lower
+from shardwright.program.lower.rank_program import ProgramLayouts, placings_of, write
+from shardwright.program.lower.zigzag_order import computes_each_index, reordered
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import table
-from shardwright.rules.placements import layouts_under, tiling_text, tilings
-from shardwright.rules.rule import FactorKind, JointSplit, Route
+from shardwright.rules.placements import tiling_text, tilings
+from shardwright.rules.rule import FactorKind, JointSplit, Route, Split
 from shardwright.runtime.attention.ring_attention import TiledAttention
 from shardwright.runtime.comm.joint_reductions import joint
 from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, random_state
@@ -83,14 +84,43 @@ def test_every_operator_is_tried_at_other_sizes():
     assert {one.op.kind for one in RESIZABLE} == with_sizes
 
 
-def _check(one, mesh):
+@pytest.mark.parametrize(
+    "one", rotating(CALLS, 3, kinds=lambda one: [one.op.kind]), ids=lambda one: one.name
+)
+def test_tiles_in_zigzag_order_give_results_in_that_order(one):
+    """Of operators that compute every index by itself, which keep the order of their operands."""
+    analysis, mesh = analyze(one.graph), Mesh.parse("a=3")
+    found = [
+        tiling
+        for tiling, op_layouts in tilings(analysis.rules["y"], mesh)
+        if computes_each_index(one.op, op_layouts, 0)
+    ]
+    _check(one, mesh, [tiling for tiling in found if tiling[0] is not None], zigzag=True)
+
+
+def test_operators_that_ask_for_positions_keep_tiles_of_neighbours():
+    """They have splits along which results depend on where a tile lies."""
+    asking = set()
+    for one in CALLS:
+        splits = [
+            op_layouts
+            for tiling, op_layouts in tilings(analyze(one.graph).rules["y"], Mesh.parse("a=2"))
+            if isinstance(tiling[0], Split)
+        ]
+        if splits and not any(computes_each_index(one.op, layout, 0) for layout in splits):
+            asking.add(one.op.kind)
+    assert asking >= {"amax", "dropout", "local_batch_norm"}, asking
+
+
+def _check(one, mesh, given=None, *, zigzag=False):
+    """Compare tiled runs with the serial one under the tilings `given`, or all."""
     analysis = analyze(one.graph)
     assert not analysis.unknown
     rule = analysis.rules["y"]
-    found = list(tilings(rule, mesh))
-    alone = _run(one, analysis, Mesh.parse("a=1"), (None,))
-    for tiling, _ in found:
-        tiled = _run(one, analysis, mesh, tiling)
+    found = [tiling for tiling, _ in tilings(rule, mesh)] if given is None else given
+    alone = _run(one, analysis, Mesh.parse("a=1"), (None,)) if found else {}
+    for tiling in found:
+        tiled = _run(one, analysis, mesh, tiling, zigzag=zigzag)
         expected = alone
         if one.op.kind == "local_batch_norm":  # which depends on the parts, and on nothing else
             parts = replace(
@@ -137,10 +167,12 @@ def _describe(one):
     return f"{rule}; splits: {split or 'nothing'}; passes partial sums of: {partial or 'nothing'}"
 
 
-def _run(one, analysis, mesh, tiling):
+def _run(one, analysis, mesh, tiling, *, zigzag=False):
     """Results and gradients of a call whose ranks each have their tiles."""
-    op, rule = one.op, analysis.rules["y"]
-    op_layouts = layouts_under(rule, tiling, mesh)
+    op = one.op
+    op_layouts = placings_of(one.graph, analysis, mesh, {"y": tiling})["y"]
+    if zigzag:
+        op_layouts = reordered(op_layouts, 0)
     generator = torch.Generator().manual_seed(1)
     operands = [
         [
@@ -153,7 +185,7 @@ def _run(one, analysis, mesh, tiling):
 
     def run_rank(rank):
         tiles = [of_ranks[rank] for of_ranks in operands]
-        return _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting)
+        return _run_rank(one, analysis, mesh, op_layouts, rank, tiles, meeting)
 
     agreeing = any(
         not all(isinstance(p, Replicate) for p in a.placements)
@@ -188,8 +220,10 @@ def _run(one, analysis, mesh, tiling):
     return found
 
 
-def _run_rank(one, analysis, mesh, tiling, rank, tiles, meeting):
-    program = lower(one.graph, analysis, Decisions(mesh, {"y": tiling}, {}), rank)
+def _run_rank(one, analysis, mesh, op_layouts, rank, tiles, meeting):
+    placed = ProgramLayouts(mesh, {"y": op_layouts}, {})
+    decisions = Decisions(mesh, {"y": op_layouts.tiling}, {})
+    program = write(one.graph, analysis, placed, decisions, rank)
     kinds = Compute | Dropout | Uniform | Joint | SharedAttention
     (instruction,) = (i for i in program.instructions if isinstance(i, kinds))
     if isinstance(instruction, Joint):

@@ -1,8 +1,8 @@
 """Collectives inside one operator, e.g. in vocabulary-parallel cross entropy.
 
 There are two kinds: reductions of partial results inside the operator (`Rule.internal_reductions`),
-and ring attention (`Rule.joint_splits`), in which devices exchange halves of their queries (zigzag)
-and send keys and values around a ring while they compute with the blocks that have arrived.
+and ring attention (`Rule.joint_splits`), in which devices send keys and values around a ring while
+they compute with the blocks that have arrived.
 """
 
 from __future__ import annotations
@@ -111,15 +111,13 @@ class IntraOpCollectives:
     def _parts(
         self, op: Op, rule: Rule, work: Workload, options: Options, k: int, again: bool
     ) -> Iterator[_Part]:
-        """The zigzag exchange, and the part of the ring's rounds that computation does not hide."""
+        """The part of a ring's rounds that computation does not hide."""
         shared = joint_split(options.tiling(rule, k))
-        if shared is None:
+        if shared is None or "s" not in shared[1].factors:
             return
-        (axis, choice), sizes = shared, options.sizes[:, k : k + 1]
+        axis, sizes = shared[0], options.sizes[:, k : k + 1]
         link, name = self._links[axis], self._mesh.names[axis]
-        query, key, value = (int(work.operands[i].local_bytes(sizes)[0]) for i in range(3))
-        result = int(work.results[0].local_bytes(sizes)[0])
-        ring = "s" in choice.factors
+        key, value = (int(work.operands[i].local_bytes(sizes)[0]) for i in (1, 2))
         item = work.operands[1].item_bytes
         sums = (key + value) * max(4, item) // item  # gradients are summed in single precision
         passes = [(Phase.FORWARD, key + value, 0)]
@@ -128,21 +126,13 @@ class IntraOpCollectives:
         if work.has_backward:
             passes.append((Phase.BACKWARD, key + value, sums))
         for phase, block, back in passes:
-            if "z" in choice.factors:
-                moved = query + result + ring * (key + value)
-                yield _Part(phase, Exchange.SWAP.value, name, moved, self._swap(link, moved))
-            if ring:
-                priced = backward_seconds if phase is Phase.BACKWARD else forward_seconds
-                step = float(priced(work, sizes, self._machine.device)[0]) / link.ranks
-                blocks = [block, back] if back else [block]
-                rounds = (link.ranks - 1) * self._round(link, blocks, step)
-                if back:
-                    rounds += self._round(link, [back], 0.0)  # the gradient returns to its rank
-                yield _Part(phase, Exchange.RING.value, name, block + back, rounds)
-
-    def _swap(self, link: Link, moved: int) -> float:
-        """Seconds to exchange `moved` bytes of tiles with another device (zigzag order)."""
-        return step_price(Exchange.SWAP, link, self._machine).seconds(moved, moved)
+            priced = backward_seconds if phase is Phase.BACKWARD else forward_seconds
+            step = float(priced(work, sizes, self._machine.device)[0]) / link.ranks
+            blocks = [block, back] if back else [block]
+            rounds = (link.ranks - 1) * self._round(link, blocks, step)
+            if back:
+                rounds += self._round(link, [back], 0.0)  # the gradient returns to its rank
+            yield _Part(phase, Exchange.RING.value, name, block + back, rounds)
 
     def _round(self, link: Link, sizes: Sequence[int], step: float) -> float:
         """Seconds to send blocks to the next device, minus the part hidden by `step` seconds."""

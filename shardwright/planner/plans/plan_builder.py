@@ -25,6 +25,7 @@ from shardwright.ir.plan import (
     Remark,
 )
 from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
+from shardwright.planner.plans.zigzag_swaps import zigzag_swaps
 from shardwright.planner.settle import charged_seconds
 from shardwright.planner.space.host_inputs import staying
 from shardwright.planner.space.peaks import Peaks
@@ -324,6 +325,7 @@ class PlanBuilder:
         shares = machine.settles and measure.redistributes_once and not staged
         segments: dict[int, int] = {}  # switch -> number of the segment in the plan
         ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
+        swaps = zigzag_swaps(self.graph, self.short.stands_for, self.space.model, ops)
         stay = staying(segments, self._hosts, point.choice)
         offload = ("activations",) if len(stay) < len(segments) else ()
         spec = optimizer_spec(self.optimizer)
@@ -331,7 +333,7 @@ class PlanBuilder:
         stored = sum(parameter.bytes for parameter in parameters)  # half of it gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
-        seconds = Seconds(point.time - saved)
+        seconds = Seconds(point.time - saved + sum(swap.seconds for swap in swaps))
         return Plan(
             fingerprint=self.graph.fingerprint,
             machine=machine.name,
@@ -344,7 +346,7 @@ class PlanBuilder:
             constants=self.graph.constants,
             parameters=parameters,
             ops=tuple(ops),
-            transfers=tuple(transfers),
+            transfers=(*transfers, *swaps),
             name=name,
             notes=(*notes, self.graph.note) if self.graph.note else notes,
             remarks=self._remarks,

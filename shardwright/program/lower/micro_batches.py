@@ -36,6 +36,7 @@ from shardwright.program.instructions import (
     moves,
 )
 from shardwright.program.lower.rank_program import ProgramLayouts, input_layouts, write
+from shardwright.program.lower.zigzag_order import in_zigzag_order
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import MicroBatches, extended, gradient_layout
 from shardwright.rules.placements import OpLayouts
@@ -89,13 +90,14 @@ def lower_micro(
 
 def placings_of(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
-) -> dict[str, OpLayouts]:
+) -> Mapping[str, OpLayouts]:
     """Layouts of every operator on the mesh of `decisions` and the axis of micro-batches."""
     tilings = micro.tilings(decisions.tilings)
-    return {
+    found = {
         op.name: micro.op_layouts(analysis.rules[op.name], tilings[op.name], decisions.mesh)
         for op in graph.ops
     }
+    return in_zigzag_order(graph, analysis, found)
 
 
 def lower_part(

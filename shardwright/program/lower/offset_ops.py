@@ -22,23 +22,24 @@ from shardwright.rules.rule import JointSplit
 Shape = tuple[int, ...]
 Tile = tuple[tuple[int, int, int], ...]  # start, length and size of each atom of one dimension
 Positions = Callable[[int], tuple[Tile, ...]]  # of an operand, the tile of each dimension
+Runs = tuple[Run, ...]
 
 
 def placed_call(
     op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
 ) -> Compute | Joint | None:
     """The local call `op` where its tile has to know its position; None where any call would do."""
-    if op.kind == "embedding":
-        return _embedding(op, op_layouts, positions, shapes)
-    if op.kind == "embedding_bags":
-        return _embedding_bags(op, positions, shapes)
-    if op.kind == "experts":
-        return _experts(op, op_layouts, positions, shapes)
-    if op.kind == "cross_entropy_loss":
-        dims = positions(0)
-        return _cross_entropy(op, op_layouts, mesh, dims[min(1, len(dims) - 1)], shapes)
-    if op.target == LINEAR_CROSS_ENTROPY:  # the rows of its weight
-        return _cross_entropy(op, op_layouts, mesh, positions(1)[0], shapes)
+    if (dimension := placed_dimension(op)) is not None:
+        operand, dim = dimension
+        dims = positions(operand)
+        tile = dims[min(dim, len(dims) - 1)]
+        if op.kind == "embedding":
+            return _embedding(op, tile, shapes)
+        if op.kind == "embedding_bags":
+            return _embedding_bags(op, tile, shapes)
+        if op.kind == "experts":
+            return _experts(op, op_layouts, tile, shapes)
+        return _cross_entropy(op, op_layouts, mesh, tile, shapes)
     if op_layouts.internal_reductions:
         return _reduction(op, op_layouts, mesh, positions, shapes)
     if op.kind == "scaled_dot_product_attention" and argument(op, 5, "is_causal", False):
@@ -46,10 +47,25 @@ def placed_call(
     return None
 
 
-def _embedding(
-    op: Op, op_layouts: OpLayouts, positions: Positions, shapes: tuple[Shape, ...]
-) -> Compute | None:
-    tile = positions(0)[0]
+def placed_dimension(op: Op) -> tuple[int, int] | None:
+    """The operand, and its dimension, of which an operator asks what part of it is here.
+
+    Of cross entropies with a single sample the dimension is the last one.
+    """
+    if op.target == LINEAR_CROSS_ENTROPY:  # the rows of its weight
+        return 1, 0
+    return _PLACED.get(op.kind)
+
+
+_PLACED = {
+    "embedding": (0, 0),
+    "embedding_bags": (0, 0),
+    "experts": (3, 0),  # the experts that are held, of which each has a weight
+    "cross_entropy_loss": (0, 1),
+}
+
+
+def _embedding(op: Op, tile: Tile, shapes: tuple[Shape, ...]) -> Compute | None:
     if all(length == size for _, length, size in tile):
         return None
     flat = tuple(number for atom in tile for number in atom)
@@ -60,8 +76,7 @@ def _embedding(
     return Compute(replace(op, target=target, args=args, kwargs=()), shapes)
 
 
-def _embedding_bags(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> Compute | None:
-    tile = positions(0)[0]
+def _embedding_bags(op: Op, tile: Tile, shapes: tuple[Shape, ...]) -> Compute | None:
     if all(length == size for _, length, size in tile):
         return None
     flat = tuple(number for atom in tile for number in atom)
@@ -69,10 +84,8 @@ def _embedding_bags(op: Op, positions: Positions, shapes: tuple[Shape, ...]) -> 
 
 
 def _experts(
-    op: Op, op_layouts: OpLayouts, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op, op_layouts: OpLayouts, tile: Tile, shapes: tuple[Shape, ...]
 ) -> Compute | None:
-    """The experts that are held, which are the first dimension of their weights."""
-    tile = positions(3)[0]
     if len(tile) != 1:  # of one expert
         return None
     ((start, length, size),) = tile
@@ -97,12 +110,11 @@ def shared_attention(
     choice: JointSplit,
     axis: str,
     position: int,
-    queries: tuple[Run, ...],
-    keys: tuple[Run, ...],
+    queries: tuple[Runs, ...],
+    keys: tuple[Runs, ...],
 ) -> SharedAttention:
     """Attention whose queries, and keys as `choice` says, lie so on the devices along `axis`."""
-    ring = "s" in choice.factors
-    return SharedAttention(op, axis, position, queries, keys if ring else (), "z" in choice.factors)
+    return SharedAttention(op, axis, position, queries, keys if "s" in choice.factors else ())
 
 
 def _cross_entropy(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, Ref, VerifyError, argument
-from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range
+from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range, held_runs
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
     Attention,
@@ -31,6 +31,7 @@ from shardwright.program.instructions import (
 from shardwright.program.lower.offset_ops import placed_call, shared_attention
 from shardwright.program.lower.segments.checkpoint_segments import together as recomputed_together
 from shardwright.program.lower.tile_cache import TileCache
+from shardwright.program.lower.zigzag_order import in_zigzag_order
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.arguments import localize
 from shardwright.rules.micro_batches import gradient_layout
@@ -62,7 +63,7 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
 
 def placings_of(
     graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
-) -> dict[str, OpLayouts]:
+) -> Mapping[str, OpLayouts]:
     """Layouts of everything that operators touch; equal operators share one object."""
     known: dict[object, OpLayouts] = {}
     found = {}
@@ -74,7 +75,7 @@ def placings_of(
         if (op_layouts := known.get(key)) is None:
             op_layouts = known[key] = layouts_under(rule, tiling, mesh)
         found[op.name] = op_layouts
-    return found
+    return in_zigzag_order(graph, analysis, found)
 
 
 def _dual(_: str, layout: Layout) -> Layout:
@@ -304,15 +305,14 @@ class _Writer:
         weight = self.positions(down.name, op_layouts.operands[at])
         return (*rows, weight[1 if turned[-1] else 0])
 
-    def runs(self, value: str, layout: Layout, axis: int) -> tuple[Run, ...]:
-        """Start and length of the last dimension but one, of each device along `axis`."""
+    def runs(self, value: str, layout: Layout, axis: int) -> tuple[tuple[Run, ...], ...]:
+        """Starts and lengths in the last dimension but one, of each device along `axis`."""
         (size,) = self.analysis.atoms[value][-2]
         at = (len(self.analysis.atoms[value]) - 2, 0)
-        here, found = self.coordinate, []
-        for one in range(self.placed.mesh.shape[axis]):
-            tile = atom_range(size, at, layout, (*here[:axis], one, *here[axis + 1 :]))
-            found.append((tile.start, len(tile)))
-        return tuple(found)
+        here = self.coordinate
+        devices = range(self.placed.mesh.shape[axis])
+        coordinates = ((*here[:axis], one, *here[axis + 1 :]) for one in devices)
+        return tuple(held_runs(size, at, layout, coordinate) for coordinate in coordinates)
 
     def result(self, value: str) -> str:
         """Name of what the program returns of `value`."""
@@ -380,6 +380,7 @@ class _Writer:
         return self.own.tile(self.analysis.atoms[value], layout).shape
 
     def positions(self, value: str, layout: Layout) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """Of each dimension, start, length and size of each atom that is not in zigzag order."""
         found = []
         for d, sizes in enumerate(self.analysis.atoms[value]):
             ranges = [atom_range(n, (d, a), layout, self.coordinate) for a, n in enumerate(sizes)]

@@ -1,1 +1,1 @@
-"""Attention that several devices compute together: ring attention and zigzag layout."""
+"""Attention that several devices compute together: ring attention."""

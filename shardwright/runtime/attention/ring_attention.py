@@ -1,4 +1,4 @@
-"""Ring attention: keys and values circulate between devices; queries stay, in zigzag halves.
+"""Ring attention: keys and values circulate between devices; queries stay.
 
 A device holds two blocks of keys and values at a time: it computes with one while it receives the
 next (Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023).
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from shardwright.ir.graph import argument
 from shardwright.program.instructions import Run, SharedAttention
 from shardwright.runtime.attention.blockwise_attention import Rows, ScoreOptions, TileGradients
-from shardwright.runtime.attention.zigzag import Halves, ZigzagSwap
 from shardwright.runtime.comm.p2p_group import P2PGroup, Wait
 from shardwright.tracing.export.operators import to_torch
 from shardwright.tracing.export.second_derivative import refuse_second_derivative
@@ -29,11 +28,6 @@ class TiledAttention(nn.Module):
         one = instruction
         self.op, self.position, self.line = one.op, one.position, line
         self.queries, self.keys = one.queries, one.keys
-        self.early_late = Halves(one.queries, one.position, line) if one.halves else None
-        of_keys = Halves(one.keys, one.position, line) if one.halves and one.keys else None
-        self.key_halves = of_keys
-        positions = range(len(one.keys))
-        self.blocks = [of_keys.runs(i) if of_keys else (one.keys[i],) for i in positions]
         self.causal = bool(argument(one.op, 5, "is_causal", False))
         given = dict(one.op.kwargs)
         scale = given.get("scale")
@@ -48,29 +42,19 @@ class TiledAttention(nn.Module):
             to_torch(argument(self.op, i, name), values, given[0].device)
             for i, name in enumerate(("query", "key", "value", "attn_mask"))
         )
-        runs = self.queries[self.position : self.position + 1]
-        if self.early_late is not None:
-            (query,) = ZigzagSwap.apply(self.early_late, False, query)  # type: ignore[no-untyped-call]
-            runs = self.early_late.runs(self.position)
-        if self.key_halves is not None:
-            key, value = ZigzagSwap.apply(self.key_halves, False, key, value)  # type: ignore[no-untyped-call]
         attend = self._around if self.keys else self._whole
-        result: Tensor = attend(query, key, value, mask, runs)
-        if self.early_late is not None:
-            (result,) = ZigzagSwap.apply(self.early_late, True, result)  # type: ignore[no-untyped-call]
-        return result
+        return attend(query, key, value, mask, self.queries[self.position])
 
     def _whole(
         self, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, runs: Sequence[Run]
     ) -> Tensor:
-        """Attention of the halves of the queries over keys that are all on this device."""
+        """Attention of runs of queries over keys that are all on this device."""
         lengths = [length for _, length in runs]
         found = [
             torch.ops.shardwright.causal_rows(
                 part, key, value, (*run, key.shape[-2]), self.scale, self.grouped
             )
             for run, part in zip(runs, query.split(lengths, -2), strict=True)
-            if run[1]
         ]
         return torch.cat(found, -2)
 
@@ -111,10 +95,10 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         rows = Rows(query, value.shape[-1], runs, options)
         block = _packed(key, value)
-        for step in range(len(ring.blocks)):
+        for step in range(len(ring.keys)):
             owner, coming = _owners(ring, step)
-            wait, after = _pass_on(ring, block, coming if step + 1 < len(ring.blocks) else None)
-            rows.add(*_split(block, key, value, ring, owner), mask, ring.blocks[owner])
+            wait, after = _pass_on(ring, block, coming if step + 1 < len(ring.keys) else None)
+            rows.add(*_split(block, key, value, ring, owner), mask, ring.keys[owner])
             wait()
             block = after
         result, normalizer = rows.results(query)
@@ -132,7 +116,7 @@ class _Ring(torch.autograd.Function):
         of_mask = torch.zeros_like(mask, dtype=exact) if ctx.needs_input_grad[3] else None
         block = _packed(key, value)
         sums = torch.zeros_like(block, dtype=exact)
-        count = len(ring.blocks)
+        count = len(ring.keys)
         for step in range(count):
             owner, coming = _owners(ring, step)
             own = torch.zeros_like(block, dtype=exact)
@@ -145,7 +129,7 @@ class _Ring(torch.autograd.Function):
                 _split(block, key, value, ring, owner),
                 _split(own, key, value, ring, owner),
                 (mask, of_mask),
-                ring.blocks[owner],
+                ring.keys[owner],
             )
             wait()
             settle()
@@ -168,16 +152,16 @@ class _Ring(torch.autograd.Function):
 
 
 def _next(ring: TiledAttention) -> int:
-    return (ring.position + 1) % len(ring.blocks)
+    return (ring.position + 1) % len(ring.keys)
 
 
 def _previous(ring: TiledAttention) -> int:
-    return (ring.position - 1) % len(ring.blocks)
+    return (ring.position - 1) % len(ring.keys)
 
 
 def _owners(ring: TiledAttention, step: int) -> tuple[int, int]:
     """The owners of the block that is here at a step, and of the block that comes next."""
-    count = len(ring.blocks)
+    count = len(ring.keys)
     return (ring.position - step) % count, (ring.position - step - 1) % count
 
 
@@ -190,7 +174,7 @@ def _split(
     block: Tensor, key: Tensor, value: Tensor, ring: TiledAttention, owner: int
 ) -> tuple[Tensor, Tensor]:
     """Views of a buffer as the keys and values of `owner`, in the shapes of `key` and `value`."""
-    length = sum(size for _, size in ring.blocks[owner])
+    length = sum(size for _, size in ring.keys[owner])
     shapes = [(*x.shape[:-2], length, x.shape[-1]) for x in (key, value)]
     sizes = [torch.Size(shape).numel() for shape in shapes]
     one, two = (part.view(shape) for part, shape in zip(block.split(sizes), shapes, strict=True))
@@ -201,7 +185,7 @@ def _pass_on(ring: TiledAttention, block: Tensor, coming: int | None) -> tuple[W
     """Send a block to the next device and receive that of `coming` from the previous one."""
     if coming is None:
         return _nothing, block
-    here, there = (sum(n for _, n in ring.blocks[i]) for i in (_here(ring, coming), coming))
+    here, there = (sum(n for _, n in ring.keys[i]) for i in (_here(ring, coming), coming))
     after = block.new_empty(block.numel() // here * there)
     wait = ring.line.exchange([(_next(ring), block)], [(_previous(ring), after)])
     return wait, after
@@ -213,4 +197,4 @@ def _nothing() -> None:
 
 def _here(ring: TiledAttention, coming: int) -> int:
     """The owner of the block that is here while that of `coming` is received."""
-    return (coming + 1) % len(ring.blocks)
+    return (coming + 1) % len(ring.keys)

@@ -22,6 +22,7 @@ from shardwright.runtime.comm.tile_split import (
     gathered,
     scatter_buffer,
 )
+from shardwright.runtime.comm.zigzag import HalfMove, half_moves
 
 
 def collected(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
@@ -145,6 +146,35 @@ class Bucket:
 
         return Arriving(work, joined, sent=message)
 
+    def swap(self, given: list[torch.Tensor], _owned: list[bool]) -> Arriving:
+        """Halves go to the ranks that have them in zigzag order, or return."""
+        (x,), (move,) = given, self.moves
+        dim, back = move.src, self.kind is Collective.SWAP_BACK
+        leave, come = half_moves(move.whole[dim], self.ranks, self.rank, back=back)
+        each = x.numel() // max(1, x.shape[dim])  # elements for each index along the dimension
+        message = torch.cat([x.narrow(dim, one.start, one.length).reshape(-1) for one in leave])
+        shape = [*x.shape[:dim], sum(one.length for one in come), *x.shape[dim + 1 :]]
+        arriving = x.new_empty(prod(shape))
+        sizes = (self._by_rank(come, each), self._by_rank(leave, each))
+        work = self.backend.begin_exchange(self.group, arriving, message, *sizes)
+
+        def placed() -> list[torch.Tensor]:
+            found = arriving.new_empty(shape)
+            halves = arriving.split([one.length * each for one in come])
+            for one, half in zip(come, halves, strict=True):
+                part = found.narrow(dim, one.start, one.length)
+                part.copy_(half.view(part.shape))
+            return [found]
+
+        return Arriving(work, placed, sent=message)
+
+    def _by_rank(self, halves: Sequence[HalfMove], each: int) -> list[int]:
+        """Elements of the halves that are sent to each rank, or received from it."""
+        sizes = [0] * self.ranks
+        for one in halves:
+            sizes[one.peer] += one.length * each
+        return sizes
+
 
 # Each function starts a collective; the flags mark tensors whose memory it may overwrite.
 STARTS = ByKind[Callable[[Bucket, list[torch.Tensor], list[bool]], Arriving]](
@@ -154,6 +184,8 @@ STARTS = ByKind[Callable[[Bucket, list[torch.Tensor], list[bool]], Arriving]](
         Collective.ALL_GATHER: Bucket.all_gather,
         Collective.REDUCE_SCATTER: Bucket.reduce_scatter,
         Collective.ALL_TO_ALL: Bucket.all_to_all,
+        Collective.SWAP: Bucket.swap,
+        Collective.SWAP_BACK: Bucket.swap,
     },
     MOVING,
 )

@@ -18,6 +18,8 @@ def moved_locally(x: torch.Tensor, moves: Sequence[Move]) -> torch.Tensor:
 
 
 def _sliced(x: torch.Tensor, move: Move) -> torch.Tensor:
+    if move.halves:
+        return torch.cat([x.narrow(move.dst, *run) for run in move.halves], move.dst)
     return x.narrow(move.dst, move.start, move.length)
 
 

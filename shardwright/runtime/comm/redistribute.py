@@ -8,6 +8,7 @@ communication and are done here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from shardwright.ir.redistribution import SWAPS
 from shardwright.program.instructions import Move, Redistribute
 from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.comm.collectives import collected
@@ -161,6 +163,9 @@ def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
     assert mesh is not None
     if direct(x):
         return collected(x, move, mesh)
+    if move.collective in SWAPS:
+        swapped: torch.Tensor = _swapped(x, move, mesh)
+        return swapped
     src: Placement = Partial() if move.src < 0 else Shard(move.src)  # data moves of no other
     dst: Placement = Replicate() if move.dst < 0 else Shard(move.dst)
     whole = DTensor.from_local(
@@ -172,6 +177,26 @@ def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
         stride=_contiguous_stride(move.whole),
     )
     return whole.redistribute(placements=[dst]).to_local()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _swapped(x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
+    """Halves in another order, which no placement of DTensor says."""
+    result: torch.Tensor = _Swap.apply(x, move, mesh)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, move: Move, mesh: DeviceMesh) -> torch.Tensor:
+        ctx.move, ctx.mesh = move, mesh
+        return collected(x, move, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        there = replace(ctx.move, collective=ctx.move.collective.gradient)
+        gradient: torch.Tensor = _swapped(grads[0], there, ctx.mesh)
+        return gradient, None, None
 
 
 def _contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

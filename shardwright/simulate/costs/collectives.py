@@ -116,9 +116,9 @@ def _message(link: Link, machine: Machine) -> StepPrice:
 
 
 def _swap(link: Link, machine: Machine) -> StepPrice:
-    """The price of tiles sent to other devices and results sent back (zigzag), by their bytes."""
+    """The price of halves of tiles sent to other devices (zigzag), by the bytes of a tile."""
     per_byte = link.exchange_seconds_per_byte * link.ranks / (link.ranks - 1)
-    return StepPrice(2 * _hop(link, machine), per_before=per_byte)
+    return StepPrice(_hop(link, machine), per_before=per_byte)
 
 
 def _rows(link: Link, machine: Machine) -> StepPrice:
@@ -149,9 +149,10 @@ PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
         Collective.EMBED: _embed,
         Collective.REDUCE_SCATTER: _reduce_scatter,
         Collective.ALL_TO_ALL: _all_to_all,
+        Collective.SWAP: _swap,
+        Collective.SWAP_BACK: _swap,
         Collective.ALL_REDUCE: _all_reduce,
         Collective.ALL_GATHER: _all_gather,
-        Exchange.SWAP: _swap,
         Exchange.RING: _message,
         Exchange.ROWS: _rows,
         Exchange.MESSAGE: _message,

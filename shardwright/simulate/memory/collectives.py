@@ -118,6 +118,23 @@ def all_to_all(allocator: Allocator, sent: SentTensors) -> Results:
     return results
 
 
+def swap(allocator: Allocator, sent: SentTensors) -> Results:
+    """Halves are sent from one buffer and arrive in another, and are put in order in a third."""
+    (part,), (view,) = sent.parts, sent.views
+    message = allocator.new(view.bytes, Use.COMMUNICATION, module_of=view.block)
+    size = prod(part.shape) * ITEM_BYTES[part.dtype]
+    arriving = allocator.new(size, Use.COMMUNICATION, module_of=view.block)
+    allocator.drop(view.block)
+
+    def results() -> list[View]:
+        allocator.drop(message)
+        found = allocator.new(size, module_of=arriving)
+        allocator.drop(arriving)
+        return [_result(found, part)]
+
+    return results
+
+
 TRANSFERS = ByKind[Callable[[Allocator, SentTensors], Results]](
     "whose memory is known",
     {
@@ -125,6 +142,8 @@ TRANSFERS = ByKind[Callable[[Allocator, SentTensors], Results]](
         Collective.ALL_GATHER: all_gather,
         Collective.REDUCE_SCATTER: reduce_scatter,
         Collective.ALL_TO_ALL: all_to_all,
+        Collective.SWAP: swap,
+        Collective.SWAP_BACK: swap,
     },
     MOVING,
 )
@@ -134,11 +153,10 @@ TRANSFERS = ByKind[Callable[[Allocator, SentTensors], Results]](
 _IN_FLIGHT = ByKind[Callable[[int, int], int]](
     "inside of one operator whose memory is known",
     {
-        Exchange.SWAP: max,
         Exchange.RING: add,  # the block that is computed with is sent, the next one arrives
         Exchange.ROWS: add,
     },
-    (Exchange.SWAP, Exchange.RING, Exchange.ROWS),
+    (Exchange.RING, Exchange.ROWS),
 )
 
 

@@ -289,14 +289,11 @@ def _wide_bytes(logits: View) -> int:
 def shared_bytes(tape: Tape, one: SharedAttention) -> int:
     """Workspace of attention over a split sequence beside operands and result, in bytes.
 
-    With zigzag halves it has the halves of the query in flight; in a ring a received block of keys
-    and values, the one that is sent, the result in float32, and what a kernel finds for one block.
+    In a ring it has a received block of keys and values, the one that is sent, the result in
+    float32, and what a kernel finds for one block.
     """
+    if not one.keys:
+        return 0
     query, key, value = (tape.views[name] for name in one.op.operands[:3])
-    wide = max(4, ITEM_BYTES[query.dtype])
-    found = exchange_bytes(Exchange.SWAP, query.bytes, query.bytes) if one.halves else 0
-    if one.keys:
-        block = key.bytes + value.bytes
-        found += exchange_bytes(Exchange.RING, block, block)
-        found += prod(query.shape) * wide + query.bytes
-    return found
+    wide, block = max(4, ITEM_BYTES[query.dtype]), key.bytes + value.bytes
+    return exchange_bytes(Exchange.RING, block, block) + prod(query.shape) * wide + query.bytes

@@ -70,8 +70,10 @@ def _communicated(
     return View(found.block, found.shape, found.strides, x.dtype, x.grad)
 
 
-def _slice(_allocator: Allocator, x: View, move: Move) -> View:
+def _slice(allocator: Allocator, x: View, move: Move) -> View:
     shape = (*x.shape[: move.dst], move.length, *x.shape[move.dst + 1 :])
+    if move.halves:
+        return _copied(allocator, View(x.block, shape, x.strides, x.dtype, x.grad))
     return View(x.block, shape, x.strides, x.dtype, x.grad)
 
 

@@ -148,14 +148,13 @@ def test_places_within_a_tile_with_gaps():
 
 
 @pytest.mark.parametrize(
-    "factors, ring, halves",
-    [(("l", "s"), True, False), (("l", "z"), False, True), (("l", "s", "z"), True, True)],
+    "factors, ring", [(("l", "s"), True), (("l", "z"), False), (("l", "s", "z"), True)]
 )
-def test_keys_are_sent_around_a_ring_where_they_are_split(factors, ring, halves):
-    queries, keys = ((0, 2), (6, 2)), ((2, 2), (4, 2))
+def test_keys_are_sent_around_a_ring_where_they_are_split(factors, ring):
+    queries, keys = (((0, 2), (6, 2)),), (((2, 2), (4, 2)),)
     found = shared_attention(loss_op(), JointSplit(factors), "cp", 1, queries, keys)
     assert (found.queries, found.keys) == (queries, keys if ring else ())
-    assert (found.axis, found.position, found.halves) == ("cp", 1, halves)
+    assert (found.axis, found.position) == ("cp", 1)
 
 
 def test_rows_are_sent_to_experts_where_they_are_split_and_kept_where_they_are_whole():

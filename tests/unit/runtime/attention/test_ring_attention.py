@@ -31,8 +31,8 @@ def shared(given, runs, *, causal=False, ring=True, scale=None, grouped=False):
     meeting = Meeting(Mesh.parse(f"a={len(runs)}"))
 
     def rank(place):
-        one = SharedAttention(op, "a", place, runs, runs if ring else (), causal)
-        here = slice(runs[place][0], sum(runs[place]))
+        one = SharedAttention(op, "a", place, runs, runs if ring else ())
+        here = rows_of(runs[place])
         query, key, value, *mask = given
         tiles = [query[..., here, :], *(x[..., here, :] if ring else x for x in (key, value))]
         tiles += [m[..., here, :] if m.shape[-2] > 1 else m for m in mask]
@@ -49,18 +49,32 @@ def weights(width, given):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def together(parts, *, ring=True):
-    """Result and gradients of the whole: tiles side by side, or summed where everyone has all."""
+def rows_of(runs):
+    return torch.cat([torch.arange(start, start + length) for start, length in runs])
+
+
+def together(parts, runs, *, ring=True):
+    """Result and gradients of the whole: rows in order, or sums where everyone has all."""
     result, query, key, value, *mask = zip(*parts, strict=True)
-    join = (lambda tiles: torch.cat(tiles, -2)) if ring else sum
-    return [torch.cat(result, -2), torch.cat(query, -2), join(key), join(value), *mask]
+    order = torch.cat([rows_of(one) for one in runs]).argsort()
+
+    def rows(tiles):
+        return torch.cat(tiles, -2)[..., order, :]
+
+    join = rows if ring else sum
+    return [rows(result), rows(query), join(key), join(value), *mask]
 
 
 # Blocks of sixteen rows, large ones, and (for values as wide as keys) torch's fused kernels.
 @pytest.mark.parametrize(("scores", "width"), [(40, 5), (2**20, 5), (2**20, 4)])
 @pytest.mark.parametrize("ring", [True, False])
 @pytest.mark.parametrize(
-    "runs", [((0, 12), (12, 11)), ((0, 8), (8, 8), (16, 7)), ((0, 22), (22, 1))]
+    "runs",
+    [
+        (((0, 6), (18, 5)), ((6, 6), (12, 6))),
+        (((0, 4), (20, 3)), ((4, 4), (16, 4)), ((8, 8),)),
+        (((0, 22),), ((22, 1),)),
+    ],
 )
 def test_causal_queries_in_halves_see_what_they_would_together(
     runs, ring, scores, width, monkeypatch
@@ -69,9 +83,8 @@ def test_causal_queries_in_halves_see_what_they_would_together(
     given = tensors((2, 6, LENGTH, 4), (2, 3, LENGTH, 4), (2, 3, LENGTH, width))
     expected = scaled_dot_product_attention(*given, is_causal=True, scale=0.3, enable_gqa=True)
     expected.backward(weights(width, given))
-    found = together(
-        shared(given, runs, causal=True, ring=ring, scale=0.3, grouped=True), ring=ring
-    )
+    parts = shared(given, runs, causal=True, ring=ring, scale=0.3, grouped=True)
+    found = together(parts, runs, ring=ring)
     for one, other in zip(found, [expected.detach(), *(x.grad for x in given)], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -85,8 +98,8 @@ def test_a_mask_stays_with_its_queries(rows, boolean):
         given[3][1, 0, rows - 1] = False  # this row, or each, sees nothing
     expected = scaled_dot_product_attention(*given[:3], given[3], enable_gqa=True)
     expected.backward(weights(4, given))
-    parts = shared(given, ((0, 9), (9, 9), (18, 5)), grouped=True)
-    *found, mask = together(parts)
+    runs = (((0, 9),), ((9, 9),), ((18, 5),))
+    *found, mask = together(shared(given, runs, grouped=True), runs)
     for one, other in zip(found, [expected.detach(), *(x.grad for x in given[:3])], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     if not boolean:
@@ -100,7 +113,8 @@ def test_half_precision_sums_in_single():
     made = [x.detach().double().requires_grad_() for x in given]
     expected = scaled_dot_product_attention(*made, is_causal=True)
     expected.backward(weights(8, made))
-    found = together(shared(given, ((0, 32), (32, 32)), causal=True))
+    runs = (((0, 16), (48, 16)), ((16, 32),))
+    found = together(shared(given, runs, causal=True), runs)
     for one, other in zip(found, [expected.detach(), *(x.grad for x in made)], strict=True):
         assert one.dtype == torch.bfloat16
         torch.testing.assert_close(one.double(), other, rtol=0.03, atol=0.03)

@@ -103,12 +103,13 @@ def test_a_slower_link_never_makes_an_edge_cheaper(mesh, data, size, backend):
         assert (cost == 0) == (src == dst)
 
 
-def test_messages_and_swaps_cost_hops_and_bytes():
+def test_messages_and_swaps_cost_a_hop_and_bytes():
     (link,) = links(NCCL, MESH)
     for kind in (Exchange.MESSAGE, Exchange.RING):
         assert collective_seconds(kind, link, 64, 64, NCCL) == 2 + 1 + 64 / 16
     per_byte = link.exchange_seconds_per_byte * 4 / 3
-    assert collective_seconds(Exchange.SWAP, link, 48, 48, NCCL) == 2 * (2 + 1) + 48 * per_byte
+    for kind in (Collective.SWAP, Collective.SWAP_BACK):
+        assert collective_seconds(kind, link, 48, 48, NCCL) == 2 + 1 + 48 * per_byte
 
 
 def test_rows_cost_four_calls_and_their_sorting():
