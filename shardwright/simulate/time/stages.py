@@ -1,9 +1,10 @@
 """Simulates the step programs of all groups of a pipeline: compute, collectives and messages.
 
 Each group has its own streams (`step_program.py`). A message starts when one group has started to
-send it and the other to receive it. A channel transfers one message at a time and delays channels
-with which it shares links. Groups advance in the order of simulated time, so that the operation
-that starts first gets a link first.
+send it and the other to receive it. A channel transfers one message at a time. Beside collectives
+of both groups on links that it shares it has a part of them, and delays what they start behind it.
+Groups advance in the order of simulated time, so that the operation that starts first gets a link
+first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from shardwright.program.step.instructions import (
 from shardwright.program.step.lower.purposes import purposes
 from shardwright.program.step.step_program import StepProgram
 from shardwright.simulate.time.backward_parts import parts_to_inputs
-from shardwright.simulate.time.links import GroupPart, Links
+from shardwright.simulate.time.links import (
+    GroupPart,
+    Links,
+    is_message,
+    messages_contend,
+    name_of,
+)
 from shardwright.simulate.time.steady_state import repeated
 from shardwright.simulate.time.step_program import END, StepPrices, first_of, timed
 from shardwright.simulate.time.step_seconds import Clock, LoopPlayer
@@ -161,7 +168,7 @@ class _Pipeline(Generic[_Made]):
         self.links = Links()
         # Whether messages delay collectives, so that the order of their starts matters.
         pairs = zip(programs, prices, strict=True)
-        self.contends = any(_contend(program, price) for (program, _), price in pairs)
+        self.contends = any(messages_contend(program, price) for (program, _), price in pairs)
         self.players = [
             _Group(self, group, *one)
             for group, one in enumerate(zip(programs, prices, names, lost, strict=True))
@@ -219,28 +226,6 @@ class _Pipeline(Generic[_Made]):
         return {group: now[group] for group in now if not players[group].is_blocked}
 
 
-def _is_message(one: Item) -> bool:
-    """Whether several groups may take part in an instruction."""
-    if isinstance(one, Loop):
-        return one.micro_batches > 0
-    match one.instruction:
-        case Send() | Recv():
-            return True
-        case Transfer() as sent:
-            return axis_of(sent.channel) == AXIS
-    return False
-
-
-def _contend(program: StepProgram, prices: StepPrices) -> bool:
-    """Whether messages of a program delay transfers on other links."""
-    links = [name for name in dict.fromkeys(prices.links.values()) if axis_of(name) != AXIS]
-    channels = dict.fromkeys(
-        [one.channel for one in program.messages()]
-        + [one.channel for one in program.transfers() if axis_of(one.channel) == AXIS]
-    )
-    return any(prices.contention(channel, link) for channel in channels for link in links)
-
-
 class _Group(LoopPlayer):
     """Plays the program of one group of the pipeline."""
 
@@ -258,10 +243,11 @@ class _Group(LoopPlayer):
         self._pipeline, self._group, self._program = pipeline, group, program
         self._keys: dict[Hashable, tuple[str, int]] = {}  # name -> operation of several groups
         self._needs: tuple[str, int] | None = None  # what the next instruction waits for
-        for one in program.messages():
-            if isinstance(one, Recv):
-                track = Track(ranks, Stream.COMMUNICATION, one.channel)
-                self._tracks.setdefault(one.channel, track)
+        self._messages = {
+            one.channel: Track(ranks, Stream.COMMUNICATION, one.channel)
+            for one in program.messages()
+            if isinstance(one, Recv)
+        }
         self._to_inputs = parts_to_inputs(program)
         self._calls = {one.call: one for one in program.instructions if isinstance(one, Forward)}
         self._computing: dict[int, float] = {}  # by the identity of a loop, of one iteration
@@ -315,7 +301,7 @@ class _Group(LoopPlayer):
         """For each instruction, the seconds of computation from it to the next message."""
         found = [0.0]
         for one in reversed(items):
-            found.append(0.0 if _is_message(one) else found[-1] + self._seconds_of(one))
+            found.append(0.0 if is_message(one) else found[-1] + self._seconds_of(one))
         return found[::-1]
 
     def _seconds_of(self, item: Item) -> float:
@@ -431,10 +417,11 @@ class _Group(LoopPlayer):
             (received,) = (part for part in parts if isinstance(part.one, Recv))
             assert isinstance(received.one, Recv), "the other one sends"
             seconds = self.prices.message(received.one)
-            name = _name(received.one, received.later)
+            name = name_of(received.one, received.later)
             groups, home = [players[part.group] for part in parts], players[received.group]
-            track = home._tracks[channel]
-        self._pipeline.done[key] = home._add(name, track, seconds, after)
+            track = home._messages[channel]
+        beside = max(player._shared_seconds(channel, track, after, seconds) for player in groups)
+        self._pipeline.done[key] = home._add(name, track, seconds + beside, after)
         for player in groups:
             for other, shared in player._tracks.items():
                 delay = seconds * self._contends(channel, other)
@@ -442,9 +429,20 @@ class _Group(LoopPlayer):
                     player._add(name, shared, delay, after, idle=True)
                     player.disturbed += 1
 
+    def _shared_seconds(
+        self, channel: str, track: Track, after: Sequence[int], seconds: float
+    ) -> float:
+        """How much longer an operation of several groups takes beside this group's collectives.
 
-def _name(one: Recv, later: int) -> str:
-    """The name of a message: values or gradients, and the number of the micro-batch from 1."""
-    number = one.payload[0].value.rpartition("@")[2] if one.payload else ""
-    what = "gradients" if one.backward else "values"
-    return f"receive {what} {int(number) + 1 + later if number.isdigit() else 1}"
+        While both are in flight they have equal shares of the links that they share.
+        """
+        free, ends = self.made.free, self.made.ends
+        start = max([free.get(track, 0.0), *(ends[task] for task in after)])
+        return max(
+            (
+                self._contends(channel, name) * max(0.0, min(seconds, free.get(other, 0.0) - start))
+                for name, other in self._tracks.items()
+                if axis_of(name) != AXIS
+            ),
+            default=0.0,
+        )

@@ -170,6 +170,17 @@ def test_messages_and_collectives_delay_each_other_by_what_they_share(part, tota
     assert seconds([then, first], **shared).seconds == pytest.approx(total)
 
 
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("message, beside", [(0.2, 0.2), (3.0, 1.0)])
+def test_a_message_has_its_share_of_links_beside_a_longer_sum(part, message, beside):
+    """It need not wait until a sum of a second, which the receiver has started, is over."""
+    shared = {"contention": lambda _one, _other: part, "message": lambda _one: message}
+    started, awaited = collective("dp", "sum")
+    receiver = (started, *RECEIVED, FORWARD, awaited)
+    found = seconds([SENT, receiver], **shared).seconds
+    assert found == pytest.approx(message + part * beside + 2)
+
+
 @pytest.mark.parametrize("hidden, total", [(0.0, 2 + 1 + 2 + 1), (0.5, 2.5 + 1 + 2.5)])
 def test_sums_delay_messages_no_more_than_operators_beside_them(hidden, total):
     """Both groups start a sum of a second before they compute two.
