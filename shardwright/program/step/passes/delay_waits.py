@@ -5,7 +5,9 @@ needs a buffer besides the gradients, and so does a gradient that is one of seve
 single one is the total itself). They are waited for when the next transfer of gradients along the
 same axis starts, whatever its size: ranks hold tiles of other sizes, and all of them have to start
 what they do together in one order. Other all-reduces of gradients and results are waited for at
-the end of the step, also of gradients that a reduce-scatter has left (HSDP).
+the end of the step, also of gradients that a reduce-scatter has left (HSDP), and so are stages'
+sums of totals over micro-batches, which were there before the last of these: each stage that waited
+for a sum would delay the stages before it.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class _Order:
         self.known = purposes(program)
         self.transfers = {one.handle: one for one in program.transfers()}
         self.sums = _sums(program)
+        self.in_stages = any(True for _ in program.messages())
         self.found: list[StepInstruction] = []
         self.delayed: list[_Delayed] = []
 
@@ -92,14 +95,19 @@ class _Order:
         sent = [
             one.collective
             for one in each.sent
-            if one.channel == following.channel and self.known[one.handle] is Purpose.GRADIENT
+            if one.channel == following.channel
+            and self.known[one.handle] is Purpose.GRADIENT
+            and not (self.in_stages and self.sums.issuperset(part.value for part in one.parts))
         ]
         if not sent:
             return False
         return any(one is not Collective.ALL_REDUCE for one in sent) or each.adds_to(self.sums)
 
     def end(self) -> None:
-        """Add all that is delayed."""
+        """Add all that is delayed, waits for what a second step needs first."""
+        while chained := [each for each in self.delayed if each.sends_on]:
+            self.delayed.remove(chained[0])
+            self.release(chained[0])
         for each in self.delayed:
             self.found += each.instructions
         self.delayed = []
@@ -144,6 +152,11 @@ class _Delayed:
             self.handles.add(one.handle)
         elif isinstance(one, Accumulate):
             self.totals.add(one.total)
+
+    @property
+    def sends_on(self) -> bool:
+        """Whether what arrives is sent along another axis."""
+        return any(isinstance(one, Transfer) for one in self.instructions)
 
     def adds_to(self, totals: Collection[str]) -> bool:
         """Whether a gradient is added to one of `totals`."""

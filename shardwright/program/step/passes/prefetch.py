@@ -3,14 +3,26 @@
 The next bucket, or the next few, are gathered while operators read the one before, in the forward
 pass, in the backward pass and across micro-batches (FSDP, arXiv 2304.11277, section 4.3). A gather
 for the backward part is not started before the `Seed`, as the backward part may never be asked for.
+
+A bucket that is gathered along one axis and then along another takes its first step another bucket
+earlier. In a pipeline copies that are gathered once a step are there together sooner or later, so
+each stage starts all of them at once, and has them before its first micro-batch arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from shardwright.program.step.instructions import Seed, StepInstruction, Transfer, Wait, reads
+from shardwright.program.step.instructions import (
+    Seed,
+    StepInstruction,
+    Transfer,
+    Wait,
+    reads,
+    writes,
+)
 from shardwright.program.step.lower.purposes import Purpose, purposes
 from shardwright.program.step.step_program import StepProgram
 
@@ -27,38 +39,92 @@ def prefetch(program: StepProgram) -> StepProgram:
     return replace(program, instructions=tuple(instructions))
 
 
+@dataclass(frozen=True)
+class _Bucket:
+    """What starts a gather, and what starts its second step, if it has one."""
+
+    first: tuple[StepInstruction, ...]
+    second: tuple[StepInstruction, ...] = ()
+
+
 def _prefetched(
-    instructions: Sequence[StepInstruction],
-    program: StepProgram,
-    known: Mapping[str, Purpose],
+    instructions: Sequence[StepInstruction], program: StepProgram, known: Mapping[str, Purpose]
 ) -> list[StepInstruction]:
     """One part of the program."""
-    ahead = program.ahead
-    leaves = set(program.leaves)
-    waiting: list[str] = []  # handles of gathers, in the order in which they are waited for
-    gathers: dict[str, Transfer] = {}
-    for one in instructions:
-        if isinstance(one, Transfer) and known[one.handle] is Purpose.COPY:
-            if leaves.issuperset(reads(one)):
-                gathers[one.handle] = one
-        elif isinstance(one, Wait) and one.handle in gathers:
-            waiting.append(one.handle)
-    follows = dict(zip(waiting, waiting[ahead:], strict=False))
+    buckets = _buckets(instructions, program, known)
+    waiting = {handle: number for number, (handle, _) in enumerate(buckets)}
+    moved = {id(one) for _, bucket in buckets for one in (*bucket.first, *bucket.second)}
+    at_once = _are_kept(program, known)
+    ahead = len(buckets) if at_once else program.ahead
     found: list[StepInstruction] = []
-    started: set[str] = set()
-    for one in instructions:
-        if isinstance(one, Transfer) and one.handle in gathers:
-            if one.handle not in started:
-                started.add(one.handle)
+    started: set[int] = set()
+
+    def start(some: Iterable[StepInstruction]) -> None:
+        for one in some:
+            if id(one) not in started:
+                started.add(id(one))
                 found.append(one)
-                if one.handle == waiting[0]:
-                    for other in waiting[1:ahead]:
-                        started.add(other)
-                        found.append(gathers[other])
+
+    def start_from(number: int) -> None:
+        """Start what is in flight before the bucket with this number is waited for."""
+        coming = [bucket for _, bucket in buckets[number : number + ahead + 1]]
+        for place, bucket in enumerate(coming):
+            if place < ahead or bucket.second:
+                start(bucket.first)
+        for bucket in coming[:ahead]:
+            start(bucket.second)
+
+    if at_once:
+        start_from(0)
+    following = 0
+    for one in instructions:
+        if id(one) in moved:
+            if id(one) not in started:
+                start_from(following)
             continue
         found.append(one)
-        following = follows.get(one.handle, "") if isinstance(one, Wait) else ""
-        if following and following not in started:
-            started.add(following)
-            found.append(gathers[following])
+        if isinstance(one, Wait) and one.handle in waiting:
+            following = waiting[one.handle] + 1
+            start_from(following)
     return found
+
+
+def _buckets(
+    instructions: Sequence[StepInstruction], program: StepProgram, known: Mapping[str, Purpose]
+) -> list[tuple[str, _Bucket]]:
+    """The handle of each gather's last step and the gather, in the order of their waits."""
+    leaves = set(program.leaves)
+    copies = [
+        one
+        for one in instructions
+        if isinstance(one, Transfer) and known[one.handle] is Purpose.COPY
+    ]
+    firsts = {one.handle: one for one in copies if leaves.issuperset(reads(one))}
+    waits = {one.handle: one for one in instructions if isinstance(one, Wait)}
+    arrived = {
+        name: handle for handle in firsts if handle in waits for name in writes(waits[handle])
+    }
+    readers: defaultdict[str, set[int]] = defaultdict(set)
+    for one in instructions:
+        for name in arrived.keys() & reads(one):
+            readers[arrived[name]].add(id(one))
+    found = {handle: _Bucket((one,)) for handle, one in firsts.items()}
+    for one in copies:
+        given = dict.fromkeys(arrived.get(name, "") for name in reads(one))
+        if one.handle not in firsts and all(readers[handle] == {id(one)} for handle in given):
+            waited = [waits[handle] for handle in given]
+            found[one.handle] = _Bucket(tuple(firsts[h] for h in given), (*waited, one))
+            for handle in given:
+                del found[handle]
+    return [(handle, found[handle]) for handle in waits if handle in found]
+
+
+def _are_kept(program: StepProgram, known: Mapping[str, Purpose]) -> bool:
+    """Whether a stage gathers each parameter once, and keeps it for all micro-batches."""
+    gathered = Counter(
+        name
+        for one in program.transfers()
+        if known[one.handle] is Purpose.COPY
+        for name in reads(one)
+    )
+    return any(True for _ in program.messages()) and set(gathered.values()) == {1}
