@@ -102,7 +102,7 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
 def _within(bound: float, costs: Floats, rows: Floats, intervals: Intervals) -> list[int] | None:
     """The intervals of the smallest sum of which none costs more than `bound`."""
     low = rows <= bound
-    kept = low.any(axis=0)
+    kept = np.logical_or.reduce(low)
     few = np.where(low[:, kept], rows[:, kept], np.inf)
     found = _shortest(np.broadcast_to(few, (len(costs), few.shape[1])), intervals.part(kept))
     return None if found is None else np.flatnonzero(kept)[found].tolist()
