@@ -47,6 +47,10 @@ class Intervals:
         end, begin = np.nonzero(np.tril(may.T, -1))
         return cls(begin, end, len(may))
 
+    def part(self, kept: Bools) -> Intervals:
+        """Those of the intervals that are kept, (I,), in the same order."""
+        return Intervals(self.begin[kept], self.end[kept], self.positions)
+
     @cached_property
     def starts(self) -> Ints:
         """For each position that is an end, the first interval that ends there: (E,)."""
@@ -66,11 +70,13 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
     """The interval of each of P stages; None if no P intervals cover the chain.
 
     `costs[s, i]` are the seconds of stage s for interval i, (P, I), infinite if it is infeasible.
+    Stages of equal costs may share a row, by `np.broadcast_to`.
     """
+    rows = costs if costs.strides[0] else costs[:1]
     least = slowest_at_least(costs, intervals)
     if not np.isfinite(least):
         return None
-    bounds = costs[np.isfinite(costs) & (costs >= least)]
+    bounds = rows[np.isfinite(rows) & (rows >= least)]
     if len(np.unique(bounds[:_SOME])) <= _EVERY_BOUND:  # to sort all takes long
         bounds = np.unique(bounds)
     if len(bounds) > _EVERY_BOUND:
@@ -85,12 +91,21 @@ def partition(costs: Floats, intervals: Intervals, micro_batches: int) -> list[i
         if best is not None and at_least >= best[0]:
             break
         before = bound
-        found = _shortest(np.where(costs <= bound, costs, np.inf), intervals)
+        found = _within(bound, costs, rows, intervals)
         if found is not None:
             value = objective(_taken(costs, found), micro_batches)
             if best is None or value < best[0]:
                 best = value, found
     return best[1] if best else None
+
+
+def _within(bound: float, costs: Floats, rows: Floats, intervals: Intervals) -> list[int] | None:
+    """The intervals of the smallest sum of which none costs more than `bound`."""
+    low = rows <= bound
+    kept = np.logical_or.reduce(low)
+    few = np.where(low[:, kept], rows[:, kept], np.inf)
+    found = _shortest(np.broadcast_to(few, (len(costs), few.shape[1])), intervals.part(kept))
+    return None if found is None else np.flatnonzero(kept)[found].tolist()
 
 
 def _taken(costs: Floats, found: list[int]) -> list[float]:
@@ -117,9 +132,8 @@ def _shortest(costs: Floats, intervals: Intervals) -> list[int] | None:
     found: list[int] = []
     position = len(reach) - 1
     for sums, reach in reversed(steps):
-        found.append(
-            int(np.flatnonzero((intervals.end == position) & (sums == reach[position]))[0])
-        )
+        first, last = np.searchsorted(intervals.end, (position, position + 1)).tolist()
+        found.append(first + int((sums[first:last] == reach[position]).argmax()))
         position = int(intervals.begin[found[-1]])
     return found[::-1]
 

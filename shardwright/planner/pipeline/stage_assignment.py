@@ -152,7 +152,8 @@ class Pipelines:
         intervals = Intervals.of(self.cuts.trains(self.positions))
         seconds = self._costs(running, self.positions).seconds()
         times = seconds[0, intervals.begin, intervals.end]
-        stages = partition(np.stack([times] * self.stages), intervals, self.micro_batches)
+        costs = np.broadcast_to(times, (self.stages, len(times)))
+        stages = partition(costs, intervals, self.micro_batches)
         if stages is None:
             return None
         cuts: list[int] = self.positions[intervals.begin[stages[1:]]].tolist()

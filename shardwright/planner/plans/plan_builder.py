@@ -280,11 +280,11 @@ class PlanBuilder:
         """Peak memory per rank of each point: additive memory, fixed bytes, and `Peaks`."""
         if not points:
             return []
-        transient = self.transients.at(np.array([point.choice for point in points], np.int64))
+        transient = self.transients.of([point.choice for point in points])
         fixed = self._fixed_bytes
         return [
             Bytes(point.memory + fixed + extra)
-            for point, extra in zip(points, transient.tolist(), strict=True)
+            for point, extra in zip(points, transient, strict=True)
         ]
 
     def lasting_bytes(self, choice: tuple[int, ...]) -> Bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
@@ -117,6 +117,12 @@ class SearchedFrontier(Frontier):
         """Simulate at once what `compared` will find of these plans, in several processes."""
         if self.foresight is not None:
             self.foresight.expect(compared=plans)
+
+    def expect_deepened(self, plans: Iterable[Plan], limit: Bytes | None) -> None:
+        """Simulate at once what `deepened` will find of the first few of these plans."""
+        if self.foresight is not None and self.foresight.width > 1:
+            few = islice(plans, self.foresight.width)
+            self.foresight.expect(deepened=list(few), limit=limit)
 
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak that `settled` finds, without its time."""

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar, final
 
 Item = TypeVar("Item")
@@ -27,6 +27,8 @@ _LEAST_SECONDS = 0.05  # of an item; processes for shorter ones take longer than
 # Libraries whose threads draw progress bars: they hold no lock that the processes take, which print
 # nothing.
 _DRAWING = ("rich.", "tqdm.")
+_WIDTH = 4  # bytes of a number in a queue
+_MOST_QUEUED = 1024  # numbers, which the smallest buffer of a pipe holds; others are not computed
 _ENDED = (EOFError, ConnectionError)  # a process that the system killed
 
 
@@ -39,9 +41,9 @@ def usable_cores() -> int:
 
 @final
 class ForkedMap:
-    """Applies functions to items in at most `processes` processes at a time.
+    """Applies functions to items in at most `processes` processes at a time, this one among them.
 
-    `begin` is called at the beginning of each process.
+    `begin` is called at the beginning of each other process.
 
     The first item is computed in the calling process until one takes long enough to make processes
     worth their start. No process is started where that may be unsafe: not on Linux, in a daemonic
@@ -79,36 +81,36 @@ class ForkedMap:
         numbers: Sequence[int],
         found: list[Result | None],
     ) -> None:
-        """Compute the items of these numbers, each in the process that is free first."""
+        """Compute the items of these numbers, each in the process that is free first.
+
+        The calling process is one of them and takes the first item, which is needed first: what it
+        caches on the way stays.
+        """
         context = multiprocessing.get_context("fork")
-        left = iter(numbers)
         pipes: dict[Connection, multiprocessing.process.BaseProcess] = {}
-        try:
-            with _quietly(), suppress(OSError):  # no memory for more processes
-                for _ in range(min(self.processes, len(numbers))):
-                    here, there = context.Pipe()
-                    given = function, items, there, (*pipes, here), self._begin
-                    process = context.Process(target=_serve, args=given, daemon=True)
-                    with there:
-                        process.start()
-                    pipes[here] = process
-            busy = [pipe for pipe in pipes if _next(pipe, left)]
-            while busy:
-                for pipe in wait(busy):
-                    assert isinstance(pipe, Connection)
-                    try:
-                        number, found[number] = pickle.loads(pipe.recv_bytes())
-                    except _ENDED:
-                        busy.remove(pipe)
-                    else:
-                        if not _next(pipe, left):
-                            busy.remove(pipe)
-        finally:
-            for pipe, child in pipes.items():
-                pipe.close()
-                child.kill()
-                child.join()
-                child.close()
+        with _queue(numbers[1:]) as left:
+            try:
+                with _quietly(), suppress(OSError):  # no memory for more processes
+                    for _ in range(min(self.processes, len(numbers)) - 1):
+                        here, there = context.Pipe()
+                        given = function, items, left, there, (*pipes, here), self._begin
+                        process = context.Process(target=_serve, args=given, daemon=True)
+                        with there:
+                            process.start()
+                        pipes[here] = process
+                found[numbers[0]] = _tried(function, items[numbers[0]])
+                for number in _taken(left):
+                    found[number] = _tried(function, items[number])
+                for pipe in pipes:
+                    with suppress(*_ENDED):
+                        for number, data in pipe.recv():
+                            found[number] = pickle.loads(data)
+            finally:
+                for pipe, child in pipes.items():
+                    pipe.close()
+                    child.kill()
+                    child.join()
+                    child.close()
 
 
 def may_fork() -> bool:
@@ -128,11 +130,12 @@ def may_fork() -> bool:
 def _serve(
     function: Callable[[Any], Any],
     items: Sequence[Any],
-    tasks: Connection,
+    left: int,
+    answer: Connection,
     inherited: Sequence[Connection],
     begin: Callable[[], None] | None,
 ) -> None:
-    """The work of a process: the items whose numbers are received, until the pipe is closed."""
+    """The work of a process: items whose numbers it takes, whose results it sends at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted, and ends it
     gc.disable()  # a collection would copy all inherited pages
     for one in inherited:
@@ -140,9 +143,8 @@ def _serve(
     try:
         if begin is not None:
             begin()
-        while True:
-            number = tasks.recv()
-            tasks.send_bytes(_pickled(number, _tried(function, items[number])))
+        # Not one by one: the parent computes meanwhile and reads none.
+        answer.send([(n, _pickled(_tried(function, items[n]))) for n in _taken(left)])
     finally:
         os._exit(0)  # flushes no stream: what they hold is the parent's
 
@@ -155,23 +157,29 @@ def _tried(function: Callable[[Item], Result], item: Item) -> Result | None:
         return None
 
 
-def _pickled(number: int, result: object) -> bytes:
+def _pickled(result: object) -> bytes:
     try:
-        return pickle.dumps((number, result), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError):
-        return pickle.dumps((number, None))
+        return pickle.dumps(None)
 
 
-def _next(pipe: Connection, left: Iterator[int]) -> bool:
-    """Send the next number, if there is one, to a process, which may have ended."""
-    number = next(left, None)
-    if number is None:
-        return False
+@contextmanager
+def _queue(numbers: Sequence[int]) -> Iterator[int]:
+    """A pipe that holds these numbers, of which each is read by one process."""
+    reading, writing = os.pipe()
     try:
-        pipe.send(number)
-    except _ENDED:
-        return False
-    return True
+        with os.fdopen(writing, "wb") as end:
+            end.write(b"".join(n.to_bytes(_WIDTH, "big") for n in numbers[:_MOST_QUEUED]))
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _taken(queue: int) -> Iterator[int]:
+    """Take numbers from a queue until it is empty."""
+    while number := os.read(queue, _WIDTH):
+        yield int.from_bytes(number, "big")
 
 
 @contextmanager

@@ -23,7 +23,10 @@ class Ahead(NamedTuple):
 
 @final
 class MeshesAhead:
-    """Frontiers of meshes that were searched in at most `processes` processes, by their keys."""
+    """Frontiers of meshes that were searched in at most `processes` processes, by their keys.
+
+    Plan builders know the transient memory of their points then.
+    """
 
     def __init__(self, processes: int) -> None:
         self._map = ForkedMap(processes)
@@ -46,14 +49,20 @@ class MeshesAhead:
         `wanted` tells whether points in gaps may be asked for, by the lower bound of a mesh.
         """
 
-        def searched(one: tuple[Hashable, PlanBuilder]) -> FastFrontier:
+        def searched(one: tuple[Hashable, PlanBuilder]) -> tuple[FastFrontier, list[int]]:
             writer = one[1]
             left = end - time.perf_counter()
             asked = partial(wanted, writer)
-            return approximate(writer.space, left, asked, points=points)
+            found = approximate(writer.space, left, asked, points=points)
+            return found, writer.transients.of([point.choice for point in found.points])
 
-        found = zip(writers, self._map(searched, writers), strict=True)
-        self._found = {key: Ahead(writer, frontier) for (key, writer), frontier in found}
+        self._found = {}
+        for (key, writer), found in zip(writers, self._map(searched, writers), strict=True):
+            frontier, transients = found or (None, ())
+            self._found[key] = Ahead(writer, frontier)
+            if frontier is not None:
+                choices = (point.choice for point in frontier.points)
+                writer.transients.known.update(zip(choices, transients, strict=True))
 
     def take(self, key: Hashable) -> Ahead | None:
         """Remove and return what was found of a mesh; None if it was not searched."""

@@ -34,6 +34,14 @@ class Peaks:
         self.problem_node = space.folded.node_tables()  # whole node -> node of the problem
         sizes = [node.num_choices for node in space.problem.nodes]
         self.first = np.cumsum([0, *sizes[:-1]])[self.problem_node]
+        self.known: dict[tuple[int, ...], int] = {}  # bytes of whole assignments
+
+    def of(self, choices: Sequence[tuple[int, ...]]) -> list[int]:
+        """Bytes for whole assignments, each computed once."""
+        new = [one for one in choices if one not in self.known]
+        if new:
+            self.known.update(zip(new, self.at(np.array(new, np.int64)).tolist(), strict=True))
+        return [self.known[one] for one in choices]
 
     def at(self, choices: Ints) -> Ints:
         """Bytes for whole assignments: (P, nodes) -> (P,)."""

@@ -5,6 +5,7 @@ Preferred are uniform strategies, and plans that torch's allocator holds with it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shardwright.ir.frontier import (
@@ -146,8 +147,9 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
     limit = frontier.limit(memory_limit)
     names, costs = names_of(frontier.baselines), costs_of(frontier.baselines)
     known = [i for i, name in enumerate(names) if name not in frontier.broken and _is_text(name)]
+    order = sorted(known, key=lambda i: costs[i][0])[:_TRIES]
     best: Plan | None = None
-    for index in sorted(known, key=lambda i: costs[i][0])[:_TRIES]:
+    for place, index in enumerate(order):
         if best is not None and costs[index][0] >= best.step_seconds:
             break
         one = frontier.baselines[index]
@@ -157,6 +159,9 @@ def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | 
                 continue
         if limit is not None and frontier.simulated_peak(one) > limit:
             continue
+        most = math.inf if best is None else best.step_seconds
+        likely = (i for i in order[place:] if costs[i][0] < most)
+        frontier.expect_deepened((frontier.baselines[i] for i in likely), limit)
         one = frontier.deepened(frontier.compared(one), limit)
         if best is None or one.step_seconds < best.step_seconds:
             best = one

@@ -144,7 +144,8 @@ class Replicas:
             intervals = Intervals.of(cuts.trains(positions))
             done = running.passes[0, positions]
             times = done[intervals.end] - done[intervals.begin]
-            self._slowest[key] = slowest_at_least(np.stack([times] * stages), intervals)
+            costs = np.broadcast_to(times, (stages, len(times)))
+            self._slowest[key] = slowest_at_least(costs, intervals)
         return self._slowest[key]
 
     def _space(self, alone: Strategy) -> SpaceOfStrategy:

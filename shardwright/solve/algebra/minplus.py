@@ -230,9 +230,10 @@ def _least(inputs: Sequence[Rows], best: Rows, block: int) -> Rows:
     for begin in range(0, size, block):
         end = min(begin + block, size)
         into = part[: end - begin]
-        first, *others = (table[begin:end] for table in inputs)
-        for i, other in enumerate(others):
-            np.add(into if i else first, other, out=into)
+        total, *others, last = (table[begin:end] for table in inputs)
+        for other in others:  # in their own shape: the whole one may be many times as large
+            total = total + other
+        np.add(total, last, out=into)
         low = into[0] if block == 1 else into.min(axis=0)
         if begin:
             np.minimum(best, low, out=best)

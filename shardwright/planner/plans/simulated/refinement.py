@@ -363,13 +363,19 @@ class Refinement:
         return found
 
     def learn(self, plan: Plan, found: Mapping[int, Simulated]) -> None:
-        """Keep what `simulated` returned for the same plan in another process."""
+        """Keep what `simulated` returned for the same plan in another process.
+
+        What is compared here already stays: plans are known by identity, as long as they are kept.
+        """
         for ahead, (changes, seconds, folds, worst) in found.items():
             one = self._with_ahead(plan, ahead)
             if changes is None:
                 self._seconds[_choices(one)] = seconds
                 continue
-            known, after = self._known[one], replace(one, **changes)
+            known = self._known[one]
+            if known.compared is not None:
+                continue
+            after = replace(one, **changes)
             known.compared = after
             self._known.link(after, known)
             if folds is not None:

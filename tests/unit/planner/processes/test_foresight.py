@@ -10,8 +10,9 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_to_json
 from shardwright.planner.processes import forked_map
+from shardwright.planner.processes.foresight import Foresight
 from shardwright.planner.processes.forked_map import ForkedMap
-from shardwright.planner.strategies.preference import preferred
+from shardwright.planner.strategies.preference import is_strategy, preferred
 from shardwright.report.other_plans import other_plans
 from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
@@ -48,6 +49,21 @@ def told(graph, machine, processes, tracer):
     others = other_plans(chosen.plan, front, limit)
     plans = chosen.plan, *others.simulated.values(), *front.all_settled(4)
     return front.costs, str(chosen), [plan_to_json(one) for one in plans]
+
+
+def test_strategies_that_may_be_preferred_are_simulated_at_once(forked, monkeypatch):
+    graph, asked, plain = residual_layers(12, inner=lambda _: 64), [], Foresight.expect
+
+    def noted(self, *, deepened=(), **others):
+        asked.append([is_strategy(one) for one in deepened])
+        plain(self, deepened=deepened, **others)
+
+    monkeypatch.setattr(Foresight, "expect", noted)
+    options = PlanOptions.of(processes=3, micro_batches=(1,))
+    front = search(graph, preset("2x4xH100"), options, tracer=Footprints())
+    limit = (front[0].peak_bytes + 2 * front.smallest().peak_bytes) // 3
+    assert preferred(front, limit).uniform is not None
+    assert any(len(these) > 1 and all(these) for these in asked)
 
 
 def mixture():

@@ -33,25 +33,56 @@ def test_results_are_in_the_order_of_the_items_and_from_processes_that_inherit_t
     found = ForkedMap(3, begin=lambda: started.append("here"))(told, range(5))
     assert [number for number, *_ in found] == list(range(5))
     assert {at for _, _, at, _ in found} == {id(inherited)}
-    pids = {pid for _, pid, _, _ in found}
-    assert os.getpid() not in pids
-    assert len(pids) == 3
-    assert all(begun == ["here"] for *_, begun in found)
+    assert found[0][1] == os.getpid()
+    assert len({pid for _, pid, _, _ in found}) == 3
+    assert all(begun == ["here"] * (pid != os.getpid()) for _, pid, _, begun in found)
     assert started == []
     assert multiprocessing.active_children() == []
 
 
+def test_the_caller_computes_its_share_and_keeps_what_it_caches():
+    known = set()
+
+    def cached(number):
+        time.sleep(0.01)
+        known.add(number)
+        return number, os.getpid()
+
+    found = ForkedMap(2)(cached, range(20))
+    assert known == {number for number, pid in found if pid == os.getpid()}
+    assert 0 in known
+    assert 0 < len(known) < 20
+
+
 def test_items_without_a_result_are_left_to_the_caller():
+    caller = os.getpid()
+
     def difficult(number):
+        if os.getpid() == caller:
+            if number == 0:
+                time.sleep(0.5)  # while the other process computes the others
+            return number
         if number == 1:
             raise ValueError("as the serial code will find")
         if number == 2:
             return lambda: "which cannot be pickled"
-        if number == 3:  # as one that takes too much memory
+        return number
+
+    assert ForkedMap(2)(difficult, range(5)) == [0, None, None, 3, 4]
+    assert multiprocessing.active_children() == []
+
+
+def test_what_a_killed_process_took_is_left_to_the_caller():
+    caller = os.getpid()
+
+    def large(number):
+        if number == 0:
+            time.sleep(0.5)
+        elif os.getpid() != caller:  # as one that takes too much memory
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    assert ForkedMap(2)(difficult, range(6)) == [0, None, None, None, 4, 5]
+    assert ForkedMap(2)(large, range(4)) == [0, None, 2, 3]
     assert multiprocessing.active_children() == []
 
 
@@ -66,7 +97,7 @@ def test_a_host_that_starts_no_more_processes_leaves_items_to_the_others(monkeyp
 
     monkeypatch.setattr(ForkProcess, "start", limited)
     assert ForkedMap(3)(str, range(4)) == ["0", "1", "2", "3"]
-    assert ForkedMap(3)(str, range(4)) == [None] * 4
+    assert ForkedMap(3)(str, range(4)) == ["0", "1", "2", "3"]
 
 
 def test_short_items_are_computed_without_processes(monkeypatch):

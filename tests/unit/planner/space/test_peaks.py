@@ -68,6 +68,19 @@ def test_a_recomputed_segment_adds_what_it_would_keep_less_what_it_keeps(peaks):
     assert tried > 2
 
 
+def test_bytes_of_equal_assignments_are_computed_once(peaks, monkeypatch):
+    choices = [point.choice for point in points(peaks.space)]
+    every, computed = peaks.at(np.array(choices)).tolist(), []
+    plain = Peaks.at
+    monkeypatch.setattr(
+        Peaks, "at", lambda self, rows: computed.append(len(rows)) or plain(self, rows)
+    )
+    again = Peaks(peaks.space)
+    again.known[choices[0]] = every[0]  # as from another process
+    assert again.of(choices) == again.of(choices[:1]) + again.of(choices)[1:] == every
+    assert computed == [len(set(choices)) - 1]
+
+
 def test_bytes_belong_to_the_owner_of_a_node_and_of_the_head_of_an_edge(peaks):
     """By hand, for two owners of some of the nodes to which edges have bytes."""
     problem, folded = peaks.space.problem, peaks.space.folded

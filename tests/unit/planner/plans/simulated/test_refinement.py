@@ -110,6 +110,14 @@ def test_the_memory_of_plans_that_gain_nothing_is_not_simulated(subject):
     assert second.seconds(replace(other, ahead=ahead)) == deeper.seconds
 
 
+def test_plans_that_are_compared_stay_the_same_objects_when_others_tell_of_them(subject):
+    """They are known by identity, which another object may have once they are dropped."""
+    plan, refinement = plan_of(subject, "dp_shard=4"), refinement_of(subject)
+    one = refinement.compared(plan)
+    refinement.learn(plan, refinement.simulated(plan))
+    assert refinement.compared(plan) is one
+
+
 def test_the_memory_of_most_buckets_ahead_is_not_simulated_where_fewer_are_taken(monkeypatch):
     monkeypatch.setattr("shardwright.planner.plans.simulated.refinement.DEPTHS", (2, 4))
     graph = residual_layers(28)
