@@ -309,14 +309,15 @@ def routed_choices(work: Workload) -> tuple[int, int]:
 def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
     """Bytes of the rows that the busiest device works on, and of their results: (K,) each.
 
-    There is a row for each token and each of its experts on the device.
+    There is a row for each token and each of its experts on the device. Results have the dtype of
+    rows until they are back, also where sums over experts are wider.
     """
     rows = product_of(sizes, work.routed) * expert_share(work, sizes)
     sent, made = work.operands[0], work.results[0]
     widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
     there, back = (
-        np.ceil(rows * product_of(sizes, width) * port.item_bytes).astype(np.int64)
-        for width, port in zip(widths, (sent, made), strict=True)
+        np.ceil(rows * product_of(sizes, width) * sent.item_bytes).astype(np.int64)
+        for width in widths
     )
     return there, back
 

@@ -17,7 +17,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
-from shardwright.simulate.costs.workload import visited_share
+from shardwright.simulate.costs.workload import routed_bytes, visited_share
 from tests.harness.operator_calls import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
@@ -64,6 +64,16 @@ def test_only_what_sends_rows_pays_for_it():
     costs = model(mesh=Mesh.parse("dp=2 ep=2"))
     both = costs.internal_transfers(ONE.op, option(costs, "n>e", "n>e")[1])
     assert [t.collectives[0] for t in both] == ["all_to_all dp", "all_to_all ep"] * 2
+
+
+def test_results_are_sent_in_the_dtype_of_rows():
+    """Scores in float32 make sums over experts wider, on the device that sent the rows."""
+    work = model().meshless.workload(ONE.op)
+    half = replace(work.operands[0], item_bytes=ITEM // 2)
+    mixed = replace(work, operands=(half, *work.operands[1:]))
+    sizes = np.array(work.sizes)[:, None]
+    there, back = routed_bytes(mixed, sizes)
+    assert there == back == routed_bytes(work, sizes)[0] / 2
 
 
 @pytest.mark.parametrize("skew", [1.0, 1.25, 1.6])
