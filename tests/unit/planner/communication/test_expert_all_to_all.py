@@ -66,6 +66,19 @@ def test_only_what_sends_rows_pays_for_it():
     assert [t.collectives[0] for t in both] == ["all_to_all dp", "all_to_all ep"] * 2
 
 
+def test_loads_of_experts_are_the_number_that_follows_from_them():
+    """Of five experts in this order, the first three have 7 of 10 rows, and four of them 9."""
+    loads = (400.0, 200.0, 100.0, 200.0, 100.0)
+    for mesh, words, held, share in (("ep=2", ("n>e",), 0.6, 0.7), ("dp=2", ("n",), 1.0, 1.0)):
+        given = (model(skew, Mesh.parse(mesh)) for skew in (loads, share / held))
+        first, other = (costs.operator(ONE.op) for costs in given)
+        k = option(model(1.0, Mesh.parse(mesh)), *words)[1]
+        assert first.seconds[k] == pytest.approx(other.seconds[k])
+    table = model(loads, Mesh.parse("ep=2"))
+    number = model(0.7 / 0.6, Mesh.parse("ep=2"))
+    assert table.operator(ONE.op).seconds == pytest.approx(number.operator(ONE.op).seconds)
+
+
 def test_results_are_sent_in_the_dtype_of_rows():
     """Scores in float32 make sums over experts wider, on the device that sent the rows."""
     work = model().meshless.workload(ONE.op)
