@@ -109,55 +109,51 @@ _MINIMAX_M2: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Giant:
-    """A model, the tokens of a step, and the strategy of a framework beside it.
+    """A model, the tokens of a step, and strategies of a framework beside it.
 
     Attributes:
         config: the contents of its config.json.
-        strategy: for 256 devices.
-        source: where the degrees of the strategy are from.
+        source: where the degrees of the strategies are from.
+        strategies: for 256 devices, equal in degrees.
         batch: sequences of a step on all devices.
         tokens: of a sequence.
     """
 
     config: dict[str, Any]
-    strategy: str
     source: str
+    strategies: tuple[str, ...]
     batch: int = 1024
     tokens: int = 4096
+
+
+def _kept(degrees: str) -> tuple[str, str]:
+    """With sharded state and nothing recomputed, and with whole state and layers recomputed."""
+    return f"{degrees} zero=1", f"{degrees} zero=0 ac=full"
 
 
 _BRIDGE = "Megatron-Bridge, on H100"
 _AS_QWEN = "those of Qwen3-235B"
 _AS_70B = "torchtitan's of Llama-3.1-70B"
+_TP_2_PP_8 = "dp_shard=16 tp=2 pp=8 ep=32 mb=64"
 GIANTS = {
     "Llama-3.1-405B": Giant(
-        CONFIGS["Llama-3.1-405B"], "dp_shard=4 tp=8 pp=8 mb=64 ac=full", "torchtitan, half of FSDP"
+        CONFIGS["Llama-3.1-405B"],
+        "torchtitan, half of FSDP",
+        ("dp_shard=4 tp=8 pp=8 mb=64 ac=full", "dp_shard=4 tp=8 pp=8 mb=16 ac=full"),
     ),
-    "Mistral-Large-2": Giant(_MISTRAL_LARGE, "dp_shard=32 tp=8 ac=full", _AS_70B),
-    "Mixtral-8x22B": Giant(
-        _MIXTRAL, "dp_shard=16 tp=2 pp=8 ep=8 zero=1 mb=64 ac=full", "arXiv 2504.14960"
-    ),
-    "Qwen3-235B-A22B": Giant(
-        CONFIGS["Qwen3-235B-A22B"], "dp_shard=16 tp=2 pp=8 ep=32 zero=1 mb=64 ac=full", _BRIDGE
-    ),
-    "GLM-4.5": Giant(
-        CONFIGS["GLM-4.5"], "dp_shard=16 tp=2 pp=8 ep=32 zero=1 mb=64 ac=full", _AS_QWEN
-    ),
-    "DeepSeek-V3": Giant(
-        CONFIGS["DeepSeek-V3"],
-        "dp_shard=16 tp=2 pp=8 ep=32 zero=1 mb=64 ac=full",
-        f"{_BRIDGE}, with half of EP",
-    ),
-    "Kimi-K2": Giant(
-        _KIMI_K2, "dp_shard=64 pp=4 ep=64 zero=1 mb=16 ac=full", "Megatron-Bridge, on GB300"
-    ),
-    "Llama-4-Maverick": Giant(_MAVERICK, "dp_shard=32 tp=8 ac=full", _AS_70B),
-    "gpt-oss-120b": Giant(_GPT_OSS, "dp_shard=64 pp=4 ep=8 zero=1 mb=16 ac=full", _BRIDGE),
-    "MiniMax-M2": Giant(_MINIMAX_M2, "dp_shard=16 tp=2 pp=8 ep=32 zero=1 mb=64 ac=full", _AS_QWEN),
+    "Mistral-Large-2": Giant(_MISTRAL_LARGE, _AS_70B, ("dp_shard=32 tp=8 ac=full",)),
+    "Mixtral-8x22B": Giant(_MIXTRAL, "arXiv 2504.14960", _kept("dp_shard=16 tp=2 pp=8 ep=8 mb=64")),
+    "Qwen3-235B-A22B": Giant(CONFIGS["Qwen3-235B-A22B"], _BRIDGE, _kept(_TP_2_PP_8)),
+    "GLM-4.5": Giant(CONFIGS["GLM-4.5"], _AS_QWEN, _kept(_TP_2_PP_8)),
+    "DeepSeek-V3": Giant(CONFIGS["DeepSeek-V3"], f"{_BRIDGE}, with half of EP", _kept(_TP_2_PP_8)),
+    "Kimi-K2": Giant(_KIMI_K2, "Megatron-Bridge, on GB300", _kept("dp_shard=64 pp=4 ep=64 mb=16")),
+    "Llama-4-Maverick": Giant(_MAVERICK, _AS_70B, ("dp_shard=32 tp=8 ac=full",)),
+    "gpt-oss-120b": Giant(_GPT_OSS, _BRIDGE, _kept("dp_shard=64 pp=4 ep=8 mb=16")),
+    "MiniMax-M2": Giant(_MINIMAX_M2, _AS_QWEN, _kept(_TP_2_PP_8)),
     "Llama-3.1-405B, long": Giant(
         CONFIGS["Llama-3.1-405B"],
-        "dp_shard=2 cp=16 tp=8 ac=full",
         "CP and TP of arXiv 2407.21783",
+        ("dp_shard=2 cp=16 tp=8 mb=4 ac=full", "dp_shard=2 cp=16 tp=8 ac=full"),
         batch=32,
         tokens=131072,
     ),

@@ -3,7 +3,7 @@
     python -m benchmarks.giants.run -o benchmarks/giants/result.json
 
 Each row is a new process of `shardwright plan --json` with an empty cache of captures, and one of
-`shardwright price` with the strategy of `models.GIANTS`. Rows that the same package made are kept;
+`shardwright price` for each strategy of `models.GIANTS`. Rows that the same package made are kept;
 a result is written after each.
 """
 
@@ -47,32 +47,45 @@ def main() -> None:
     known = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
     rows = {row["name"]: row for row in known}
     for name in options.only:
-        if rows.get(name, {}).get("package") == package:
+        before = rows.get(name, {})
+        before = before if before.get("package") == package else {}
+        rows[name] = row(name, options.limit, before)
+        if rows[name] == before:
             continue
-        rows[name] = {**row(name, options.limit), "package": package, "commit": record.commit()}
+        rows[name] |= {"package": package, "commit": record.commit()}
         print(rows[name], flush=True)
         ordered = [rows[each] for each in GIANTS if each in rows]
         record.write({"preset": MACHINE, "rows": ordered}, options.output, 0)
 
 
-def row(name: str, limit: float) -> dict[str, Any]:
-    """What was planned for a model, what the commands took, and the price of the other strategy."""
+def row(name: str, limit: float, before: dict[str, Any]) -> dict[str, Any]:
+    """What was planned for a model, what the commands took, and prices of other strategies.
+
+    What `before` has is not computed again.
+    """
     one = GIANTS[name]
-    found: dict[str, Any] = {"name": name, "batch": one.batch, "tokens": one.tokens}
+    found: dict[str, Any] = {**before, "name": name, "batch": one.batch, "tokens": one.tokens}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         known = {**one.config, "max_position_embeddings": max(one.tokens, _positions(one))}
         (folder / "config.json").write_text(json.dumps(known))
-        found["parameters"] = parameters(known)
-        run, plan = planned(["plan"], one, folder, limit)
-        found["command"] = None if run is None else asdict(run)
-        found["planned"] = None if plan is None else described(plan)
-        _, plan = planned(["price", "--strategy", one.strategy], one, folder, limit)
-        other = None if plan is None else described(plan)
-        found["other"] = {"strategy": one.strategy, "source": one.source, "priced": other}
-        if plan is None:
-            found["other"]["says"] = last_line(folder)
+        if "planned" not in found:
+            found["parameters"] = parameters(known)
+            run, plan = planned(["plan"], one, folder, limit)
+            found["command"] = None if run is None else asdict(run)
+            found["planned"] = None if plan is None else described(plan)
+        priced = before.get("others", {}).get("priced", {})
+        if priced.keys() != set(one.strategies):
+            priced = {text: price(text, one, folder, limit) for text in one.strategies}
+        found["others"] = {"source": one.source, "priced": priced}
+        found.pop("other", None)
     return found
+
+
+def price(strategy: str, one: Giant, folder: Path, limit: float) -> dict[str, Any]:
+    """What is said of the plan of a strategy, or the last line of a refusal."""
+    _, plan = planned(["price", "--strategy", strategy], one, folder, limit)
+    return {"says": last_line(folder)} if plan is None else described(plan)
 
 
 def _positions(one: Giant) -> int:
