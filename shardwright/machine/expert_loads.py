@@ -1,4 +1,4 @@
-"""How unevenly routers choose experts: the rows of the busiest of the devices that hold them."""
+"""Rows of the busiest device, where devices hold different experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ExpertSkew = float | tuple[float, ...]
 
 
 def wrong_skew(skew: ExpertSkew) -> str:
-    """What to change in a figure that cannot be; empty for one that can."""
+    """Says what to change in a figure that is not possible; empty for one that is."""
     if not isinstance(skew, tuple):
         if 1 <= skew < inf:
             return ""
@@ -24,8 +24,8 @@ def wrong_skew(skew: ExpertSkew) -> str:
     return f"expert_skew is {list(skew)}; give rows of experts, not negative and not all 0"
 
 
-def busiest_share(skew: ExpertSkew, held: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of all rows that goes to the busiest device, by the share of experts `held` by one.
+def busiest_share(skew: ExpertSkew, owned: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of rows of the busiest device, by the share of experts that one has (`owned`).
 
     Devices hold experts that follow each other. Rows of another number of experts than the model
     has are those of as many groups of neighbours, within which all experts have as many.
@@ -36,14 +36,14 @@ def busiest_share(skew: ExpertSkew, held: NDArray[np.float64]) -> NDArray[np.flo
     array([0.3125, 0.625 , 1.    ])
     """
     if not isinstance(skew, tuple):
-        return np.where(held < 1.0, np.minimum(1.0, held * skew), held)
+        return np.where(owned < 1.0, np.minimum(1.0, owned * skew), owned)
     before = np.cumsum((0.0, *skew)) / sum(skew)
     places = np.linspace(0.0, 1.0, len(before))
-    found = [_largest(before, places, share) for share in held.ravel().tolist()]
-    return np.array(found).reshape(held.shape)
+    found = [_largest(before, places, share) for share in owned.ravel().tolist()]
+    return np.array(found).reshape(owned.shape)
 
 
-def busiest_over_mean(skew: ExpertSkew, held: float) -> float:
+def busiest_over_mean(skew: ExpertSkew, owned: float) -> float:
     """Rows of the busiest device over those that it would have if all experts had as many.
 
     >>> busiest_over_mean((4.0, 2.0, 1.0, 1.0), 0.5), busiest_over_mean(1.25, 0.5)
@@ -51,7 +51,7 @@ def busiest_over_mean(skew: ExpertSkew, held: float) -> float:
     """
     if not isinstance(skew, tuple):
         return skew
-    return float(busiest_share(skew, np.array(held)) / held)
+    return float(busiest_share(skew, np.array(owned)) / owned)
 
 
 def _largest(before: NDArray[np.float64], places: NDArray[np.float64], share: float) -> float:

@@ -194,7 +194,7 @@ class Rule:
 
     @property
     def owners(self) -> int:
-        """How many owners there are; 1 without routes."""
+        """Number of owners; 1 without routes."""
         return prod(self.factor[name].size for name in {owner for _, owner in self.routes})
 
     def axis_placements(self, choice: Choice) -> AxisPlacements:

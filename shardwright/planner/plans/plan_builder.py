@@ -370,8 +370,8 @@ class PlanBuilder:
             if (rule := model.analysis.rules[self._rep(op.name)]).routes:
                 parts = rule.owner_parts(parse_tiling(rule, op.tiling), model.mesh.shape)
                 if parts > 1:
-                    held = -(-rule.owners // parts) / rule.owners
-                    found = max(found, busiest_over_mean(model.machine.expert_skew, held))
+                    owned = -(-rule.owners // parts) / rule.owners
+                    found = max(found, busiest_over_mean(model.machine.expert_skew, owned))
         return found
 
     def _operators(

@@ -31,8 +31,8 @@ def local_experts(tape: Tape, one: Compute) -> None:
     views = [tape.views[name] for name in names]
     tokens = views[0].shape[0]
     offered = tokens * prod(tape.sizes[axis] for axis, _ in routing.hops)
-    held = np.array(routing.length / len(routing.split))
-    here = ceil(offered * float(busiest_share(tape.skew, held)))
+    owned = np.array(routing.length / len(routing.split))
+    here = ceil(offered * float(busiest_share(tape.skew, owned)))
     given = tuple(
         _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and tape.saving)
         if name in op.operands[:_OF_TOKENS]
