@@ -157,4 +157,11 @@ GIANTS = {
         batch=32,
         tokens=131072,
     ),
+    "Llama-3.1-405B, few samples": Giant(
+        CONFIGS["Llama-3.1-405B"],
+        "CP and TP of arXiv 2407.21783",
+        ("dp_shard=2 cp=16 tp=8 ac=full", "dp_shard=16 cp=2 tp=8 ac=full"),
+        batch=16,
+        tokens=131072,
+    ),
 }
