@@ -54,6 +54,11 @@ def commit() -> str:
     return _git("rev-parse", "HEAD")
 
 
+def tree(folder: str) -> str:
+    """The hash of a folder's content as it is committed."""
+    return _git("rev-parse", f"HEAD:{folder}")
+
+
 def write(result: dict[str, Any], path: Path, seed: int, *, tuned: bool = False) -> None:
     """The result with its provenance, as JSON; `tuned` as in `provenance`."""
     content = {**provenance(seed, path, tuned=tuned), **result}

@@ -29,7 +29,17 @@ from tests.zoo.page import HEADINGS, TILINGS, Row, read, stale, write  # noqa: E
 PAGE = ROOT / "docs" / "models.md"
 SLOWEST = (
     *("granite hybrid", "zamba2", "bamba", "falcon h1", "prophetnet", "deepseek v2"),
-    *("nemotron h", "t5", "gpt-oss", "qwen3 moe", "mixtral", "densenet121", "inceptionv4"),
+    *(
+        "qwen2.5 vl",
+        "llava",
+        "nemotron h",
+        "t5",
+        "gpt-oss",
+        "qwen3 moe",
+        "mixtral",
+        "densenet121",
+        "inceptionv4",
+    ),
 )
 
 

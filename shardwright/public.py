@@ -253,7 +253,7 @@ class Machine(model.Machine):
             share all links.
         measured: when and how well the figures were measured; None: they were not.
         expert_skew: rows of the busiest device over the mean where devices hold different experts,
-            at least 1.
+            at least 1; or a tuple of the rows of each expert.
         arrival_skew_seconds: straggler time: mean wait for the last rank after 10 ms of computing.
         charges_hidden: whether tables charge the hidden part of messages, too; set by a search.
         arrival_skew_power: power of the computing time by which that grows, above 0, at most 1.

@@ -19,6 +19,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.machine.calls import Timing
 from shardwright.machine.efficiency_curve import Curve
+from shardwright.machine.expert_loads import ExpertSkew, wrong_skew
 from shardwright.machine.measurement import Measured
 
 _Figure = TypeVar("_Figure", Bytes, float)
@@ -312,8 +313,9 @@ class Machine:
       waited for soon, such as gathers of sharded parameters (None: as `overlap`);
     * `contention`: the fraction of a collective's time by which it delays another in flight along
       another axis: 1 where they share all links, 0 where they share none;
-    * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
-      depends on the router and the data, by default as with a load-balancing loss;
+    * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts,
+      or rows of each expert (`machine/expert_loads.py`); depends on the router and the data, by
+      default as with a load-balancing loss;
     * `arrival_skew_seconds`: mean wait for the slowest rank after `SKEWED_SECONDS` of computing; it
       grows with that time to the power `arrival_skew_power`: 0.5 for independent disturbances, 1
       where one rank is permanently slower;
@@ -334,7 +336,7 @@ class Machine:
     gather_overlap: float | None = None
     contention: float = 1.0
     measured: Measured | None = None
-    expert_skew: float = EXPERT_SKEW
+    expert_skew: ExpertSkew = EXPERT_SKEW
     arrival_skew_seconds: Seconds = NO_TIME
     arrival_skew_power: float = INDEPENDENT
     charged_skew_seconds: Seconds = NO_TIME
@@ -360,11 +362,8 @@ class Machine:
             raise MachineError(
                 f"arrival_skew_power is {self.arrival_skew_power}; give more than 0 and at most 1"
             )
-        if not 1 <= self.expert_skew < float("inf"):
-            raise MachineError(
-                f"expert_skew is {self.expert_skew}; give the rows of the busiest device over the"
-                " mean, at least 1"
-            )
+        if wrong := wrong_skew(self.expert_skew):
+            raise MachineError(wrong)
 
     @property
     def devices(self) -> int:

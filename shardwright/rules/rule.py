@@ -9,9 +9,11 @@ gradient of a Partial result must be Replicate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from math import prod
 
 from shardwright.ir.layout import PARTIAL, REPLICATE, Atoms, Partial, Placement, Shard
 
@@ -184,10 +186,16 @@ class Rule:
             return choice.factors
         return (choice.factor,) if isinstance(choice, Split) else ()
 
-    def shares_owners(self, tiling: Tiling) -> bool:
-        """Whether `tiling` splits owners (`routes`), so that devices hold different experts."""
+    def owner_parts(self, tiling: Tiling, sizes: Sequence[int]) -> int:
+        """Among how many devices `tiling` divides owners (`routes`) on axes of these sizes."""
         owners = {owner for _, owner in self.routes}
-        return any(owners & {*self.cuts(choice)} for choice in tiling)
+        parts = zip(tiling, sizes, strict=True)
+        return prod(size for choice, size in parts if owners & {*self.cuts(choice)})
+
+    @property
+    def owners(self) -> int:
+        """Number of owners; 1 without routes."""
+        return prod(self.factor[name].size for name in {owner for _, owner in self.routes})
 
     def axis_placements(self, choice: Choice) -> AxisPlacements:
         """The placements along an axis under `choice`."""

@@ -42,6 +42,7 @@ from shardwright.tracing.export.source_location import (
 from shardwright.tracing.gradients.autograd_probe import AutogradProbe
 from shardwright.tracing.outputs import OutputTree
 from shardwright.tracing.renumber import renumbered
+from shardwright.tracing.rewrites.batched_attention import with_batched_attention
 from shardwright.tracing.rewrites.canonical import canonical
 from shardwright.tracing.rewrites.constant_masks import without_constant_masks
 from shardwright.tracing.rewrites.joined_slices import with_joined_slices
@@ -112,6 +113,7 @@ def build(
         numerics=numerics,
     )
     graph = with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
+    graph = with_batched_attention(graph)
     if numerics.norms == "fused":
         graph = with_fused_norms(graph)
     if numerics.logits == "fused":

@@ -74,6 +74,14 @@ def _in(units: Units, read: Callable[[str, Any], Any]) -> ValueSyntax:
 _TEXT = ValueSyntax(lambda name, value: checked(name, value, str), _quoted)
 _COUNT = ValueSyntax(lambda name, value: checked(name, value, int), repr)
 _NUMBER = ValueSyntax(lambda name, value: float(checked(name, value, int | float)), repr)
+_SKEW = ValueSyntax(
+    lambda name, value: (
+        tuple(_NUMBER.read(f"{name} of an expert", one) for one in value)
+        if isinstance(value, list)
+        else _NUMBER.read(name, value)
+    ),
+    lambda value: repr(list(value)) if isinstance(value, tuple) else repr(value),
+)
 _TIME = _in(DURATION, parse_time)
 _MEMORY = _in(SIZE, parse_memory)
 _RATE = _in(BANDWIDTH, lambda name, value: parse_rate(name, value, BANDWIDTH))
@@ -94,7 +102,7 @@ OF_MACHINE = (
     Figure(
         "expert_skew",
         "expert_skew",
-        _NUMBER,
+        _SKEW,
         "rows of the busiest device over the mean, where devices hold different experts",
     ),
     Figure(

@@ -24,6 +24,7 @@ from shardwright.ir.plan import (
     PlannedTransfer,
     Remark,
 )
+from shardwright.machine.expert_loads import busiest_over_mean
 from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
 from shardwright.planner.plans.zigzag_swaps import zigzag_swaps
 from shardwright.planner.settle import charged_seconds
@@ -365,14 +366,15 @@ class PlanBuilder:
         )
 
     def _skew(self, ops: list[PlannedOp]) -> float:
-        """The assumed skew of expert loads; 0 if every device has all experts."""
-        model = self.space.model
-        rules = (model.analysis.rules[self._rep(op.name)] for op in ops)
-        split = any(
-            rule.routes and rule.shares_owners(parse_tiling(rule, op.tiling))
-            for rule, op in zip(rules, ops, strict=True)
-        )
-        return model.machine.expert_skew if split else 0.0
+        """The rows of the busiest device over the mean; 0 if every device has all experts."""
+        found, model = 0.0, self.space.model
+        for op in ops:
+            if (rule := model.analysis.rules[self._rep(op.name)]).routes:
+                parts = rule.owner_parts(parse_tiling(rule, op.tiling), model.mesh.shape)
+                if parts > 1:
+                    owned = -(-rule.owners // parts) / rule.owners
+                    found = max(found, busiest_over_mean(model.machine.expert_skew, owned))
+        return found
 
     def _operators(
         self, choice: tuple[int, ...], segment_numbers: dict[int, int], *, shares: bool

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 from shardwright.ir.strategy.strategy import ModelLimits
+from shardwright.planner.space.clusters import constant_values
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.rule import FactorKind, Rule
 
@@ -118,9 +119,21 @@ def _product(dims: ModelDimensions, atoms: frozenset[int]) -> int | None:
 
 
 def batch_atoms(graph: Graph, analysis: Analysis) -> frozenset[int]:
-    """Atoms of the batch: the leading dimension of every input."""
+    """Atoms of the batch: the leading dimension of every input, and of its rows in another order.
+
+    Rows are in another order that is constant where images are cut into windows.
+    """
     dims = (analysis.dims[leaf.name] for leaf in graph.leaves_of(LeafKind.INPUT))
-    return frozenset(one[0][0] for one in dims if one and one[0])
+    found = {one[0][0] for one in dims if one and one[0]}
+    constant = constant_values(graph)
+    for op in graph.ops:
+        if op.kind != "index" or len(op.operands) != 2 or op.operands[1] not in constant:
+            continue
+        rows, order = op.operands
+        whole = graph.tensor[order].shape == graph.tensor[rows].shape[:1]
+        if whole and found & {*analysis.dims[rows][0][:1]}:
+            found.update(analysis.dims[op.outputs[0]][0][:1])
+    return frozenset(found)
 
 
 def sequence_atoms(graph: Graph, analysis: Analysis) -> frozenset[int]:

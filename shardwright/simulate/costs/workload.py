@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole_number
 from shardwright.ir.options.fp8 import Fp8Recipe
+from shardwright.machine.expert_loads import ExpertSkew, busiest_share
 from shardwright.program.instructions import has_fused_blocks
 from shardwright.rules.operators import loss_chunks, mlp_chunks
 from shardwright.rules.operators.half_logits import casts_by_rows
@@ -148,7 +149,7 @@ class Workload:
     experts: tuple[int, ...] = ()  # factors of experts, among which the contraction is divided
     rows: tuple[int, ...] = ()  # factors of the second operand of experts
     steps: tuple[ElementStep, ...] = ()  # of experts and MLPs: those between the products
-    skew: float = 1.0  # of experts: rows of the busiest device over the mean
+    skew: ExpertSkew = 1.0  # of experts
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
     form: UnsizedCall | None = None  # the call, if the device has timings of it
     added: tuple[int, ...] = ()
@@ -192,7 +193,7 @@ def workload(
     rule: Rule,
     graph: Graph,
     known: Collection[str] = (),
-    skew: float = 1.0,
+    skew: ExpertSkew = 1.0,
     fusion: Fusion | None = None,
     fp8: Fp8Work | None = None,
 ) -> Workload:
@@ -203,7 +204,7 @@ def workload(
         rule: its rule.
         graph: its graph.
         known: targets of operators that the device has timings of.
-        skew: rows of the busiest device over the mean, where devices have different experts.
+        skew: how unevenly experts are chosen, as `Machine.expert_skew`.
         fusion: the savings of a fused kernel. Timings of single operators are not used with it.
         fp8: the casts of products in 8 bits, for which there are no timings either.
     """
@@ -281,7 +282,7 @@ def expert_share(work: Workload, sizes: Ints) -> Floats:
     """The share of all rows that goes to the experts of the busiest device: (K,)."""
     every = product_of(np.array(work.sizes)[:, None], work.experts)
     share: Floats = product_of(sizes, work.experts) / every
-    return np.where(share < 1.0, np.minimum(1.0, share * work.skew), share)
+    return busiest_share(work.skew, share)
 
 
 def visited_share(experts: int, chosen: int, devices: Floats) -> Floats:
@@ -309,14 +310,15 @@ def routed_choices(work: Workload) -> tuple[int, int]:
 def routed_bytes(work: Workload, sizes: Ints) -> tuple[Ints, Ints]:
     """Bytes of the rows that the busiest device works on, and of their results: (K,) each.
 
-    There is a row for each token and each of its experts on the device.
+    There is a row for each token and each of its experts on the device. Results have the dtype of
+    rows until they are back, also where sums over experts are wider.
     """
     rows = product_of(sizes, work.routed) * expert_share(work, sizes)
     sent, made = work.operands[0], work.results[0]
     widths = ([f for f in port.factors if f not in work.routed] for port in (sent, made))
     there, back = (
-        np.ceil(rows * product_of(sizes, width) * port.item_bytes).astype(np.int64)
-        for width, port in zip(widths, (sent, made), strict=True)
+        np.ceil(rows * product_of(sizes, width) * sent.item_bytes).astype(np.int64)
+        for width in widths
     )
     return there, back
 

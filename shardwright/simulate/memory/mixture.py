@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import Seen
 from shardwright.ir.redistribution import Exchange
+from shardwright.machine.expert_loads import busiest_share
 from shardwright.program.instructions import Compute
 from shardwright.simulate.costs.workload import visited_share
 from shardwright.simulate.memory.collectives import exchange_bytes
@@ -30,7 +31,8 @@ def local_experts(tape: Tape, one: Compute) -> None:
     views = [tape.views[name] for name in names]
     tokens = views[0].shape[0]
     offered = tokens * prod(tape.sizes[axis] for axis, _ in routing.hops)
-    here = ceil(offered * min(1.0, tape.skew * routing.length / len(routing.split)))
+    owned = np.array(routing.length / len(routing.split))
+    here = ceil(offered * float(busiest_share(tape.skew, owned)))
     given = tuple(
         _rows(v.shape, here)._replace(dtype=v.dtype, requires_grad=v.grad and tape.saving)
         if name in op.operands[:_OF_TOKENS]

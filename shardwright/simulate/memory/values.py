@@ -8,6 +8,7 @@ from math import prod
 from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
 from shardwright.machine.backends import BackendSpec
+from shardwright.machine.expert_loads import ExpertSkew
 from shardwright.machine.model import EXPERT_SKEW, PLAIN_BLOCK
 from shardwright.simulate.memory.allocator import Block
 
@@ -20,7 +21,7 @@ class RankModel:
 
     backend: BackendSpec
     channel_block: int = PLAIN_BLOCK
-    expert_skew: float = EXPERT_SKEW
+    expert_skew: ExpertSkew = EXPERT_SKEW
 
 
 @dataclass(slots=True)

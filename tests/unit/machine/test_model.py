@@ -222,6 +222,11 @@ def test_a_wrong_preset_says_what_to_write(text, says):
         ),
         (
             "[device]",
+            "expert_skew = [2, -1.0]\n[device]",
+            "expert_skew is [2.0, -1.0]; give rows of experts, not negative and not all 0",
+        ),
+        (
+            "[device]",
             "arrival_skew = 0.1\n[device]",
             "arrival_skew is 0.1, without a unit; write a text such",
         ),

@@ -1,5 +1,7 @@
 """Models that read images and text."""
 
+import torch
+
 from tests.zoo.batches import images, reals, tokens
 from tests.zoo.building import TOWER, VOCABULARY, built
 
@@ -59,6 +61,39 @@ def _cut_out(full):
     }
 
 
+def _placed_images(full):
+    """Texts with the features of an image each, which are placed at the tokens that stand for it.
+
+    As LLaVA 1.5 has them: 24 x 24 patches of an image of 336 x 336 pixels.
+    """
+    count, length, vocabulary, image, patches = (
+        (8, 2048, 32000, 336, 576) if full else (5, 9, VOCABULARY - 1, 8, 4)
+    )
+    batch = tokens(count, length, vocabulary)
+    batch["input_ids"][:, 1 : 1 + patches] = vocabulary
+    batch["labels"][:, : 1 + patches] = -100
+    return {**batch, "pixel_values": images(count, image)}
+
+
+def _sized_images(full):
+    """The same where each image says how many patches it has, which are the rows of one tensor.
+
+    Windows of attention are made from these sizes, which have values on the meta device too;
+    positions from the kinds of tokens, which are left out there: positions are then those of text.
+    """
+    count, length, vocabulary, side = (2, 2048, 151643, 16) if full else (5, 12, 30, 4)
+    patches, width, image = side * side, *((1176, 151655) if full else (24, 36))
+    marked = slice(1, 1 + patches // 4)  # four patches are the features of one token
+    batch = tokens(count, length, vocabulary)
+    batch["input_ids"][:, marked] = image
+    batch["labels"][:, : marked.stop] = -100
+    batch["pixel_values"] = reals(count * patches, width)
+    batch["image_grid_thw"] = torch.tensor([[1, side, side]] * count, device="cpu")
+    if not full:
+        batch["mm_token_type_ids"] = (batch["input_ids"] == image).int()
+    return batch
+
+
 WITH_TEXT = {
     "clip": matcher("CLIP", 49408, {"projection_dim": 10}),
     "siglip": matcher("Siglip", 32000, length=64),
@@ -97,5 +132,69 @@ WITH_TEXT = {
         {**TEXT, "vision_config": PATCHES},
         {},
         _captions(30522, 40, 224),
+    ),
+    "llava": built(  # 1.5 7B
+        "Llava",
+        "ForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
+            "vision_config": {
+                **PATCHES,
+                "model_type": "clip_vision_model",
+                "num_hidden_layers": 2,
+            },
+            "image_token_index": VOCABULARY - 1,
+            "image_seq_length": 4,
+        },
+        {},
+        _placed_images,
+    ),
+    "qwen2.5 vl": built(  # 3B
+        "Qwen2_5_VL",
+        "ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                "num_key_value_heads": 2,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "mrope_section": [1, 1, 0],
+                },
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 24,
+                "intermediate_size": 22,
+                "num_heads": 6,
+                "patch_size": 2,
+                "window_size": 8,
+                "out_hidden_size": 24,
+                "fullatt_block_indexes": [1],
+            },
+            "image_token_id": 36,
+            "video_token_id": 35,
+            "vision_start_token_id": 34,
+            "vision_end_token_id": 33,
+        },
+        {
+            "text_config": {
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 11008,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "tie_word_embeddings": True,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [16, 24, 24],
+                },
+            },
+            "vision_config": {"hidden_size": 1280, "out_hidden_size": 2048},
+            "tie_word_embeddings": True,
+        },
+        _sized_images,
     ),
 }

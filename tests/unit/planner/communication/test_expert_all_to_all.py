@@ -17,7 +17,7 @@ from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
-from shardwright.simulate.costs.workload import visited_share
+from shardwright.simulate.costs.workload import routed_bytes, visited_share
 from tests.harness.operator_calls import CALLS
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
@@ -64,6 +64,29 @@ def test_only_what_sends_rows_pays_for_it():
     costs = model(mesh=Mesh.parse("dp=2 ep=2"))
     both = costs.internal_transfers(ONE.op, option(costs, "n>e", "n>e")[1])
     assert [t.collectives[0] for t in both] == ["all_to_all dp", "all_to_all ep"] * 2
+
+
+def test_loads_of_experts_are_the_number_that_follows_from_them():
+    """Of five experts in this order, the first three have 7 of 10 rows, and four of them 9."""
+    loads = (400.0, 200.0, 100.0, 200.0, 100.0)
+    for mesh, words, held, share in (("ep=2", ("n>e",), 0.6, 0.7), ("dp=2", ("n",), 1.0, 1.0)):
+        given = (model(skew, Mesh.parse(mesh)) for skew in (loads, share / held))
+        first, other = (costs.operator(ONE.op) for costs in given)
+        k = option(model(1.0, Mesh.parse(mesh)), *words)[1]
+        assert first.seconds[k] == pytest.approx(other.seconds[k])
+    table = model(loads, Mesh.parse("ep=2"))
+    number = model(0.7 / 0.6, Mesh.parse("ep=2"))
+    assert table.operator(ONE.op).seconds == pytest.approx(number.operator(ONE.op).seconds)
+
+
+def test_results_are_sent_in_the_dtype_of_rows():
+    """Scores in float32 make sums over experts wider, on the device that sent the rows."""
+    work = model().meshless.workload(ONE.op)
+    half = replace(work.operands[0], item_bytes=ITEM // 2)
+    mixed = replace(work, operands=(half, *work.operands[1:]))
+    sizes = np.array(work.sizes)[:, None]
+    there, back = routed_bytes(mixed, sizes)
+    assert there == back == routed_bytes(work, sizes)[0] / 2
 
 
 @pytest.mark.parametrize("skew", [1.0, 1.25, 1.6])
