@@ -22,7 +22,7 @@ def events(strategy):
     for one in program.instructions:
         if isinstance(one, Backward):
             yield "backward"
-        elif isinstance(one, Transfer | Wait) and known[one.handle] is Purpose.GRADIENT:
+        elif isinstance(one, Transfer | Wait) and known.get(one.handle) is Purpose.GRADIENT:
             yield "start" if isinstance(one, Transfer) else "wait"
 
 
@@ -31,6 +31,15 @@ def test_sums_in_place_are_waited_for_behind_all_backward_passes():
     assert found.index("start") < found.index("backward", found.index("start"))
     assert found.count("start") > 1
     assert found[found.index("wait") :] == ["wait"] * found.count("start")
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_stages_wait_for_sums_of_totals_behind_all_backward_passes(zero):
+    """A stage that waits in its last micro-batch delays all stages before it."""
+    found = list(events(f"pp=2 dp_shard=2 mb=4 sync=last zero={zero}"))
+    last = max(i for i, event in enumerate(found) if event == "backward")
+    assert found.count("start") > 1 and "start" in found[:last]
+    assert "wait" not in found[:last]
 
 
 @pytest.mark.parametrize("strategy", ["dp_shard=4", "dp_shard=4 mb=2"])

@@ -1,0 +1,75 @@
+"""When gathers start: along two axes, in stages, and where copies are gathered again."""
+
+from functools import cache
+
+import pytest
+
+import shardwright as sw
+from shardwright.program.plan_decoder import read_plan
+from shardwright.program.step.instructions import Forward, Recv, Seed, Transfer, Wait
+from shardwright.program.step.lower.purposes import Purpose, purposes
+from shardwright.program.step.lower.rank_steps import step_program
+from shardwright.program.step.passes.prefetch import prefetch
+from shardwright.rules.analysis import analyze
+from tests.harness import models
+
+LAYERS = 4
+
+
+@cache
+def program(strategy, rank=0):
+    """The program after this pass alone, so that each parameter is a bucket."""
+    model, batch = models.small_llama(LAYERS, 16, 4, 8, 16)
+    graph = sw.capture(model, (), batch)
+    analysis = analyze(graph)
+    plan = sw.price(graph, "4xH100", strategy, "adamw")
+    return prefetch(step_program(graph, analysis, read_plan(plan, graph, analysis), rank, ()))
+
+
+def copies(found):
+    known = purposes(found)
+    return [
+        one
+        for one in found.instructions
+        if isinstance(one, Transfer | Wait) and known.get(one.handle) is Purpose.COPY
+    ]
+
+
+def test_the_second_step_of_a_gather_starts_a_bucket_ahead_and_the_first_two():
+    found = program("dp_shard=2 cp=2")
+    order = list(found.instructions)
+    forward = order[: next(i for i, one in enumerate(order) if isinstance(one, Seed))]
+    events = [one for one in copies(found) if one in forward]
+    firsts = [one for one in events if isinstance(one, Transfer) and one.channel == "cp"]
+    seconds = [one for one in events if isinstance(one, Transfer) and one.channel == "dp_shard"]
+    assert len(firsts) == len(seconds) > LAYERS
+    handles = {one.handle for one in seconds}
+    waits = [one for one in events if isinstance(one, Wait) and one.handle in handles]
+    for number, wait in enumerate(waits):
+        reader = next(
+            (i for i, one in enumerate(order) if isinstance(one, Forward) and i > order.index(wait))
+        )
+        started = {id(one) for one in order[:reader]}
+        assert {id(one) for one in seconds[: number + 2]} <= started
+        assert {id(one) for one in firsts[: number + 3]} <= started
+        assert not {id(one) for one in seconds[number + 2 :]} & started
+        assert not {id(one) for one in firsts[number + 3 :]} & started
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stage_starts_all_gathers_of_what_it_keeps_before_its_first_micro_batch(rank):
+    found = program("pp=2 dp_shard=2 mb=4 zero=1", rank)
+    order = list(found.instructions)
+    gathers = [one for one in copies(found) if isinstance(one, Transfer)]
+    assert len(gathers) > LAYERS
+    first = next(i for i, one in enumerate(order) if isinstance(one, Forward | Recv))
+    assert order[: len(gathers)] == gathers and len(gathers) <= first
+
+
+def test_a_stage_that_gathers_again_keeps_one_bucket_ahead():
+    found = program("pp=2 dp_shard=2 mb=4 zero=3 ac=full")
+    in_flight = most = 0
+    for one in copies(found):
+        in_flight += 1 if isinstance(one, Transfer) else -1
+        most = max(most, in_flight)
+    assert most <= 2
