@@ -292,7 +292,7 @@ def atom_range(
     return range(start, start + length)
 
 
-def held_runs(
+def atom_runs(
     size: int, at: tuple[int, int], layout: Layout, coordinate: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
     """Starts and lengths of the indices of one atom that a device holds, in its order of them.
@@ -301,7 +301,7 @@ def held_runs(
 
     >>> mesh = Mesh.parse("cp=2 tp=2")
     >>> layout = Layout(mesh, (Shard(0, zigzag=True), Shard(0)))
-    >>> held_runs(8, (0, 0), layout, (0, 1))
+    >>> atom_runs(8, (0, 0), layout, (0, 1))
     ((6, 2),)
     """
     runs = [(0, size)]
@@ -320,7 +320,7 @@ def _only_chunk(size: int, parts: int, index: int) -> tuple[tuple[int, int], ...
 
 
 def _within(runs: Sequence[tuple[int, int]], start: int, length: int) -> Iterator[tuple[int, int]]:
-    """What lies from `start` on in `runs`, seen as one sequence, over `length` elements."""
+    """The runs of `length` elements from `start` on in `runs`, seen as one sequence."""
     for first, size in runs:
         begin, end = max(start, 0), min(start + length, size)
         if begin < end:

@@ -310,5 +310,5 @@ def _blockers(now: list[Placement], want: list[Placement], axis: int) -> list[in
 
 
 def _cut(placement: Placement) -> Shard | None:
-    """What a placement cuts, whatever the order of its parts."""
+    """The dimension and atom that a placement cuts, in the order of neighbours."""
     return placement.contiguous if isinstance(placement, Shard) else None

@@ -17,9 +17,9 @@ from shardwright.ir.layout import (
     Partial,
     Shard,
     atom_range,
+    atom_runs,
     chunk,
     fits,
-    held_runs,
     is_natural,
     largest_atoms,
     local_atoms,
@@ -171,7 +171,7 @@ def test_runs_are_the_rows_of_a_tile_in_its_order(case):
             only = [replace(p, dim=0, atom=0) if p != REPLICATE else p for p in only]
             tiles = scatter(rows, ((size,),), Layout(mesh, tuple(only)), None)
             for rank, tile in enumerate(tiles):
-                runs = held_runs(size, (d, a), layout, mesh.coordinate(rank))
+                runs = atom_runs(size, (d, a), layout, mesh.coordinate(rank))
                 assert [i for start, n in runs for i in range(start, start + n)] == tile.tolist()
                 assert local_atoms(atoms, layout, mesh.coordinate(rank))[d][a] == len(tile)
 

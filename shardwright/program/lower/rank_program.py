@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, Ref, VerifyError, argument
-from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range, held_runs
+from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range, atom_runs
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
     Attention,
@@ -312,7 +312,7 @@ class _Writer:
         here = self.coordinate
         devices = range(self.placed.mesh.shape[axis])
         coordinates = ((*here[:axis], one, *here[axis + 1 :]) for one in devices)
-        return tuple(held_runs(size, at, layout, coordinate) for coordinate in coordinates)
+        return tuple(atom_runs(size, at, layout, coordinate) for coordinate in coordinates)
 
     def result(self, value: str) -> str:
         """Name of what the program returns of `value`."""

@@ -193,7 +193,7 @@ class _Axis:
         return maker is not None and maker.name in zigzag and self._made(value) is not None
 
     def _made(self, value: str) -> Placement | None:
-        """How an operator cuts `value`, its result, along the axis."""
+        """The placement of `value`, an operator's result, along the axis, if it is cut there."""
         maker = self.graph.producer.get(value)
         if maker is None:
             return None

@@ -432,7 +432,7 @@ class _Group(LoopPlayer):
     def _shared_seconds(
         self, channel: str, track: Track, after: Sequence[int], seconds: float
     ) -> float:
-        """How much longer an operation of several groups takes beside this group's collectives.
+        """Seconds that an operation of several groups takes longer beside collectives of this one.
 
         While both are in flight they have equal shares of the links that they share.
         """

@@ -41,7 +41,7 @@ def prefetch(program: StepProgram) -> StepProgram:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What starts a gather, and what starts its second step, if it has one."""
+    """The instructions that start a gather, and those that start its second step, if it has one."""
 
     first: tuple[StepInstruction, ...]
     second: tuple[StepInstruction, ...] = ()
