@@ -104,10 +104,7 @@ class _Order:
         return any(one is not Collective.ALL_REDUCE for one in sent) or each.adds_to(self.sums)
 
     def end(self) -> None:
-        """Add all that is delayed, waits for what a second step needs first."""
-        while chained := [each for each in self.delayed if each.sends_on]:
-            self.delayed.remove(chained[0])
-            self.release(chained[0])
+        """Add all that is delayed."""
         for each in self.delayed:
             self.found += each.instructions
         self.delayed = []
@@ -152,11 +149,6 @@ class _Delayed:
             self.handles.add(one.handle)
         elif isinstance(one, Accumulate):
             self.totals.add(one.total)
-
-    @property
-    def sends_on(self) -> bool:
-        """Whether what arrives is sent along another axis."""
-        return any(isinstance(one, Transfer) for one in self.instructions)
 
     def adds_to(self, totals: Collection[str]) -> bool:
         """Whether a gradient is added to one of `totals`."""
