@@ -24,8 +24,8 @@ def body(result: dict[str, Any]) -> str:
         " parallelism are products of mesh axes, of which one can have several kinds; 1 is left"
         " out. Seconds of the processor are in brackets.",
         table(list(_HEAD), [_cells(row) for row in rows]),
-        "The plans in words; those of this commit say `no reshard after forward` also of layers that"
-        " gather their parameters again as they are recomputed, which later ones do not:",
+        "The plans in words; those of this commit say `no reshard after forward` also of layers"
+        " that gather their parameters again as they are recomputed, which later ones do not:",
         "\n".join(f"* **{row['name']}**: {_said(row)}" for row in rows),
         "A device has 16,384 tokens in a step: gathers of weights hide behind that many, and a plan"
         " that shards all weights sends no tokens. Devices with different experts wait for the"

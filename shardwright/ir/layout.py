@@ -74,7 +74,7 @@ def parse_placement(text: str) -> Placement:
     """Read what `str(placement)` printed.
 
     >>> parse_placement("S(2.1)")
-    Shard(dim=2, atom=1)
+    Shard(dim=2, atom=1, zigzag=False)
     """
     if text == "R":
         return REPLICATE
