@@ -208,6 +208,12 @@ class Layout:
     def is_replicated(self) -> bool:
         return all(isinstance(p, Replicate) for p in self.placements)
 
+    @property
+    def contiguous(self) -> Layout:
+        """The same in tiles of neighbours."""
+        cuts = (p.contiguous if isinstance(p, Shard) else p for p in self.placements)
+        return Layout(self.mesh, tuple(cuts))
+
     def dual(self) -> Layout:
         """The layout that this tensor's gradient must have: Partial becomes Replicate."""
         dual = tuple(REPLICATE if isinstance(p, Partial) else p for p in self.placements)
@@ -356,8 +362,7 @@ def largest_atoms(atoms: Atoms, layout: Layout) -> Atoms:
     In zigzag order another one may have it, or none.
     """
     if any(isinstance(p, Shard) and p.zigzag for p in layout.placements):
-        cuts = (p.contiguous if isinstance(p, Shard) else p for p in layout.placements)
-        layout = Layout(layout.mesh, tuple(cuts))
+        layout = layout.contiguous
     return local_atoms(atoms, layout, (0,) * len(layout.mesh.axes))
 
 

@@ -218,8 +218,7 @@ class PlanBuilder:
 
     def _chosen(self, name: str, choice: Sequence[int]) -> tuple[int, int]:
         """The choice of `name`, and the switch that recomputes it, -1 if it is not recomputed."""
-        decision = self._node[name]
-        if decision is None:
+        if (decision := self._node[name]) is None:
             return 0, -1
         node, twin, switch = decision
         again = switch >= 0 and choice[switch] == 1
@@ -322,15 +321,14 @@ class PlanBuilder:
             notes: texts that the plan shows.
             staged: whether it has pipeline stages, each with its own copies of parameters.
         """
-        machine, measure = self.space.model.machine, self.space.model.measure
-        shares = machine.settles and measure.redistributes_once and not staged
+        model, machine = self.space.model, self.space.model.machine
+        shares = machine.settles and model.measure.redistributes_once and not staged
         segments: dict[int, int] = {}  # switch -> number of the segment in the plan
         ops, transfers, saved = self._operators(point.choice, segments, shares=shares)
-        swaps = zigzag_swaps(self.graph, self.short.stands_for, self.space.model, ops)
+        swaps = zigzag_swaps(self.graph, self.short.stands_for, model, ops)
         stay = staying(segments, self._hosts, point.choice)
-        offload = ("activations",) if len(stay) < len(segments) else ()
-        spec = optimizer_spec(self.optimizer)
-        parameters = tuple(self._parameters(point.choice))
+        offload = ("activations",) * (len(stay) < len(segments))
+        spec, parameters = optimizer_spec(self.optimizer), tuple(self._parameters(point.choice))
         stored = sum(parameter.bytes for parameter in parameters)  # half of it gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
@@ -338,7 +336,7 @@ class PlanBuilder:
         return Plan(
             fingerprint=self.graph.fingerprint,
             machine=machine.name,
-            mesh=self.space.model.mesh,
+            mesh=model.mesh,
             optimizer=placed(self.optimizer, ()),
             step_seconds=seconds,
             peak_bytes=peak,
@@ -367,13 +365,13 @@ class PlanBuilder:
 
     def _skew(self, ops: list[PlannedOp]) -> float:
         """The rows of the busiest device over the mean; 0 if every device has all experts."""
-        found, model = 0.0, self.space.model
+        model, found = self.space.model, 0.0
         for op in ops:
-            if (rule := model.analysis.rules[self._rep(op.name)]).routes:
-                parts = rule.owner_parts(parse_tiling(rule, op.tiling), model.mesh.shape)
-                if parts > 1:
-                    owned = -(-rule.owners // parts) / rule.owners
-                    found = max(found, busiest_over_mean(model.machine.expert_skew, owned))
+            rule = model.analysis.rules[self._rep(op.name)]
+            tiling = parse_tiling(rule, op.tiling) if rule.routes else ()
+            if tiling and (parts := rule.owner_parts(tiling, model.mesh.shape)) > 1:
+                owned = -(-rule.owners // parts) / rule.owners
+                found = max(found, busiest_over_mean(model.machine.expert_skew, owned))
         return found
 
     def _operators(

@@ -14,7 +14,6 @@ from shardwright.ir.layout import (
     Layout,
     Mesh,
     Seconds,
-    Shard,
     largest_atoms,
     num_elements,
 )
@@ -66,7 +65,7 @@ def _swaps(
         op_layouts, segment = layouts_by_op[op.name], planned[op.name].segment
         reads = zip(op.operands, op_layouts.operands, op_layouts.operand_grads, strict=True)
         for value, wanted, grad in reads:
-            source = _made(graph, layouts_by_op, value) or _contiguous(wanted)
+            source = _made(graph, layouts_by_op, value) or wanted.contiguous
             if (value, wanted, grad, segment) in moved:
                 continue
             moved.add((value, wanted, grad, segment))
@@ -93,11 +92,6 @@ def _made(graph: Graph, layouts_by_op: LayoutsByOp, value: str) -> Layout | None
     if maker is None:
         return None
     return layouts_by_op[maker.name].results[maker.outputs.index(value)]
-
-
-def _contiguous(layout: Layout) -> Layout:
-    cuts = (p.contiguous if isinstance(p, Shard) else p for p in layout.placements)
-    return Layout(layout.mesh, tuple(cuts))
 
 
 def _only(mesh: Mesh, step: PlacementChange) -> Layout:
