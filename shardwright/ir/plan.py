@@ -19,7 +19,7 @@ from shardwright.ir.timeline import Timeline
 
 NO_TIME = Seconds(0.0)
 NO_BYTES = Bytes(0)
-FORMAT = 2  # of plan files; raised when an older reader would misread them
+FORMAT = 3  # of plan files; raised when an older reader would misread them
 
 
 class PlanError(ValueError):

@@ -7,6 +7,7 @@ missing: `shares` (module or null, part of the memory, bytes) are then not known
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -40,6 +41,7 @@ from shardwright.plan_io.consistency import check_consistent
 from shardwright.plan_io.timeline_text import timeline_of, timeline_tables
 
 _STORED = ("kept", "regathered")
+_COPIES_OF_RECOMPUTED = 3  # the first format whose recomputed operators read kept copies
 _TOTALS = tuple(f.name for f in fields(Memory) if f.name not in ("shares", "curve"))
 
 
@@ -48,8 +50,7 @@ def plan_to_json(plan: Plan) -> str:
     groups = plan.update_group_bytes
     return _dump(
         {
-            # Readers of format 1 take the ranks of every stage for neighbours.
-            "format": 1 if plan.layout_mesh.pipeline is None else FORMAT,
+            "format": _format(plan),
             "name": plan.name,
             "fingerprint": plan.fingerprint,
             "machine": plan.machine,
@@ -194,6 +195,8 @@ def _read(data: dict[str, Any]) -> Plan:
     cuts, receive_seconds = _stages(data)
     ops = _rows(data, "ops")
     reads = _rows(data, "reads", [[row[0]] for row in ops])
+    transfers = tuple(_transfer(row) for row in _rows(data, "transfers"))
+    again = _gathered_again(transfers) if data["format"] < _COPIES_OF_RECOMPUTED else frozenset()
     return Plan(
         name=_is(data["name"], str),
         fingerprint=_is(data["fingerprint"], str),
@@ -234,10 +237,27 @@ def _read(data: dict[str, Any]) -> Plan:
             (_is(key, str), _constant(value)) for key, value in _rows(data, "constants")
         ),
         rivals=tuple(_rival(row) for row in _rows(data, "rivals", [])),
-        parameters=tuple(_parameter(row, mesh) for row in _rows(data, "parameters")),
+        parameters=tuple(_parameter(row, mesh, again) for row in _rows(data, "parameters")),
         ops=tuple(_op(row, read, mesh) for row, read in zip(ops, reads, strict=True)),
-        transfers=tuple(_transfer(row) for row in _rows(data, "transfers")),
+        transfers=transfers,
     )
+
+
+def _format(plan: Plan) -> int:
+    """The oldest format whose readers understand a plan."""
+    read_again = {value for op in plan.ops if op.segment for value in op.reads}
+    if any(
+        not one.regathered and one.name in read_again and not one.layout.is_replicated
+        for one in plan.parameters
+    ):
+        return _COPIES_OF_RECOMPUTED
+    # Readers of format 1 take the ranks of every stage for neighbours.
+    return 1 if plan.layout_mesh.pipeline is None else 2
+
+
+def _gathered_again(transfers: Iterable[PlannedTransfer]) -> frozenset[str]:
+    """The values that the backward pass redistributes again."""
+    return frozenset(one.value for one in transfers if one.phase is Phase.RECOMPUTE)
 
 
 def _rows(data: dict[str, Any], key: str, default: list[Any] | None = None) -> list[Any]:
@@ -298,14 +318,14 @@ def _parameter_row(parameter: PlannedParameter) -> list[Any]:
     return [parameter.name, layout, parameter.bytes, parameter.seconds, stored]
 
 
-def _parameter(row: list[Any], mesh: Mesh) -> PlannedParameter:
+def _parameter(row: list[Any], mesh: Mesh, again: frozenset[str]) -> PlannedParameter:
     name, layout, size, seconds, stored = row
     return PlannedParameter(
         _is(name, str),
         Layout.parse(_is(layout, str), mesh),
         Bytes(_size(size)),
         Seconds(_number(seconds)),
-        _STORED.index(stored) == 1,
+        _STORED.index(stored) == 1 or name in again,
     )
 
 

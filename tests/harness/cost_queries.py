@@ -35,19 +35,19 @@ class Asking:
     def parameter(self, leaf, layouts):
         return self.model.parameter(leaf, self.codes(leaf.name, layouts))
 
-    def edge(self, value, sources, op, positions, tilings, regathered=None):
+    def edge(self, value, sources, op, positions, tilings, regathered=None, recomputed=False):
         codes = self.codes(value, sources)
-        table = self.model.edge(value, codes, op, positions, regathered)
+        table = self.model.edge(value, codes, op, positions, regathered, recomputed)
         at = self.columns(op, tilings)
         return Table(table.seconds[:, at], table.bytes[:, at])
 
-    def transfers(self, value, source, op, positions, tiling, again=False):
+    def transfers(self, value, source, op, positions, tiling, regathered=False, recomputed=False):
         (code,) = self.codes(value, [source])
         (k,), options = self.columns(op, [tiling]), self.options(op)
         wants = [(int(options.operands[i, k]), int(options.grads[i, k])) for i in positions]
         found = []
         for want in dict.fromkeys(wants):
-            found += self.model.transfers(value, int(code), want, op, again)
+            found += self.model.transfers(value, int(code), want, op, regathered, recomputed)
         return tuple(found)
 
     def result(self, op, tiling):

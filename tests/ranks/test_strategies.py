@@ -28,6 +28,8 @@ CASES = {
         "cp=2 cp_style=all-gather",
         "cp=2 cp_style=ulysses",
         "dp_shard=2 ac=every(2) mb=2",
+        "dp_shard=2 ac=full mb=2 zero=1",
+        "dp_shard=2 ac=ops(mm/2,attention) reshard=off",
         "tp=2 ac=ops(mm/2,attention)",
         "dp_shard=2 ac=ops(mm/2,attention) mb=2",
         "dp_shard=2 ac=children zero=2",

@@ -90,6 +90,7 @@ class Terms(NamedTuple):
         copies: whether it pays for a moved copy only.
         bucketed: whether the all-reduce of the gradient may share a bucket.
         ahead: whether the all-gather of the value may share a bucket.
+        recomputed: whether the reader is recomputed; its all-gathers share none if made again.
         converted: whether the redistribution is counted twice (SoyBean's objective).
         kept: whether all micro-batches read one copy of a parameter.
         deferrable_scalars: whether the value is a scalar whose reduction may be deferred
@@ -102,6 +103,7 @@ class Terms(NamedTuple):
     copies: bool
     bucketed: bool = False
     ahead: bool = False
+    recomputed: bool = False
     converted: bool = False
     kept: bool = False
     deferrable_scalars: bool = False
@@ -237,13 +239,16 @@ class Reads:
             sums = self.sent_gradient_bytes(value)
             backward = matrices.between(atoms, sums, want.grad, duals(sources, axes)).T
             seconds = seconds + backward * self._micro_batches
+        again = one * more
         saved = self._saved(value, sources, want, terms, self._exposed)
         if saved is not None:
-            one = one - saved.forward
-            scatters = 1 if self._sync == LAST else self._micro_batches
-            sums = self._micro_batches if self._sync == EVERY else 1
-            seconds = seconds - saved.forward * times - saved.summed * sums
-            seconds = seconds - saved.scattered * scatters
+            less = self._less(saved, times)
+            again = (one - saved.forward) * more
+            if terms.ahead and terms.recomputed:
+                alone = self._saved(value, sources, want, terms._replace(ahead=False), self._exposed)
+                assert alone is not None
+                again = (one - alone.forward) * more + less - self._less(alone, times)
+            seconds = seconds - less
         if terms.back == SUMMED_FIRST:
             seconds = seconds + self._summed(value, sources, want.grad)
         memory = np.zeros(seconds.shape, np.int64)
@@ -252,7 +257,14 @@ class Reads:
             memory = np.where(moved | terms.pays, self.local_bytes(value, want.layout), 0)
         if terms.back == SUMMED_FIRST and self._sync == LAST:
             memory = memory + self._terms_bytes(value, sources, want.grad)
-        return Read(seconds, one * more, memory)
+        return Read(seconds, again, memory)
+
+    def _less(self, saved: BucketSavings, times: int) -> Floats:
+        """The seconds that buckets save of a read that is made so many times a step."""
+        scatters = 1 if self._sync == LAST else self._micro_batches
+        sums = self._micro_batches if self._sync == EVERY else 1
+        less: Floats = saved.forward * times + saved.summed * sums + saved.scattered * scatters
+        return less
 
     def saved(self, value: str, sources: Ints, want: Want, terms: Terms) -> BucketSavings | None:
         """The savings of a read that shares buckets with others; None where it shares none.

@@ -2,8 +2,8 @@
 
 A point decides everything on the mesh of one group of devices. Its cost is a sum over nodes and
 edges, each of which belongs to one operator, so the cost of a stage is a difference of two prefix
-sums over operators. Parameters and their state count once, activations once for each micro-batch in
-flight.
+sums over operators. Parameters, their copies and their state count once, activations once for each
+micro-batch in flight.
 """
 
 from __future__ import annotations
@@ -116,14 +116,17 @@ class RunningCosts:
         entries = prices.entries_of(points)
         terms = np.arange(entries.shape[1])
         owner = owners.cost[prices.head]
-        is_state = (terms < len(owners.cost)) & owners.state[prices.head]
+        is_node = terms < len(owners.cost)
+        is_state = is_node & owners.state[prices.head]
+        is_copy = ~is_node & owners.state[prices.tail]
         time, memory = prices.time[entries], prices.memory[entries]
         self.feasible = np.isfinite(time).all(axis=1)
         time[~np.isfinite(time)] = 0.0
         self.passes = self._running(time, owner, ~is_state)  # seconds of a step
         self.once = self._running(time, owner, is_state)
         self.state = self._running(memory, owner, is_state).astype(np.int64)  # bytes
-        self.kept = self._running(memory, owner, ~is_state).astype(np.int64)
+        self.copies = self._running(memory, owner, is_copy).astype(np.int64)  # of parameters
+        self.kept = self._running(memory, owner, ~is_state & ~is_copy).astype(np.int64)
         self.states = memory[:, : len(owners.cost)]  # of the nodes that are parameters
 
     def _running(self, amounts: Floats | Ints, owner: Ints, mask: Bools) -> Floats:
@@ -150,6 +153,7 @@ class StageCosts:
         self.passes = self._at(running.passes)  # seconds of a step, (P, C)
         self.once = self._at(running.once)
         self.state = self._at(running.state)  # bytes
+        self.copies = self._at(running.copies)
         self.kept = self._at(running.kept)
         self.crossing = self._crossing()  # bytes of one micro-batch at each cut, (P, C)
         price = step_price(Exchange.MESSAGE, link, self.writer.space.model.machine)
@@ -168,7 +172,7 @@ class StageCosts:
 
     def bytes(self, waiting: int) -> Ints:
         """Bytes of every interval, as a stage with `waiting` micro-batches: (P, C, C)."""
-        sizes: Ints = self.state + waiting * self.kept
+        sizes: Ints = self.state + self.copies + waiting * self.kept
         buffers = 2 * self.micro_batches * self.crossing
         ends: Ints = buffers[:, :, None] + buffers[:, None, :]
         found: Ints = sizes[:, None, :] - sizes[:, :, None] + self._copies + ends

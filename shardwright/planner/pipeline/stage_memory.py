@@ -33,10 +33,11 @@ def stage_memory(
     graph, positions = writer.graph, costs.positions[0].tolist()
     spans = {stage: positions[stage : stage + 2] for stage in waiting}
     found: Counter[tuple[str | None, str]] = Counter()
-    kept = np.diff(running.kept[0]).tolist()
+    kept, copied = np.diff(running.kept[0]).tolist(), np.diff(running.copies[0]).tolist()
     for stage, (begin, end) in spans.items():
-        for op, size in zip(graph.ops[begin:end], kept[begin:end], strict=True):
-            found[op.source.module, "saved"] += waiting[stage] * int(size)
+        sizes = zip(kept[begin:end], copied[begin:end], strict=True)
+        for op, (each, once) in zip(graph.ops[begin:end], sizes, strict=True):
+            found[op.source.module, "saved"] += waiting[stage] * int(each) + int(once)
         crossing = costs.crossing[0, stage] + costs.crossing[0, stage + 1]
         found[None, "communication"] += 2 * costs.micro_batches * int(crossing)
     again = dict(costs.cuts.read_again)

@@ -250,8 +250,7 @@ class PlanEntries:
             moved = int(duals(np.array([code]), axes)[0]) != want[1]
         if not moved:
             return ()
-        again = regathered and self.space.model.keeps_copy(rep, short_op)
-        return self.space.model.transfers(rep, code, want, short_op, again, recomputed)
+        return self.space.model.transfers(rep, code, want, short_op, regathered, recomputed)
 
 
 def _of(t: PlannedTransfer, value: str, consumer: str) -> PlannedTransfer:

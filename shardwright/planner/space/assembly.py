@@ -351,10 +351,14 @@ class Assembly:
         known: dict[object, Storage] = {}
         found = []
         for leaf in self.leaves:
-            codes, saves_copies = self.model.storable(leaf), self.model.saves_copies(leaf.name)
-            key = id(codes), saves_copies
+            codes, name = self.model.storable(leaf), leaf.name
+            twice = any(
+                self.model.reads_copy_twice(name, op, op.name in self._segment)
+                for op in self.model.graph.consumers[name]
+            )
+            key = id(codes), twice
             if key not in known:
-                known[key] = _stored(codes, saves_copies)
+                known[key] = _stored(codes, twice)
             found.append(known[key])
         return found
 
@@ -365,9 +369,9 @@ class Assembly:
         return self._tables[key]
 
 
-def _stored(codes: Ints, saves_copies: bool) -> Storage:
-    """Every layout; sharded ones also regathered, if copies of the parameter are kept."""
-    again = codes[codes != WHOLE] if saves_copies else codes[:0]
+def _stored(codes: Ints, twice: bool) -> Storage:
+    """Every layout; sharded ones also regathered, if copies of the parameter are read twice."""
+    again = codes[codes != WHOLE] if twice else codes[:0]
     regathered = np.repeat([False, True], [len(codes), len(again)])
     return Storage(np.concatenate((codes, again)), regathered)
 

@@ -218,8 +218,9 @@ class Peaks:
         """Bytes of activations that wait for the backward pass, for whole assignments (P, nodes).
 
         Returns:
-            What each segment keeps, or would if it were not recomputed, and what it keeps if it is:
-            (segments, P). What the operators behind all segments keep: (P,).
+            What each segment keeps, or would if it were not recomputed and copies of its parameters
+            were not gathered again, and what it keeps if it is: (segments, P). What the operators
+            behind all segments keep: (P,).
         """
         node, twin, switch = self._recomputable
         count = len(self._switches)
@@ -231,11 +232,30 @@ class Peaks:
         behind = dict.fromkeys(self._behind, count)
         own = dict(zip(node[active].tolist(), owner, strict=True))
         more = self._kept_bytes(kept, own | behind, count + 1)
+        runs_again = choices[:, self._switches].T == 1
+        if runs_again.any() and self._regathers:
+            # While a segment runs again it holds all copies that its backward pass reads.
+            copies = self._with_copies[self.first + kept]
+            more[:-1] = np.where(runs_again, self._kept_bytes(copies, own, count), more[:-1])
         again = dict(zip(twin[active].tolist(), owner, strict=True))
         for beside, of in (self._keeping, self._waiting):  # on the device beside the twins
             numbers = np.searchsorted(self._switches, of).tolist()
             again |= zip(beside.tolist(), numbers, strict=True)
         return more[:-1], self._kept_bytes(choices, again, count), more[-1]
+
+    @cached_property
+    def _regathers(self) -> bool:
+        """Whether copies of a parameter may be gathered again."""
+        return any(stored.regathered.any() for stored in self.space.stored)
+
+    @cached_property
+    def _with_copies(self) -> Ints:
+        """For all choices of the problem's nodes, end to end, those that keep copies: (choices,)."""
+        found: list[Ints] = [np.arange(node.num_choices) for node in self.space.problem.nodes]
+        for node, stored in enumerate(self.space.stored, self.space.first_parameter):
+            kept = [stored.find(code, regathered=False) for code in stored.codes.tolist()]
+            found[node][: len(kept)] = kept
+        return np.concatenate(found)
 
     @cached_property
     def _sizes(self) -> Ints:

@@ -255,22 +255,27 @@ class CostModel:
             sources: codes of its layouts at the producer or in storage, (Ks,).
             op: the reader.
             positions: the indices of the operands of `op` that are `value`.
-            regathered: sources from which the copy is made twice and not kept, (Ks,).
-            recomputed: whether the reader is recomputed, which makes every copy twice.
+            regathered: of a parameter, sources from which a copy that is read in the backward
+                pass is made twice and not kept, (Ks,).
+            recomputed: whether the reader is recomputed. It reads copies of parameters twice, and
+                makes every other copy twice.
         """
         pays, copies = self._pays(value, op)
-        twice = regathered if copies else None
-        if recomputed:
-            twice = np.ones(len(sources), bool)
+        weight, kept = self._reads.is_parameter(value), self._reads.kept(value)
+        if weight:
+            copies = copies or recomputed
+            twice = regathered if copies else None
+        else:
+            twice = np.ones(len(sources), bool) if recomputed else None
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         back, options = self._reads.gradient_reduction(value, op), self.options(op)
         converted = (
             not self.measure.redistributes_once and value in op.saves
         )  # for the backward pass too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
-        late, ahead = self._unawaited(value, [op], recomputed), bucketed and not recomputed
-        weight, kept = self._reads.is_parameter(value), self._reads.kept(value)
-        terms = Terms(weight, back, pays, copies, bucketed, ahead, converted, kept, late)
+        late = self._unawaited(value, [op], recomputed)
+        shares = bucketed, bucketed, recomputed
+        terms = Terms(weight, back, pays, copies, *shares, converted, kept, late)
         again = b"" if twice is None else twice.tobytes()
         sums = self._reads.gradient_bytes(value)
         key = (atoms, item, sums, terms, _key(sources), again, id(options), tuple(positions))
@@ -313,13 +318,9 @@ class CostModel:
             self._tables[key] = one.table(twice).frozen()
         return self._tables[key]
 
-    def keeps_copy(self, value: str, op: Op) -> bool:
-        """Whether `op` keeps a redistributed copy of `value` for the backward pass."""
-        return (value, op.name) in self._retention.copies
-
-    def saves_copies(self, value: str) -> bool:
-        """Whether any reader keeps a redistributed copy of `value`."""
-        return any(self.keeps_copy(value, op) for op in self.graph.consumers[value])
+    def reads_copy_twice(self, value: str, op: Op, recomputed: bool) -> bool:
+        """Whether `op` reads a redistributed copy of a parameter in the backward pass, too."""
+        return recomputed or (value, op.name) in self._retention.copies
 
     def kept_in_place(self, value: str, op: Op, layouts: Ints) -> Ints | None:
         """Bytes that `op` pays for `value`, which it reads in `layouts`; None if it pays none."""
@@ -355,23 +356,25 @@ class CostModel:
         source: int,
         want: tuple[int, int],
         op: Op,
-        again: bool = False,
+        regathered: bool = False,
         recomputed: bool = False,
     ) -> list[PlannedTransfer]:
         """The redistributions of one read; if nothing is hidden, their seconds sum to the edge's.
 
-        The forward redistribution is repeated in the backward pass (`again`) if the reader is
-        `recomputed`, or if it keeps no copy of a regathered parameter.
+        The forward redistribution is repeated in the backward pass where no copy is kept for it: of
+        a `regathered` parameter, and of another value if its reader is `recomputed`.
         """
+        again = recomputed
+        if self._reads.is_parameter(value):
+            again = regathered and self.reads_copy_twice(value, op, recomputed)
         axes, back = len(self.mesh.axes), self._reads.gradient_reduction(value, op)
-        again = again or recomputed
         kept = self._reads.kept(value)
         rounds = Rounds(self.micro_batches, again=again, kept=kept, sync=self.gradient_sync)
         moves = moves_of(source, want, back, axes, rounds)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         sums = self._reads.sent_gradient_bytes(value)
         bucketed = self._reads.bucketed(value, op)
-        terms = Terms(False, back, False, False, bucketed, bucketed and not recomputed)
+        terms = Terms(False, back, False, False, bucketed, bucketed and not (again and recomputed))
         wanted = Want(np.array([want[0]]), np.array([want[1]]))
         saved = self._reads.saved(value, np.array([source]), wanted, terms)
         whole = back == NO_GRADIENT or want[1] == WHOLE  # if not, its gradient is summed, too

@@ -331,9 +331,10 @@ class _Writer:
         atoms = self.analysis.atoms[value]
         differentiable = self.graph.tensor[value].requires_grad
         forward = self.own.moves(atoms, src, wanted)
-        # A parameter that is read as it lies need not be read again: its gradients are summed
-        # outside of a piece, together with others.
-        segment = self.segment if forward or value not in self.parameters else 0
+        # Parameters need not be read again if copies are kept, or if they are read as they lie:
+        # their gradients are summed outside of a piece, together with others.
+        inside = value not in self.parameters or (forward and value in self.regathered)
+        segment = self.segment if inside else 0
         key = value, wanted, grad, segment
         if key in self.redistributed:
             return self.redistributed[key]

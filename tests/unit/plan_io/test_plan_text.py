@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardwright as sw
 from shardwright.ir.memory import Memory, Moment, Share
-from shardwright.ir.plan import FORMAT, PlanError
+from shardwright.ir.plan import FORMAT, Phase, PlanError
 from shardwright.plan_io.files import load_plan, save_plan
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.report.text.explain import explain
-from tests.harness import plans
+from tests.harness import models, plans
 
 PLAN = plans.transformer()
 TEXT = plan_to_json(PLAN)
@@ -242,3 +243,24 @@ def test_a_plan_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(PlanError, match=r"cannot write plan .*plan\.json"):
         save_plan(PLAN, tmp_path / "plan.json")
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_plans_of_recomputed_layers_that_older_versions_wrote_gather_copies_again():
+    model, batch = models.small_llama(2, 16, 4, 8, 16)
+    graph = sw.capture(model, (), batch)
+    kept, again = (
+        sw.price(graph, "4xH100", f"dp_shard=4 {form} ac=full", "adamw")
+        for form in ("zero=1", "zero=3")
+    )
+    assert json.loads(plan_to_json(kept))["format"] == FORMAT
+    assert plan_from_json(plan_to_json(kept)) == kept
+    data = json.loads(plan_to_json(again))
+    assert data["format"] == 1
+    gathered = {one.value for one in again.transfers if one.phase is Phase.RECOMPUTE}
+    changed = 0
+    for found in data["parameters"]:
+        changed += found[0] in gathered and found[-1] == "regathered"
+        found[-1] = "kept"  # which those versions took as gathered again in recomputed layers
+    older = plan_from_json(json.dumps(data))
+    assert {p.name for p in older.parameters if p.regathered} == gathered
+    assert changed > 2

@@ -22,7 +22,6 @@ from shardwright.ir.schedules.registry import schedule_named
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.topology import Link, links
 from shardwright.planner.strategies.expansion import Expansion, sync_of
-from shardwright.planner.strategies.layers import recomputed_layers
 from shardwright.planner.strategies.replicas import Replicas
 from shardwright.planner.strategies.roles import SHARDING, mesh_of, role_axes
 from shardwright.planner.tables.memory import bucket_sizes
@@ -118,11 +117,8 @@ class Bounds:
             return 0
         copies = 0.0
         if shards > 1 and not strategy.reshards:
-            again = {layer.start for layer in recomputed_layers(strategy.recompute, self._layers)}
-            pairs = zip(self._layers, self._saved, strict=True)
-            kept = sum(size for layer, size in pairs if layer.start not in again)
-            copies = kept / (strategy.tp * strategy.ep) * (1 - 1 / shards)
-        state, saved = costs.state / shards, costs.saved + copies
+            copies = sum(self._saved) / (strategy.tp * strategy.ep) * (1 - 1 / shards)
+        state, saved = costs.state / shards + copies, costs.saved
         if stages == 1:
             return int(state + saved) + costs.other
         # Buffers of all micro-batches on one side of each cut.
@@ -160,8 +156,7 @@ class Bounds:
         for axis, link in along.items():
             if axis.role in SHARDING and strategy.zero >= 1:
                 # Of matrices outside of layers, an embedding is not read in the backward pass.
-                once = strategy.pp == 1 and not strategy.reshards
-                rounds = 1 if once else count
+                rounds = count if strategy.reshards else 1
                 again = 2 if strategy.reshards else 1
                 gathers += rounds * again * self._seconds(Collective.ALL_GATHER, link, weights)
                 gathers += rounds * self._seconds(Collective.ALL_GATHER, link, others)

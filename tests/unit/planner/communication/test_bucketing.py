@@ -20,12 +20,12 @@ def test_parameters_that_travel_together_share_what_a_message_costs():
     again = np.array([True])
     twice = costs.edge("w1", [axis("S(0)")], second, [1], [(Split("m"),)], again)
     assert twice.seconds == there + there + back
-    parts = costs.transfers("w1", axis("S(0)"), second, [1], (Split("m"),), again=True)
+    parts = costs.transfers("w1", axis("S(0)"), second, [1], (Split("m"),), regathered=True)
     assert [part.seconds for part in parts] == [there, there, back]
     # In what is recomputed every copy is gathered alone.
     codes = costs.codes("w0", [axis("S(0)")])
     place = costs.columns(first, [(Split("m"),)])
-    alone = costs.model.edge("w0", codes, first, [1], None, True).seconds[:, place]
+    alone = costs.model.edge("w0", codes, first, [1], again, True).seconds[:, place]
     assert alone == 2 * (2 + 1 + 512 / 16) + (2 + 1 + 512 / 16)
 
 

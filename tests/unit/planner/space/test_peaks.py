@@ -36,11 +36,14 @@ def points(space):
 
 
 def switched(peaks, choice, switch):
-    """The assignment in which one recomputed segment is kept instead, all else equal."""
+    """The assignment in which one recomputed segment, and all copies that it reads, are kept."""
+    stored = dict(enumerate(peaks.space.stored, peaks.space.first_parameter))
     nodes, twins, switches = peaks._recomputable
     kept = list(choice)
     for node, twin in zip(nodes[switches == switch], twins[switches == switch], strict=True):
         kept[node], kept[twin] = choice[twin], peaks._sizes[twin] - 1
+        if (own := stored.get(int(peaks.problem_node[node]))) is not None:
+            kept[node] = own.find(own.codes[kept[node]], regathered=False)
     for node, of in zip(*peaks._waiting, strict=True):
         if of == switch:
             kept[node] = 2  # the input waits neither here nor on the host

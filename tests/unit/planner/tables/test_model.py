@@ -169,14 +169,33 @@ def test_a_copy_that_is_gathered_again_costs_a_gather_and_no_memory():
     gather = 2 + 1 + 1024 / 16
     assert table.seconds[2] - table.seconds[1] == gather
     assert table.bytes[:, 0].tolist() == [0, 2048, 0]
-    parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), again=True)
+    parts = costs.transfers("w", axis("S(0)"), mm, [1], (Split("m"),), regathered=True)
     assert [(t.phase, t.collectives) for t in parts] == [
         (Phase.FORWARD, ("all_gather dp",)),
         (Phase.RECOMPUTE, ("all_gather dp",)),
         (Phase.BACKWARD, ("reduce_scatter dp",)),
     ]
     assert sum(part.seconds for part in parts) == table.seconds[2, 0]
-    assert not model().model.saves_copies("w")  # then gathering again saves nothing
+    plain, op = model().model, model().graph.ops[0]
+    assert not plain.reads_copy_twice("w", op, recomputed=False)  # gathering again saves nothing
+
+
+def test_a_recomputed_operator_reads_a_kept_copy_or_gathers_again():
+    costs = model()
+    mm, layouts = costs.graph.ops[0], [axis("R"), axis("S(0)"), axis("S(0)")]
+    again = np.array([False, False, True])
+    table = costs.edge("w", layouts, mm, [1], [(Split("m"),)], again, recomputed=True)
+    once = costs.edge("w", layouts, mm, [1], [(Split("m"),)], again)
+    gather = 2 + 1 + 1024 / 16
+    assert (table.seconds - once.seconds)[:, 0].tolist() == [0, 0, gather]
+    assert table.bytes[:, 0].tolist() == [0, 2048, 0]
+    assert once.bytes[:, 0].tolist() == [0, 0, 0]  # its backward pass does not read the weight
+    for regathered, row in ((False, 1), (True, 2)):
+        parts = costs.transfers(
+            "w", axis("S(0)"), mm, [1], (Split("m"),), regathered=regathered, recomputed=True
+        )
+        assert (Phase.RECOMPUTE in [t.phase for t in parts]) == regathered
+        assert sum(part.seconds for part in parts) == table.seconds[row, 0]
 
 
 def test_an_input_has_no_gradient_to_move():

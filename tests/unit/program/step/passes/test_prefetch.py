@@ -67,9 +67,20 @@ def test_a_stage_starts_all_gathers_of_what_it_keeps_before_its_first_micro_batc
 
 
 def test_a_stage_that_gathers_again_keeps_one_bucket_ahead():
-    found = program("pp=2 dp_shard=2 mb=4 zero=3 ac=full")
+    found = program("pp=2 dp_shard=2 mb=4 zero=3 reshard=on ac=full")
     in_flight = most = 0
     for one in copies(found):
         in_flight += 1 if isinstance(one, Transfer) else -1
         most = max(most, in_flight)
     assert most <= 2
+
+
+@pytest.mark.parametrize("strategy", ["dp_shard=4 mb=2", "pp=2 dp_shard=2 mb=4"])
+def test_recomputed_layers_read_copies_that_are_gathered_once_unless_resharded(strategy):
+    kept, again = (
+        sum(isinstance(one, Transfer) for one in copies(program(f"{strategy} {form} ac=full")))
+        for form in ("zero=1", "zero=3 reshard=on")
+    )
+    plain = sum(isinstance(one, Transfer) for one in copies(program(f"{strategy} zero=1")))
+    assert kept == plain > LAYERS
+    assert again > 2 * kept
