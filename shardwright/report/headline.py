@@ -11,7 +11,7 @@ from math import prod
 
 from shardwright.ir.layout import Shard
 from shardwright.ir.options.fp8 import recipe_of
-from shardwright.ir.plan import Phase, Plan
+from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError, op_word
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.planner.axes.plan_roles import IDLE, MIXED, AxisUse, axis_uses
@@ -85,8 +85,7 @@ def _data(plan: Plan) -> Iterator[str]:
 def _resharded(plan: Plan) -> Iterator[str]:
     """The number of sharded parameters that are gathered again for the backward pass, if not all.
 
-    Those of axes along which nothing else is split: others are not gathered. Operators that run
-    again gather what they read again.
+    Those of axes along which nothing else is split: others are not gathered.
     """
     if _zero(plan) < 3:
         return  # its word says that they are gathered once
@@ -99,8 +98,7 @@ def _resharded(plan: Plan) -> Iterator[str]:
             for role, placement in zip(roles, p.layout.placements, strict=True)
         )
     ]
-    moved = {one.value for one in plan.transfers if one.phase is Phase.RECOMPUTE}
-    again = sum(p.regathered or p.name in moved for p in sharded)
+    again = sum(p.regathered for p in sharded)
     if sharded and again <= (1 - _ALL) * len(sharded):
         yield "no reshard after forward"
     elif again < _ALL * len(sharded):

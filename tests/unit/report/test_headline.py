@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.ir.layout import Bytes, Seconds
-from shardwright.ir.plan import Phase, PlannedTransfer
 from shardwright.planner.strategies.recognition import strategy_of
 from shardwright.report.headline import headline
 from shardwright.report.summary import summary
@@ -71,19 +69,6 @@ def test_sharded_parameters_that_stay_gathered_are_named(parameters, text):
     assert headline(plan) == f"FSDP 2 · TP 2{text}"
     named = replace(plan, name="dp_shard=2 tp=2 zero=2")
     assert headline(named) == "ZeRO-2 2 · TP 2"
-
-
-def test_operators_that_run_again_gather_their_parameters_again():
-    op = replace(
-        plans.op("a", "linear", "a", 1, "m n", "dp:S(0) tp:S(1)"), splits=("batch", "heads")
-    )
-    again = PlannedTransfer(
-        "weight", "a", Phase.RECOMPUTE, ("all_gather dp",), Bytes(8), Seconds(1e-6), 1
-    )
-    plan = replace(
-        plans.simple(), mesh=plans.MESH, ops=(op,), parameters=(KEPT,), transfers=(again,)
-    )
-    assert headline(plan) == "FSDP 2 · TP 2"
 
 
 @pytest.mark.parametrize(
