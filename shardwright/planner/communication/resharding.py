@@ -245,7 +245,8 @@ class Reads:
             less = self._less(saved, times)
             again = (one - saved.forward) * more
             if terms.ahead and terms.recomputed:
-                alone = self._saved(value, sources, want, terms._replace(ahead=False), self._exposed)
+                unshared = terms._replace(ahead=False)
+                alone = self._saved(value, sources, want, unshared, self._exposed)
                 assert alone is not None
                 again = (one - alone.forward) * more + less - self._less(alone, times)
             seconds = seconds - less

@@ -250,7 +250,7 @@ class Peaks:
 
     @cached_property
     def _with_copies(self) -> Ints:
-        """For all choices of the problem's nodes, end to end, those that keep copies: (choices,)."""
+        """For each choice of the problem's nodes, end to end, the one that keeps copies."""
         found: list[Ints] = [np.arange(node.num_choices) for node in self.space.problem.nodes]
         for node, stored in enumerate(self.space.stored, self.space.first_parameter):
             kept = [stored.find(code, regathered=False) for code in stored.codes.tolist()]
