@@ -73,6 +73,8 @@ class MicroBatchBuilder:
                     self.run_backward_of_weights(index, item)
                 else:
                     self.run_backward(index, item, part)
+                for one in reversed(self.parts.completed.get(index, ())):
+                    self.redistribute_gradient(one)
             else:
                 self.redistribute_gradient(item.instruction)
 

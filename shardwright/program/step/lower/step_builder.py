@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from shardwright.program.step.lower.regions import RegionTable
 from shardwright.program.step.lower.stretches import (
     Item,
     RunRedistribution,
+    Stretch,
     communicates,
     dropped_copies,
     fetch_starts,
@@ -238,10 +239,33 @@ class _Parts:
         for one in self.redistributed.values():
             if (leaf := self.weights.get(one.instruction.value)) is not None:
                 self.weights[one.instruction.result] = leaf
+        self.completed = _completed(self.items, self.loads)
         self.made_again = made_again(program)
         self.views = views_of_copies(program, step.graph)
         self.offloaded = _offloaded(program, step) if step.offload else {}
         self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
+
+
+def _completed(items: Sequence[Item], loads: Container[str]) -> dict[int, list[Redistribute]]:
+    """Redistributions of parameters before other stretches than their first reader, by that one.
+
+    Copies that a recomputed segment keeps are made before it, but the gradient of each is complete
+    when the backward pass of its first reader ends.
+    """
+    first: dict[str, int] = {}  # name -> the first item that reads it
+    stretches = [0]  # how many there are before each item
+    for index, item in enumerate(items):
+        names = item.inputs if isinstance(item, Stretch) else (item.instruction.value,)
+        for name in names:
+            first.setdefault(name, index)
+        stretches.append(stretches[-1] + isinstance(item, Stretch))
+    found: defaultdict[int, list[Redistribute]] = defaultdict(list)
+    for index, item in enumerate(items):
+        if isinstance(item, RunRedistribution) and item.instruction.value in loads:
+            reader = first.get(item.instruction.result, index)
+            if stretches[reader] > stretches[index + 1] and isinstance(items[reader], Stretch):
+                found[reader].append(item.instruction)
+    return dict(found)
 
 
 def _offloaded(program: Program, step: LoweringInput) -> dict[str, Boundary]:

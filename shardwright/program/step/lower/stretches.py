@@ -61,8 +61,8 @@ def items(
     """Split a program into stretches and redistributions, in order; `rewrite` changes stretches.
 
     Loads are left out. A stretch also ends before the first reader of each parameter in `reduced`,
-    so that the parameter's gradient is complete when the backward pass of the next stretch ends,
-    and before the first reader of a scalar that is summed over devices, so that ranks wait for the
+    and of each gathered copy, which may be gathered before a recomputed segment, so that the
+    parameter's gradient is complete when the backward pass of the next stretch ends, and before the first reader of a scalar that is summed over devices, so that ranks wait for the
     sum as late as possible.
     """
     cut = _cut(program, reduced)
@@ -223,7 +223,7 @@ def _cut(
         if isinstance(one, Redistribute) and (communicates(one) or one.result in dropped):
             found.append((one, segment, kept))
             unread.discard(one.value)
-            if one.after == () and one.forward:
+            if one.value in loaded or (one.after == () and one.forward):
                 unread.add(one.result)
             open_run = None
             continue
