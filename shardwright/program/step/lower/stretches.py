@@ -62,8 +62,9 @@ def items(
 
     Loads are left out. A stretch also ends before the first reader of each parameter in `reduced`,
     and of each gathered copy, which may be gathered before a recomputed segment, so that the
-    parameter's gradient is complete when the backward pass of the next stretch ends, and before the first reader of a scalar that is summed over devices, so that ranks wait for the
-    sum as late as possible.
+    parameter's gradient is complete when the backward pass of the next stretch ends, and before the
+    first reader of a scalar that is summed over devices, so that ranks wait for the sum as late as
+    possible.
     """
     cut = _cut(program, reduced)
     again = made_again(program)
