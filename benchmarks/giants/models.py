@@ -127,8 +127,8 @@ class Giant:
 
 
 def _kept(degrees: str) -> tuple[str, str]:
-    """With sharded state and nothing recomputed, and with whole state and layers recomputed."""
-    return f"{degrees} zero=1", f"{degrees} zero=0 ac=full"
+    """With sharded state, without and with layers recomputed."""
+    return f"{degrees} zero=1", f"{degrees} zero=1 ac=full"
 
 
 _BRIDGE = "Megatron-Bridge, on H100"
@@ -138,8 +138,11 @@ _TP_2_PP_8 = "dp_shard=16 tp=2 pp=8 ep=32 mb=64"
 GIANTS = {
     "Llama-3.1-405B": Giant(
         CONFIGS["Llama-3.1-405B"],
-        "torchtitan, half of FSDP",
-        ("dp_shard=4 tp=8 pp=8 mb=64 ac=full", "dp_shard=4 tp=8 pp=8 mb=16 ac=full"),
+        "Megatron-LM's, with fewer devices",
+        (
+            "dp_shard=2 tp=8 pp=16 mb=128 zero=1 ac=ops(mm/2,attention)",
+            "dp_shard=4 tp=8 pp=8:Interleaved1F1B/v4 mb=64 zero=1 ac=full",
+        ),
     ),
     "Mistral-Large-2": Giant(_MISTRAL_LARGE, _AS_70B, ("dp_shard=32 tp=8 ac=full",)),
     "Mixtral-8x22B": Giant(_MIXTRAL, "arXiv 2504.14960", _kept("dp_shard=16 tp=2 pp=8 ep=8 mb=64")),
