@@ -83,7 +83,7 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _resharded(plan: Plan) -> Iterator[str]:
-    """The number of sharded parameters that are gathered again for the backward pass, if not all.
+    """The share, by bytes, of sharded parameters that are gathered again, if not all or none.
 
     Those of axes along which nothing else is split: others are not gathered.
     """
@@ -98,11 +98,12 @@ def _resharded(plan: Plan) -> Iterator[str]:
             for role, placement in zip(roles, p.layout.placements, strict=True)
         )
     ]
-    again = sum(p.regathered for p in sharded)
-    if sharded and again <= (1 - _ALL) * len(sharded):
+    every = sum(p.bytes for p in sharded)
+    again = sum(p.bytes for p in sharded if p.regathered)
+    if sharded and again <= (1 - _ALL) * every:
         yield "no reshard after forward"
-    elif again < _ALL * len(sharded):
-        yield f"reshard {again} of {len(sharded)} parameters after forward"
+    elif again < _ALL * every:
+        yield f"reshard {again / every:.0%} of parameters after forward"
 
 
 def _zero(plan: Plan) -> int:

@@ -55,7 +55,8 @@ def test_a_strategy_says_what_data_parallelism_shards(name, word):
 @pytest.mark.parametrize(
     "parameters, text",
     [
-        ((SHARDED, KEPT), " · reshard 1 of 2 parameters after forward"),
+        ((SHARDED, KEPT), " · reshard 50% of parameters after forward"),
+        ((SHARDED, replace(KEPT, bytes=SHARDED.bytes // 99)), ""),
         ((KEPT, KEPT), " · no reshard after forward"),
         ((SHARDED,) * 99 + (KEPT,), ""),
         ((KEPT,) * 99 + (SHARDED,), " · no reshard after forward"),
