@@ -9,7 +9,7 @@ to the layer. Otherwise `NotPeriodicError` is raised, and the whole graph has to
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +26,9 @@ from shardwright.program.instructions import (
     Uniform,
 )
 from shardwright.program.step.folding.spanning import Span, homes_of, spans_of, split_by_size
-from shardwright.program.step.host_copies import HostCopy
+from shardwright.program.step.host_copies import HostCopy, StoreGradient
 from shardwright.program.step.instructions import (
+    Accumulate,
     Backward,
     Forward,
     Free,
@@ -208,6 +209,7 @@ class _Track:
 
     gap: int
     at: dict[int, int]  # by the layer's number
+    of_waits: bool = False
 
     @property
     def ascending(self) -> bool:
@@ -249,6 +251,47 @@ def _tracks(program: StepProgram, layer_of: Mapping[str, Layer]) -> Iterator[_Tr
             yield _Track(given[0][0].gap, at_layer)
         elif key[0] != "end":
             raise NotPeriodicError("no region begins at the same operator of every layer")
+    yield from _passes_of_waits(program, layer_of, end)
+
+
+def _passes_of_waits(
+    program: StepProgram, layer_of: Mapping[str, Layer], end: int
+) -> Iterator[_Track]:
+    """Passes over layers behind instruction `end` that wait for transfers of their gradients.
+
+    There is more than one where sums along several axes are waited for axis after axis.
+    """
+    becomes = _becoming_gradients(program)
+    found: defaultdict[tuple[Hashable, ...], list[tuple[Layer, int]]] = defaultdict(list)
+    for at, one in enumerate(program.instructions):
+        if at > end and isinstance(one, Wait):
+            made = (becomes[name] for name in one.results if name in becomes)
+            leaf, steps = next((each for each in made if each[0] in layer_of), ("", 0))
+            if leaf:
+                layer = layer_of[leaf]
+                found[layer.gap, layer.position, steps].append((layer, at))
+    for given in found.values():
+        if (at_layer := _boundaries(given)) is not None:
+            yield _Track(given[0][0].gap, at_layer, of_waits=True)
+
+
+def _becoming_gradients(program: StepProgram) -> dict[str, tuple[str, int]]:
+    """By value, the leaf whose gradient it becomes a term of, and in how many steps."""
+    found = {value: (leaf, 0) for leaf, value in program.gradients}
+    for one in reversed(program.instructions):
+        if isinstance(one, Transfer):
+            pairs = [(part.value, part.result) for part in one.parts]
+        elif isinstance(one, Accumulate):
+            pairs = [(one.value, one.total)]
+        elif isinstance(one, Relayout | StoreGradient):
+            pairs = [(one.value, one.result)]
+        else:
+            continue
+        for value, made in pairs:
+            if made in found:
+                leaf, steps = found[made]
+                found.setdefault(value, (leaf, steps + 1))
+    return found
 
 
 def _batch(call: str) -> str:
@@ -276,10 +319,14 @@ def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
 
 
 def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
-    """Require that tracks do not overlap; raises `NotPeriodicError`."""
-    found = sorted(tracks, key=lambda track: track.boundaries[0])
-    for one, following in itertools.pairwise(found):
-        if one.boundaries[-1] > following.boundaries[0]:
+    """Tracks that do not overlap; raises `NotPeriodicError` unless the others are of waits."""
+    found: list[_Track] = []
+    for one in sorted(tracks, key=lambda track: (track.of_waits, track.boundaries[0])):
+        at = bisect(found, one.boundaries[0], key=lambda track: track.boundaries[0])
+        clear = not at or found[at - 1].boundaries[-1] < one.boundaries[0]
+        if clear and (at == len(found) or one.boundaries[-1] < found[at].boundaries[0]):
+            found.insert(at, one)
+        elif not one.of_waits:
             raise NotPeriodicError("passes over layers run into each other")
     return found
 
