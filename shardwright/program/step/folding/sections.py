@@ -25,10 +25,10 @@ from shardwright.program.instructions import (
     RunModule,
     Uniform,
 )
+from shardwright.program.step.folding.gradients import becoming_gradients
 from shardwright.program.step.folding.spanning import Span, homes_of, spans_of, split_by_size
-from shardwright.program.step.host_copies import HostCopy, StoreGradient
+from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
-    Accumulate,
     Backward,
     Forward,
     Free,
@@ -48,6 +48,10 @@ NOWHERE = -1  # the gap of sections that run no repeated layer
 
 class NotPeriodicError(ValueError):
     """Layers on both sides of a gap are not run in the same way."""
+
+
+class NeverPeriodicError(NotPeriodicError):
+    """They would not be, either, if other numbers of layers remained."""
 
 
 class Layer(NamedTuple):
@@ -164,7 +168,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     at = [one for one in found for _ in range(one.start, one.stop)]
     spans = _spans(program, at, seams, folded.layer_of)
     if (one := split_by_size(program, spans, folded.skipped)) is not None:
-        raise NotPeriodicError(f"{one.handle} of all layers would be several transfers")
+        raise NeverPeriodicError(f"{one.handle} of all layers would be several transfers")
     sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections
@@ -209,7 +213,7 @@ class _Track:
 
     gap: int
     at: dict[int, int]  # by the layer's number
-    of_waits: bool = False
+    of_transfers: bool = False
 
     @property
     def ascending(self) -> bool:
@@ -251,47 +255,34 @@ def _tracks(program: StepProgram, layer_of: Mapping[str, Layer]) -> Iterator[_Tr
             yield _Track(given[0][0].gap, at_layer)
         elif key[0] != "end":
             raise NotPeriodicError("no region begins at the same operator of every layer")
-    yield from _passes_of_waits(program, layer_of, end)
+    yield from _passes_of_transfers(program, layer_of, end)
 
 
-def _passes_of_waits(
+def _passes_of_transfers(
     program: StepProgram, layer_of: Mapping[str, Layer], end: int
 ) -> Iterator[_Track]:
-    """Passes over layers behind instruction `end` that wait for transfers of their gradients.
+    """Passes over layers that start gathers of parameters or wait for sums of gradients.
 
-    There is more than one where sums along several axes are waited for axis after axis.
+    The first are before all regions, where a stage of a pipeline gathers what it keeps. The others
+    are behind instruction `end`: more than one where sums along several axes are waited for axis
+    after axis.
     """
-    becomes = _becoming_gradients(program)
+    becomes, begun = becoming_gradients(program), False
     found: defaultdict[tuple[Hashable, ...], list[tuple[Layer, int]]] = defaultdict(list)
     for at, one in enumerate(program.instructions):
-        if at > end and isinstance(one, Wait):
-            made = (becomes[name] for name in one.results if name in becomes)
-            leaf, steps = next((each for each in made if each[0] in layer_of), ("", 0))
-            if leaf:
-                layer = layer_of[leaf]
-                found[layer.gap, layer.position, steps].append((layer, at))
+        begun = begun or isinstance(one, Forward)
+        leaves: Iterator[tuple[str, int]] = iter(())
+        if isinstance(one, Transfer) and not begun:
+            leaves = ((name, -1) for name in reads(one))
+        elif isinstance(one, Wait) and at > end:
+            leaves = (becomes[name] for name in one.results if name in becomes)
+        leaf, steps = next((each for each in leaves if each[0] in layer_of), ("", 0))
+        if leaf:
+            layer = layer_of[leaf]
+            found[layer.gap, layer.position, steps].append((layer, at))
     for given in found.values():
         if (at_layer := _boundaries(given)) is not None:
-            yield _Track(given[0][0].gap, at_layer, of_waits=True)
-
-
-def _becoming_gradients(program: StepProgram) -> dict[str, tuple[str, int]]:
-    """By value, the leaf whose gradient it becomes a term of, and in how many steps."""
-    found = {value: (leaf, 0) for leaf, value in program.gradients}
-    for one in reversed(program.instructions):
-        if isinstance(one, Transfer):
-            pairs = [(part.value, part.result) for part in one.parts]
-        elif isinstance(one, Accumulate):
-            pairs = [(one.value, one.total)]
-        elif isinstance(one, Relayout | StoreGradient):
-            pairs = [(one.value, one.result)]
-        else:
-            continue
-        for value, made in pairs:
-            if made in found:
-                leaf, steps = found[made]
-                found.setdefault(value, (leaf, steps + 1))
-    return found
+            yield _Track(given[0][0].gap, at_layer, of_transfers=True)
 
 
 def _batch(call: str) -> str:
@@ -319,14 +310,14 @@ def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
 
 
 def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
-    """Tracks that do not overlap; raises `NotPeriodicError` unless the others are of waits."""
+    """Tracks without those of transfers that overlap others; others must not overlap."""
     found: list[_Track] = []
-    for one in sorted(tracks, key=lambda track: (track.of_waits, track.boundaries[0])):
+    for one in sorted(tracks, key=lambda track: (track.of_transfers, track.boundaries[0])):
         at = bisect(found, one.boundaries[0], key=lambda track: track.boundaries[0])
         clear = not at or found[at - 1].boundaries[-1] < one.boundaries[0]
         if clear and (at == len(found) or one.boundaries[-1] < found[at].boundaries[0]):
             found.insert(at, one)
-        elif not one.of_waits:
+        elif not one.of_transfers:
             raise NotPeriodicError("passes over layers run into each other")
     return found
 

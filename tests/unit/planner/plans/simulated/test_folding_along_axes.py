@@ -75,12 +75,30 @@ def test_plans_along_several_axes_fold(strategy):
     assert_few_layers_suffice(GRAPH, strategy)
 
 
-@pytest.mark.parametrize("sync", ["", " sync=last"])
-def test_sums_of_recomputed_layers_of_stages_fold(sync):
-    """They wait for the sums along the first axis in one pass over layers, then for the others."""
-    assert_few_layers_suffice(GRAPH, f"pp=2 dp_replicate=2 dp_shard=2 mb=4 ac=full{sync}")
+@pytest.mark.parametrize("rest", ["", " ac=full", " ac=full sync=last"])
+def test_stages_along_several_axes_fold(rest):
+    """They start all gathers of what they keep before their first micro-batch, layer by layer.
+
+    Those that recompute wait for the sums of all layers along the first axis, then for the others.
+    """
+    assert_few_layers_suffice(GRAPH, f"pp=2 dp_replicate=2 dp_shard=2 mb=4{rest}")
 
 
-@pytest.mark.parametrize("strategy", ["dp_shard=8", "dp_replicate=2 dp_shard=4 ac=full"])
+@pytest.mark.parametrize(
+    "strategy", ["dp_shard=8", "dp_shard=4 tp=2", "dp_replicate=2 dp_shard=4 ac=full"]
+)
 def test_plans_with_many_buckets_in_flight_fold(strategy):
     assert_few_layers_suffice(residual_layers(40, scaled=True), strategy, ahead=8)
+
+
+def test_a_sum_that_all_layers_exceed_is_tried_once():
+    """A bucket has a limit, whatever number of layers remains: the program is lowered whole."""
+    graph = residual_layers(30, inner=lambda _: 64)  # seven layers in a bucket
+    expansion = Expansion(graph, MACHINE, "adamw")
+    analysis = expansion.sources.analysis
+    plan = expansion.expanded(Strategy.parse("dp_shard=4 tp=2")).plan(0.0, ())
+    costs, lowered = FoldedCosts(graph, analysis, MACHINE), []
+    known_of = costs._known_of
+    costs._known_of = lambda *given: lowered.append(known_of(*given)) or lowered[-1]
+    assert costs.seconds(plan, read_plan(plan, graph, analysis)) is None
+    assert sum(one is not None for one in lowered) == 1
