@@ -22,6 +22,7 @@ from shardwright.planner.plans.simulated.repeated_layers import Remaining, Repea
 from shardwright.program.decisions import Decisions
 from shardwright.program.step.folding.sections import (
     FoldedGraph,
+    NeverPeriodicError,
     NotPeriodicError,
     Sections,
     sections_of,
@@ -40,11 +41,13 @@ from shardwright.simulate.time.step_seconds import step_seconds
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
 # Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
-# each side of a gap. Three: with some buckets gathered ahead, what is in flight from other layers
-# ends that far away, and with many four. Fewer only where these are most of the model.
-_WAYS = (Remaining(1, 3), Remaining(1, 4), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4))
-_WAYS_OF_MANY = (Remaining(1, 4), Remaining(1, 3), *_WAYS[2:])
-_MANY = 4  # buckets ahead, with more of which three layers hardly ever suffice
+# each side of a gap, by the least number of buckets ahead. What is in flight from other layers ends
+# that far away; fewer remain only where these are most of the model.
+_WAYS = {
+    8: (Remaining(1, 6), Remaining(1, 4), Remaining(2, 4), Remaining(2, 2)),
+    4: (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 4), Remaining(2, 2)),
+    0: (Remaining(1, 3), Remaining(1, 4), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4)),
+}
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
 
@@ -119,13 +122,16 @@ class FoldedCosts:
         if plan.is_asynchronous:
             return None
         failed: dict[int, int] = {}  # the most layers by width; fewer do no better
-        for way in (*(_WAYS_OF_MANY if plan.ahead > _MANY else _WAYS), _ALL):
+        ways = next(ways for least, ways in _WAYS.items() if plan.ahead >= least)
+        for way in (*ways, _ALL):
             more = way.layers > failed.get(way.width, -1)
             folded = self._known_of(plan, decisions, way) if more else None
             if folded is None:
                 continue
             try:
                 return cost(folded)
+            except NeverPeriodicError:
+                return None
             except (NotPeriodicError, SteadyStateError):
                 failed[way.width] = way.layers
         return None

@@ -9,7 +9,7 @@ to the layer. Otherwise `NotPeriodicError` is raised, and the whole graph has to
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from shardwright.program.instructions import (
     RunModule,
     Uniform,
 )
+from shardwright.program.step.folding.gradients import becoming_gradients
 from shardwright.program.step.folding.spanning import Span, homes_of, spans_of, split_by_size
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
@@ -47,6 +48,10 @@ NOWHERE = -1  # the gap of sections that run no repeated layer
 
 class NotPeriodicError(ValueError):
     """Layers on both sides of a gap are not run in the same way."""
+
+
+class NeverPeriodicError(NotPeriodicError):
+    """They would not be, either, if other numbers of layers remained."""
 
 
 class Layer(NamedTuple):
@@ -163,7 +168,7 @@ def sections_of(program: StepProgram, folded: FoldedGraph) -> Sections:
     at = [one for one in found for _ in range(one.start, one.stop)]
     spans = _spans(program, at, seams, folded.layer_of)
     if (one := split_by_size(program, spans, folded.skipped)) is not None:
-        raise NotPeriodicError(f"{one.handle} of all layers would be several transfers")
+        raise NeverPeriodicError(f"{one.handle} of all layers would be several transfers")
     sections = Sections(program, tuple(found), tuple(seams), folded.skipped, spans)
     _check(sections, folded.layer_of)
     return sections
@@ -208,6 +213,7 @@ class _Track:
 
     gap: int
     at: dict[int, int]  # by the layer's number
+    of_transfers: bool = False
 
     @property
     def ascending(self) -> bool:
@@ -249,6 +255,34 @@ def _tracks(program: StepProgram, layer_of: Mapping[str, Layer]) -> Iterator[_Tr
             yield _Track(given[0][0].gap, at_layer)
         elif key[0] != "end":
             raise NotPeriodicError("no region begins at the same operator of every layer")
+    yield from _passes_of_transfers(program, layer_of, end)
+
+
+def _passes_of_transfers(
+    program: StepProgram, layer_of: Mapping[str, Layer], end: int
+) -> Iterator[_Track]:
+    """Passes over layers that start gathers of parameters or wait for sums of gradients.
+
+    The first are before all regions, where a stage of a pipeline gathers what it keeps. The others
+    are behind instruction `end`: more than one where sums along several axes are waited for axis
+    after axis.
+    """
+    becomes, begun = becoming_gradients(program), False
+    found: defaultdict[tuple[Hashable, ...], list[tuple[Layer, int]]] = defaultdict(list)
+    for at, one in enumerate(program.instructions):
+        begun = begun or isinstance(one, Forward)
+        leaves: Iterator[tuple[str, int]] = iter(())
+        if isinstance(one, Transfer) and not begun:
+            leaves = ((name, -1) for name in reads(one))
+        elif isinstance(one, Wait) and at > end:
+            leaves = (becomes[name] for name in one.results if name in becomes)
+        leaf, steps = next((each for each in leaves if each[0] in layer_of), ("", 0))
+        if leaf:
+            layer = layer_of[leaf]
+            found[layer.gap, layer.position, steps].append((layer, at))
+    for given in found.values():
+        if (at_layer := _boundaries(given)) is not None:
+            yield _Track(given[0][0].gap, at_layer, of_transfers=True)
 
 
 def _batch(call: str) -> str:
@@ -276,10 +310,14 @@ def _boundaries(given: Sequence[tuple[Layer, int]]) -> dict[int, int] | None:
 
 
 def _disjoint(tracks: Iterator[_Track]) -> list[_Track]:
-    """Require that tracks do not overlap; raises `NotPeriodicError`."""
-    found = sorted(tracks, key=lambda track: track.boundaries[0])
-    for one, following in itertools.pairwise(found):
-        if one.boundaries[-1] > following.boundaries[0]:
+    """Tracks without those of transfers that overlap others; others must not overlap."""
+    found: list[_Track] = []
+    for one in sorted(tracks, key=lambda track: (track.of_transfers, track.boundaries[0])):
+        at = bisect(found, one.boundaries[0], key=lambda track: track.boundaries[0])
+        clear = not at or found[at - 1].boundaries[-1] < one.boundaries[0]
+        if clear and (at == len(found) or one.boundaries[-1] < found[at].boundaries[0]):
+            found.insert(at, one)
+        elif not one.of_transfers:
             raise NotPeriodicError("passes over layers run into each other")
     return found
 

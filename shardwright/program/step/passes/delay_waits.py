@@ -4,10 +4,11 @@ A transfer whose result is another tensor than its operand (reduce-scatter, all-
 needs a buffer besides the gradients, and so does a gradient that is one of several in a total (a
 single one is the total itself). They are waited for when the next transfer of gradients along the
 same axis starts, whatever its size: ranks hold tiles of other sizes, and all of them have to start
-what they do together in one order. Other all-reduces of gradients and results are waited for at
-the end of the step, also of gradients that a reduce-scatter has left (HSDP), and so are stages'
-sums of totals over micro-batches, which were there before the last of these: each stage that waited
-for a sum would delay the stages before it.
+what they do together in one order. So are transfers whose result is sent along another axis, in
+plans without stages: that second transfer then overlaps with operators, too. Other all-reduces of
+gradients and results are waited for at the end of the step, also of gradients that a reduce-scatter
+has left (HSDP), and so are stages' sums of totals over micro-batches, which were there before the
+last of these: each stage that waited for a sum would delay the stages before it.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class _Order:
             self.delayed[-1].add(one)
         else:
             if isinstance(one, Transfer) and self.known[one.handle] is Purpose.GRADIENT:
-                while full := [e for e in self.delayed if self.holds_a_buffer(e, one)]:
-                    self.delayed.remove(full[0])
-                    self.release(full[0])
+                while due := [each for each in self.delayed if self.ends_before(each, one)]:
+                    self.delayed.remove(due[0])
+                    self.release(due[0])
             self.found.append(one)
 
     def needed_by(self, one: StepInstruction) -> list[_Delayed]:
@@ -90,8 +91,11 @@ class _Order:
             else:
                 self.take(each)
 
-    def holds_a_buffer(self, each: _Delayed, following: Transfer) -> bool:
-        """Whether a buffer is to be given back before the transfer `following` starts."""
+    def ends_before(self, each: _Delayed, following: Transfer) -> bool:
+        """Whether to wait before the transfer `following` starts.
+
+        That is where a buffer is to be given back, or what arrives is sent along another axis.
+        """
         sent = [
             one.collective
             for one in each.sent
@@ -101,10 +105,15 @@ class _Order:
         ]
         if not sent:
             return False
-        return any(one is not Collective.ALL_REDUCE for one in sent) or each.adds_to(self.sums)
+        if any(one is not Collective.ALL_REDUCE for one in sent) or each.adds_to(self.sums):
+            return True
+        return each.sends_on and not self.in_stages
 
     def end(self) -> None:
-        """Add all that is delayed."""
+        """Add all that is delayed; waits for what is sent along another axis come first."""
+        while chained := [each for each in self.delayed if each.sends_on]:
+            self.delayed.remove(chained[0])
+            self.release(chained[0])
         for each in self.delayed:
             self.found += each.instructions
         self.delayed = []
@@ -149,6 +158,11 @@ class _Delayed:
             self.handles.add(one.handle)
         elif isinstance(one, Accumulate):
             self.totals.add(one.total)
+
+    @property
+    def sends_on(self) -> bool:
+        """Whether what arrives is sent along another axis."""
+        return any(isinstance(one, Transfer) for one in self.instructions)
 
     def adds_to(self, totals: Collection[str]) -> bool:
         """Whether a gradient is added to one of `totals`."""

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from shardwright.ir.layout import Replicate
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.machine.presets import preset
 from shardwright.planner.strategies.expansion import Expansion
@@ -48,3 +51,27 @@ def test_one_buffer_of_a_transfer_is_in_use(strategy):
     for event in events(strategy):
         in_flight += {"start": 1, "wait": -1, "backward": 0}[event]
         assert 0 <= in_flight <= 1
+
+
+def test_second_sums_of_recomputed_layers_start_between_backward_passes():
+    """Gradients of parameters that no device shards are summed along one axis, then the other."""
+    graph = residual_layers(4, scaled=True)
+    expansion = Expansion(graph, preset("4xH100"), "adamw")
+    plan = expansion.expanded(Strategy.parse("dp_replicate=2 dp_shard=2 ac=full")).plan(0.0, ())
+    whole = [
+        replace(one, layout=replace(one.layout, placements=(Replicate(), Replicate())))
+        if "scale" in one.name
+        else one
+        for one in plan.parameters
+    ]
+    plan, analysis = replace(plan, parameters=tuple(whole)), expansion.sources.analysis
+    program = PlanLowering(graph, analysis, read_plan(plan, graph, analysis), None).program(0)
+    sums = [
+        one.channel if isinstance(one, Transfer) else "backward"
+        for one in program.instructions
+        if isinstance(one, Backward)
+        or (isinstance(one, Transfer) and "scale" in one.parts[0].value)
+    ]
+    second = [at for at, word in enumerate(sums) if word == "dp_shard"]
+    assert len(second) == sums.count("dp_replicate") == 4
+    assert all("backward" in sums[at:] for at in second[:-1])  # all but that of the last layer
