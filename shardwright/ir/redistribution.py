@@ -168,6 +168,7 @@ COLLECTIVES = (
 )
 KINDS = {kind.change: kind for kind in COLLECTIVES if kind not in SWAPS}
 ORDER = {kind: position for position, kind in enumerate(COLLECTIVES)}
+INNER_FIRST = frozenset({Collective.REDUCE_SCATTER})  # along the innermost of several axes first
 MOVING = tuple(kind for kind in COLLECTIVES if kind.moves_data)
 LOCAL = tuple(kind for kind in COLLECTIVES if not kind.moves_data)
 
@@ -275,7 +276,7 @@ def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
         free = [axis for axis in pending if not _blockers(now, want, axis)]
         if free:
             changes = [PlacementChange(a, now[a], _towards(now[a], want[a])) for a in free]
-            change = min(changes, key=lambda one: (ORDER[one.collective], one.axis))
+            change = min(changes, key=_turn)
             axis, target = change.axis, change.dst
         else:
             involved = {*pending, *(b for a in pending for b in _blockers(now, want, a))}
@@ -284,6 +285,16 @@ def steps_between(src: Layout, dst: Layout) -> tuple[PlacementChange, ...]:
         steps.append(PlacementChange(axis, now[axis], target))
         now[axis] = target
     return tuple(steps)
+
+
+def _turn(change: PlacementChange) -> tuple[int, int]:
+    """The order of changes that may be made now.
+
+    The outer axis, whose links are slower, gathers tiles before the inner one makes them larger,
+    and reduces them after the inner one has made them smaller.
+    """
+    kind = change.collective
+    return ORDER[kind], -change.axis if kind in INNER_FIRST else change.axis
 
 
 def _towards(now: Placement, want: Placement) -> Placement:

@@ -40,6 +40,7 @@ CASES = {
     4: [
         "dp_replicate=2 dp_shard=2",
         "dp_shard=2 tp=2",
+        "dp_shard=2 cp=2 mb=2",
         "dp_replicate=2 tp=2 zero=0 sp=off",
         "pp=2:Interleaved1F1B/v2 dp_shard=2 mb=2",
         "pp=2 dp_shard=2 mb=4 ac=full zero=1",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
-from shardwright.ir.redistribution import KINDS, ORDER, Collective
+from shardwright.ir.redistribution import INNER_FIRST, KINDS, ORDER, Collective
 from shardwright.machine.model import Machine
 from shardwright.machine.topology import links
 from shardwright.planner.tables.layout_codes import (
@@ -55,8 +55,10 @@ class Routes:
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes, bytes], _Route] = {}
         self._order = np.zeros(_TYPES, np.int64)
+        self._inner_first = np.zeros(_TYPES, bool)
         for (src, dst), kind in KINDS.items():
             self._order[_TYPE[src], _TYPE[dst]] = ORDER[kind]
+            self._inner_first[_TYPE[src], _TYPE[dst]] = kind in INNER_FIRST
 
     def between(self, src: Ints, dst: Ints, axes: int) -> _Route:
         """The route from each layout of `src` to that of `dst`: codes (N,), (N,)."""
@@ -95,7 +97,9 @@ class Routes:
         pending = now != want
         inner, outer = _blockers(now, want)
         free = pending & ~inner.any(axis=2) & ~outer.any(axis=2)
-        order = self._order[np.minimum(now, 2), np.minimum(want, 2)] * len(axes) + list(axes)
+        types = np.minimum(now, 2), np.minimum(want, 2)
+        turn = np.where(self._inner_first[types], list(axes)[::-1], list(axes))
+        order = self._order[types] * len(axes) + turn
         axis = np.where(free, order, np.iinfo(np.int64).max).argmin(axis=1)
         target = want[np.arange(len(now)), axis]
         stuck = np.flatnonzero(~free.any(axis=1))

@@ -64,14 +64,18 @@ def sharded_over(atoms: Atoms, layout: Layout, axes: Iterable[int], split: Set[i
     """`layout`, sharded along each of `axes` by the largest atom that allows it.
 
     Dimensions in `split` come last: a tile that other axes split too would be gathered and split
-    again.
+    again. Each axis takes another dimension if it can: tiles of one dimension that two axes share
+    are gathered along the inner axis first, and the outer one, whose links are slower, would carry
+    what all devices along the inner one need.
     """
-    order = sorted(
-        (dim in split, -size, dim, atom)
-        for dim, sizes in enumerate(atoms)
-        for atom, size in enumerate(sizes)
-    )
-    shards = [Shard(dim, atom) for _, _, dim, atom in order]
+    taken: set[int] = set()
     for axis in axes:
-        layout, _ = first_natural(atoms, layout, axis, shards)
+        order = sorted(
+            (dim in split, dim in taken, -size, dim, atom)
+            for dim, sizes in enumerate(atoms)
+            for atom, size in enumerate(sizes)
+        )
+        shards = [Shard(dim, atom) for *_, dim, atom in order]
+        layout, shard = first_natural(atoms, layout, axis, shards)
+        taken |= {shard.dim} if shard is not None else set()
     return layout

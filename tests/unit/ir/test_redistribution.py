@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardwright.ir.layout import Partial, Replicate, Shard
+from shardwright.ir.layout import Layout, Mesh, Partial, Replicate, Shard
 from shardwright.ir.redistribution import (
     COLLECTIVES,
     LOCAL,
@@ -13,6 +13,7 @@ from shardwright.ir.redistribution import (
     Collective,
     Exchange,
     communication_named,
+    steps_between,
 )
 from shardwright.runtime.comm import collectives as run
 from shardwright.runtime.comm import local_moves
@@ -101,3 +102,15 @@ def test_changes_of_placement_name_one_kind_each():
     assert Collective.REDUCE_SCATTER.change == (Partial, Shard)
     others = [kind for kind in COLLECTIVES if kind not in SWAPS]  # which are told by the order
     assert len({kind.change for kind in others}) == len(others)
+
+
+def test_the_outer_axis_moves_parts_of_what_the_inner_one_moves():
+    """Links along the outer axis are slower, as they join hosts."""
+    mesh = Mesh.parse("dp=8 cp=4")
+    stored, whole, terms = (
+        Layout.parse(text, mesh) for text in ("dp:S(0) cp:S(1)", "dp:R cp:R", "dp:P cp:P")
+    )
+    assert [step.axis for step in steps_between(stored, whole)] == [0, 1]
+    assert [step.axis for step in steps_between(terms, stored)] == [1, 0]
+    one_dimension = Layout.parse("dp:S(0) cp:S(0)", mesh)
+    assert [step.axis for step in steps_between(one_dimension, whole)] == [1, 0]

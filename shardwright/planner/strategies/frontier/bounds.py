@@ -9,6 +9,8 @@ of the layers: stages are cut evenly in time, and this one figure is chosen, not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import final
 
 import numpy as np
@@ -149,24 +151,39 @@ class Bounds:
         axes = role_axes(strategy)
         mesh = mesh_of(strategy, axes)
         along = dict(zip(axes, links(self.expansion.machine, mesh), strict=False))
-        model, count = strategy.tp * strategy.ep, strategy.micro_batches
-        weights, gradients = self._weights / model, self._gradients / model
-        others = self._others / model
-        gathers = sums = 0.0
-        for axis, link in along.items():
-            if axis.role in SHARDING and strategy.zero >= 1:
-                # Of matrices outside of layers, an embedding is not read in the backward pass.
-                rounds = count if strategy.reshards else 1
-                again = 2 if strategy.reshards else 1
-                gathers += rounds * again * self._seconds(Collective.ALL_GATHER, link, weights)
-                gathers += rounds * self._seconds(Collective.ALL_GATHER, link, others)
-                times = 1 if sync_of(strategy) == LAST else count
-                sums += times * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
-                weights, others = weights / axis.size, others / axis.size
-                gradients /= axis.size
+        sharding = [
+            (axis.size, link)
+            for axis, link in along.items()
+            if axis.role in SHARDING and strategy.zero >= 1
+        ]
+        # Layouts decide which axis moves whole tensors, and which ones parts of them.
+        found = [self._sharded(strategy, order) for order in (sharding, sharding[::-1])]
+        gathers, sums = (min(seconds) for seconds in zip(*found, strict=True))
+        gradients = self._gradients / (strategy.tp * strategy.ep * prod(n for n, _ in sharding))
         for axis, link in along.items():
             if axis.role == "dp_replicate" and not axis.experts:
                 sums += self._seconds(Collective.ALL_REDUCE, link, gradients)
+        return gathers, sums
+
+    def _sharded(
+        self, strategy: Strategy, along: Sequence[tuple[int, Link]]
+    ) -> tuple[float, float]:
+        """Seconds of gathers and reduce-scatters, where the first of `along` moves whole tensors.
+
+        Of matrices outside of layers, an embedding is not read in the backward pass.
+        """
+        model, count = strategy.tp * strategy.ep, strategy.micro_batches
+        again = 2 if strategy.reshards else 1
+        rounds = count if strategy.reshards else 1
+        times = 1 if sync_of(strategy) == LAST else count
+        gathers = sums = 0.0
+        for size, link in along:
+            weights, others = self._weights / model, self._others / model
+            gathers += rounds * again * self._seconds(Collective.ALL_GATHER, link, weights)
+            gathers += rounds * self._seconds(Collective.ALL_GATHER, link, others)
+            gradients = self._gradients / model
+            sums += times * self._seconds(Collective.REDUCE_SCATTER, link, gradients)
+            model *= size
         return gathers, sums
 
     def _seconds(self, kind: Collective, link: Link, sizes: Floats) -> float:

@@ -145,6 +145,16 @@ def test_degrees_that_do_not_fit_are_refused_with_those_that_do(expansion, text,
         expansion.expanded(Strategy.parse(text))
 
 
+def test_parameters_sharded_along_two_axes_take_another_dimension_along_each(graph):
+    plan = sw.price(graph, "2x2xH100", "dp_shard=2 cp=2")
+    layouts = {p.name: str(p.layout) for p in plan.parameters}
+    matrices = {str(layout) for name, layout in layouts.items() if name.endswith("proj.weight")}
+    assert matrices <= {"dp_shard:S(0) cp:S(1)", "dp_shard:S(1) cp:S(0)"}
+    assert {layout for name, layout in layouts.items() if name.endswith("norm.weight")} == {
+        "dp_shard:S(0) cp:S(0)"
+    }
+
+
 def test_axes_have_the_names_of_their_roles(graph):
     plan = sw.price(graph, "2x2xH100", "dp_shard=2 tp=2")
     assert str(plan.mesh) == "dp_shard=2 tp=2"
