@@ -194,14 +194,16 @@ def verdict(plan: Plan, limit: int) -> str:
     what, sure = fit_of(peak, limit, found)
     if what is Fit.TRY:
         side = "to spare" if fits else "over"
-        return f"may fit, within the error of predicted peaks ({room} {side}): try it"
-    share = ""
+        return f"may fit ({room} {side}, within the error of predicted peaks)"
+    error = ""
     if found is not None:
-        known = _has_measured_peaks(plan)
-        share = f"{max(sure, 1 - sure):.0%}" if known else "no comparable peak"
+        error = "no comparable peak was measured"
+        if _has_measured_peaks(plan):
+            would = "would" if what is Fit.FITS else "would not"
+            error = f"{max(sure, 1 - sure):.0%} of comparable measured peaks {would}"
     if what is Fit.FITS:
-        return f"fits with {room} to spare" + f" ({share})" * bool(share)
-    return f"does not fit ({', '.join(filter(None, [f'{room} over', share]))})"
+        return f"fits with {room} to spare" + f" ({error})" * bool(error)
+    return f"does not fit ({'; '.join(filter(None, [f'{room} over', error]))})"
 
 
 def _has_measured_peaks(plan: Plan) -> bool:

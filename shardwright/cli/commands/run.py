@@ -144,7 +144,7 @@ def _planned(
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
         searched = searching.searches_pipelines(known, wanted, chosen)
-        print_verdict(choice, limit, captured.precision, pipelines=searched)
+        print_verdict(choice, limit, captured, pipelines=searched)
         others = other_plans(chosen, choice.frontier, limit)
         print_answer(choice, others, limit, choosing.avoidable(captured, known, choice))
     return chosen
