@@ -187,6 +187,11 @@ def fit_on(plan: Plan, limit: int) -> tuple[Fit, float]:
     return fit_of(plan.peak_bytes, limit, _peaks_of(plan.machine))
 
 
+def may_fit(plan: Plan, limit: int | None) -> bool:
+    """Whether the error of predicted peaks is too large to say that a plan fits, or does not."""
+    return limit is not None and fit_on(plan, limit)[0] is Fit.TRY
+
+
 def verdict(plan: Plan, limit: int) -> str:
     """Whether a plan's predicted peak fits `limit` bytes, with what is left or missing.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.plan import Plan
-from shardwright.report.accuracy import Fit, fit_on
+from shardwright.report.accuracy import may_fit
 from shardwright.report.answer import answer_lines
 from shardwright.report.choice import PeakParts, StepParts, fit
 from shardwright.report.diff.diff_text import diff_text
@@ -173,7 +173,7 @@ def _plan(
         "label": shown.label,
         "name": plan.name,
         "verdict": fit(plan, memory_limit),
-        "may_fit": memory_limit is not None and fit_on(plan, memory_limit)[0] is Fit.TRY,
+        "may_fit": may_fit(plan, memory_limit),
         "answer": [*answer_lines(plan, costs, memory_limit), *_precision(plan)],
         "headline": headline(plan),
         "parallelism": parallelism(plan),
