@@ -178,7 +178,10 @@ def print_verdict(
         unsearched = "" if pipelines else " (none was searched; --stages 1,2 does)"
         text += f" · no pipeline{unsearched}"
     click.echo(f"{wrapped(text)}\n{wrapped(captured.precision)}\n")
-    click.echo(f"{'model':<{_LABEL}}{model_text(plan, captured.graph)}")
+    text = f"{'model':<{_LABEL}}{model_text(plan, captured.graph)}"
+    if captured.unnamed:
+        text += f"; the config names no {' and no '.join(captured.unnamed)}: transformers' default"
+    click.echo(wrapped(text, _LABEL))
 
 
 def print_answer(
