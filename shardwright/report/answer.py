@@ -50,6 +50,7 @@ def answer_lines(
         _fused_update(plan, avoidable.update),
         _faster_links(plan, avoidable.links),
         _more_memory(plan, costs, limit),
+        _even_batch(plan),
     )
     if text := "; ".join(filter(None, helps)):
         yield "would help", text
@@ -113,6 +114,18 @@ def speed_of(plan: Plan) -> tuple[float, str]:
     """Tokens or samples per second, and which of the two."""
     work, word = _work(plan)
     return work / plan.step_seconds, word
+
+
+def _even_batch(plan: Plan) -> str:
+    """The next batch that divides among the devices; empty if this one does, or they among it."""
+    counts = {one.shape[0] for one in plan.inputs if one.shape}
+    if len(counts) != 1:
+        return ""
+    (samples,), devices = counts, plan.devices
+    if samples % devices == 0 or devices % samples == 0:
+        return ""
+    even = -(-samples // devices) * devices
+    return f"a batch of {even}: {samples} samples do not divide among {devices} devices"
 
 
 def _work(plan: Plan) -> tuple[int, str]:

@@ -1,8 +1,10 @@
 from dataclasses import replace
 
+import pytest
+
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor
 from shardwright.ir.plan import InputSpec
-from shardwright.report.answer import model_text
+from shardwright.report.answer import answer_lines, model_text
 from tests.harness import plans
 
 GRAPH = Graph(
@@ -31,3 +33,18 @@ def test_without_tokens_samples_are_counted():
     graph = replace(GRAPH, leaves=GRAPH.leaves[1:])
     plan = replace(plans.simple(), inputs=(InputSpec("args.0", (8, 4), "float32"),))
     assert model_text(plan, graph) == "8.00 M parameters, 8 samples a step"
+
+
+@pytest.mark.parametrize(
+    "samples, helps",
+    [
+        (7, "a batch of 8: 7 samples do not divide among 8 devices"),
+        (12, "a batch of 16: 12 samples do not divide among 8 devices"),
+        (4, None),
+        (16, None),
+    ],
+)
+def test_a_batch_that_does_not_divide_among_the_devices_is_told(samples, helps):
+    inputs = tuple(InputSpec(f"args.{i}", (samples, 4), "float32") for i in range(2))
+    plan = replace(plans.simple(mesh="dp=8", comm_ms=0), inputs=inputs)
+    assert dict(answer_lines(plan, [], None)).get("would help") == helps
