@@ -85,6 +85,17 @@ def test_the_text_of_a_machine_is_corrected(unseen, target, mistake, machine, sa
     assert says in mistake("plan", target, "--machine", machine)
 
 
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_commands_that_start_ranks_are_not_started_by_torchrun(
+    unseen, target, mistake, monkeypatch, plan_file, command
+):
+    """Each of two ranks started two more, and each pair trained the whole job."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = mistake(command, target, plan_file)
+    assert f"{command} starts its ranks itself, and torchrun has started it 2 times" in line
+
+
 def test_run_says_it_without_capturing(unseen, target, mistake):
     options = ("--machine", "2xcpu", "--devices", "2", "--mesh", "dp=3")
     assert "mesh dp=3 is of 3, not of 2 devices" in mistake("run", target, *options)
