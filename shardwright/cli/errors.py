@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ import click
 from shardwright.ir.atomic_io import printable
 
 MISTAKE = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Parameters of commands, and options of other tools that may mean them.
 _MEANT = {
     "plan": ("plan",),
@@ -50,6 +52,11 @@ class OneLineErrors(click.Group):
             if not _is_ours(e):
                 raise
             _fail(str(e), MISTAKE)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            where = f" {e.filename}" if e.filename else ""
+            _fail(f"cannot write{where}: {e.strerror}; make room, or write elsewhere", MISTAKE)
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -100,7 +100,7 @@ class TrainingConfig:
 
     Attributes:
         framework: its name, as "torchtitan".
-        dialect: the kind of file, as "TOML, until 2026-02".
+        dialect: the kind of file, as "TOML of versions until 2026-02".
         source: the file's name.
         strategy: how it trains in parallel, without what has no effect (`canonical`).
         batch: what a step computes.

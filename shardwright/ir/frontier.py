@@ -78,10 +78,10 @@ def format_bytes(count: float) -> str:
     """Bytes as `parse_bytes` reads them, in the largest unit of which there is one.
 
     >>> format_bytes(3 * 2**29), format_bytes(700)
-    ('1.5GiB', '700B')
+    ('1.5 GiB', '700 B')
     """
     unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if count >= _UNITS[u]), "")
-    return f"{count / _UNITS[unit]:.1f}{unit}" if unit else f"{count:.0f}B"
+    return f"{count / _UNITS[unit]:.1f} {unit}" if unit else f"{count:.0f} B"
 
 
 class Plans(Sequence[Plan]):
@@ -225,7 +225,7 @@ class Frontier:
         """The error that no plan fits into `limit`; `given` is the user's text, None for none."""
         least = self._smallest()
         under = " under these constraints" if self.constraints else ""
-        whose = "" if given is not None else f" of a device of {least.machine}"
+        whose = "" if given is not None else ", the memory of a device"
         advice = "raise the limit, add devices or shrink the batch"
         if given is None:
             advice = (
@@ -235,8 +235,9 @@ class Frontier:
         return InfeasibleError(
             "; ".join(
                 (
-                    f"no plan for {least.devices} devices of {least.machine}{under} fits into"
-                    f" {format_bytes(limit)}{whose} per rank; the smallest needs"
+                    f"no plan for {least.devices} device{'s' * (least.devices > 1)} of"
+                    f" {least.machine}{under} fits into"
+                    f" {format_bytes(limit)} per rank{whose}; the smallest needs"
                     f" {format_bytes(least.peak_bytes)}: {advice}",
                     *self.hints,
                 )

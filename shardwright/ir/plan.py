@@ -339,6 +339,8 @@ class Plan:
     def __str__(self) -> str:
         peak = self.peak_bytes / 2**20
         size = f"{peak / 1024:.2f} GiB" if peak >= 1024 else f"{peak:.4g} MiB"
+        if peak < 1:
+            size = f"{peak * 1024:.4g} KiB"
         batches = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         return (
             f"{self.name}: {self.mesh} on {self.machine}{batches},"

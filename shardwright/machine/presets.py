@@ -61,7 +61,7 @@ def preset(text: str) -> Machine:
     if found is None or 0 in (int(found[1] or 1), int(found[2])):
         raise MachineError(
             f"machine {text!r} is not [HOSTSx]DEVICESxKIND with at least one of each; write it as"
-            " 8xH100 or 2x8xA100, or give a TOML file"
+            f" {_meant(text) or '8xH100 or 2x8xA100'}, or give a TOML file"
         )
     hosts, devices, kind = found[1] and int(found[1]), int(found[2]), found[3].lower()
     if kind == "cpu":
@@ -127,6 +127,21 @@ def _device(gpu: Gpu) -> Device:
 
 def _microseconds(name: str, gpu: Gpu) -> Seconds:
     return Seconds(FITTED[name].of(gpu.architecture) * 1e-6)
+
+
+def _meant(text: str) -> str:
+    """The preset that a text may mean, in which a kind and numbers stand in another form.
+
+    >>> _meant("8h100"), _meant("8 x H100"), _meant("H100*8"), _meant("H100")
+    ('8xH100', '8xH100', '8xH100', '')
+    """
+    kinds = sorted(KINDS, key=len, reverse=True)  # H100-PCIe before H100
+    kind = next((kind for kind in kinds if kind.lower() in text.lower()), "")
+    start = text.lower().find(kind.lower())
+    counts = re.findall(r"\d+", text[:start] + " " + text[start + len(kind) :])
+    if not kind or len(counts) not in (1, 2) or "0" in counts:
+        return ""
+    return "x".join([*counts, kind])
 
 
 def _cpu(hosts: int, devices: int) -> Machine:

@@ -182,26 +182,42 @@ def fit_of(peak: float, limit: float, found: MeasuredRatios | None) -> tuple[Fit
     return Fit.FITS if sure >= _LIKELY else Fit.NOT, sure
 
 
+def fit_on(plan: Plan, limit: int) -> tuple[Fit, float]:
+    """`fit_of` a plan's predicted peak, by peaks measured on GPUs if its devices are among them."""
+    return fit_of(plan.peak_bytes, limit, _peaks_of(plan.machine))
+
+
+def may_fit(plan: Plan, limit: int | None) -> bool:
+    """Whether the error of predicted peaks is too large to say that a plan fits, or does not."""
+    return limit is not None and fit_on(plan, limit)[0] is Fit.TRY
+
+
 def verdict(plan: Plan, limit: int) -> str:
     """Whether a plan's predicted peak fits `limit` bytes, with what is left or missing.
 
-    Within the error of predicted peaks on GPUs it says to try. The share of measured peaks that
+    It may fit within the error of predicted peaks on GPUs. The share of measured peaks that
     would fit is that of plans like those measured: of dense transformers in 16 bits or less.
     """
-    peak = plan.peak_bytes
-    room, fits = size(abs(limit - peak)), peak <= limit
-    found = _table().peaks if _kind(plan.machine) in _table().kinds else None
-    what, sure = fit_of(peak, limit, found)
+    room, side = size(abs(limit - plan.peak_bytes)), "to spare"
+    if plan.peak_bytes > limit:
+        side = "over"
+    what, sure = fit_on(plan, limit)
     if what is Fit.TRY:
-        side = "to spare" if fits else "over"
-        return f"may fit, within the error of predicted peaks ({room} {side}): try it"
-    share = ""
-    if found is not None:
-        known = _has_measured_peaks(plan)
-        share = f"{max(sure, 1 - sure):.0%}" if known else "no comparable peak"
+        return f"may fit ({room} {side}, within the error of predicted peaks)"
+    error = ""
+    if _peaks_of(plan.machine) is not None:
+        error = "no comparable peak was measured"
+        if _has_measured_peaks(plan):
+            would = "would" if what is Fit.FITS else "would not"
+            error = f"{max(sure, 1 - sure):.0%} of comparable measured peaks {would}"
     if what is Fit.FITS:
-        return f"fits with {room} to spare" + f" ({share})" * bool(share)
-    return f"does not fit ({', '.join(filter(None, [f'{room} over', share]))})"
+        return f"fits with {room} to spare" + f" ({error})" * bool(error)
+    return f"does not fit ({'; '.join(filter(None, [f'{room} over', error]))})"
+
+
+def _peaks_of(machine: str) -> MeasuredRatios | None:
+    """Measured peaks over predicted ones; None for devices on which none were measured."""
+    return _table().peaks if _kind(machine) in _table().kinds else None
 
 
 def _has_measured_peaks(plan: Plan) -> bool:

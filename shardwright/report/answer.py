@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
+from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.memory import PARTS
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import HOST_UPDATE, STATE_COPIES
@@ -18,7 +19,7 @@ from shardwright.report.headline import headline
 from shardwright.report.other_plans import ALTERNATIVES, OtherPlans, spread
 from shardwright.report.summary import split_along
 from shardwright.report.text.explain import gap
-from shardwright.report.units import milliseconds, size
+from shardwright.report.units import count, milliseconds, size
 
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
@@ -49,10 +50,24 @@ def answer_lines(
         _fused_update(plan, avoidable.update),
         _faster_links(plan, avoidable.links),
         _more_memory(plan, costs, limit),
+        _even_batch(plan),
     )
     if text := "; ".join(filter(None, helps)):
         yield "would help", text
     yield "optimum", gap(plan)
+
+
+def model_text(plan: Plan, graph: Graph) -> str:
+    """The parameters of the model, how many of them are trained, and what a step computes on."""
+    sizes = {
+        leaf.name: prod(graph.tensor[leaf.name].shape)
+        for leaf in graph.leaves_of(LeafKind.PARAMETER)
+    }
+    total = sum(sizes.values())
+    trained = sum(size for name, size in sizes.items() if name in graph.trained)
+    some = f" ({count(trained)} trained)" if trained < total else ""
+    work, word = _work(plan)
+    return f"{count(total)} parameters{some}, {work:,} {word} a step"
 
 
 def alternatives(plan: Plan, others: OtherPlans, listed: int) -> list[str]:
@@ -96,12 +111,29 @@ def _speed(plan: Plan) -> str:
 
 
 def speed_of(plan: Plan) -> tuple[float, str]:
-    """Tokens per second if an input is a matrix of integers, else samples; and the word."""
+    """Tokens or samples per second, and which of the two."""
+    work, word = _work(plan)
+    return work / plan.step_seconds, word
+
+
+def _even_batch(plan: Plan) -> str:
+    """The next batch that divides among the devices; empty if this one does, or they among it."""
+    counts = {one.shape[0] for one in plan.inputs if one.shape}
+    if len(counts) != 1:
+        return ""
+    (samples,), devices = counts, plan.devices
+    if samples % devices == 0 or devices % samples == 0:
+        return ""
+    even = -(-samples // devices) * devices
+    return f"a batch of {even}: {samples} samples do not divide among {devices} devices"
+
+
+def _work(plan: Plan) -> tuple[int, str]:
+    """Tokens of a step if an input is a matrix of integers, else samples; and the word."""
     for one in plan.inputs:
         if len(one.shape) == 2 and one.dtype.startswith("int"):
-            return prod(one.shape) / plan.step_seconds, "tokens"
-    samples = next((one.shape[0] for one in plan.inputs if one.shape), 1)
-    return samples / plan.step_seconds, "samples"
+            return prod(one.shape), "tokens"
+    return next((one.shape[0] for one in plan.inputs if one.shape), 1), "samples"
 
 
 def _causes(plan: Plan) -> str:
@@ -167,7 +199,7 @@ def _fused_update(plan: Plan, saved: float) -> str:
     if part < _LEAST:
         return ""
     seconds = (1 - part) * plan.step_seconds
-    return f"fused=True in the optimizer: {about}{milliseconds(seconds)} ({part:.0%} faster)"
+    return f"fused=True in the optimizer: {about}{milliseconds(seconds)} ({part:.0%} less time)"
 
 
 def _faster_links(plan: Plan, links: FasterLinks | None) -> str:
@@ -176,7 +208,7 @@ def _faster_links(plan: Plan, links: FasterLinks | None) -> str:
         return ""
     gain = 1 - links.seconds / plan.step_seconds
     seconds = milliseconds(links.seconds)
-    return f"{FASTER:g} times the bandwidth of the {links.level}: {seconds} ({gain:.0%} faster)"
+    return f"{FASTER:g} times the bandwidth of the {links.level}: {seconds} ({gain:.0%} less time)"
 
 
 def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | None) -> str:
@@ -195,7 +227,7 @@ def _more_memory(plan: Plan, costs: Sequence[tuple[float, int]], limit: int | No
     chosen = (least, fastest) if saved > _LEAST else (least,)
     return "memory: " + ", ".join(
         f"{size(peak)} per device for {milliseconds(seconds)}"
-        f" ({1 - seconds / plan.step_seconds:.0%} faster)"
+        f" ({1 - seconds / plan.step_seconds:.0%} less time)"
         for seconds, peak in chosen
     )
 

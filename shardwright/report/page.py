@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.memory import PARTS, Memory
 from shardwright.ir.plan import Plan
+from shardwright.report.accuracy import may_fit
 from shardwright.report.answer import answer_lines
 from shardwright.report.choice import PeakParts, StepParts, fit
 from shardwright.report.diff.diff_text import diff_text
@@ -172,6 +173,7 @@ def _plan(
         "label": shown.label,
         "name": plan.name,
         "verdict": fit(plan, memory_limit),
+        "may_fit": may_fit(plan, memory_limit),
         "answer": [*answer_lines(plan, costs, memory_limit), *_precision(plan)],
         "headline": headline(plan),
         "parallelism": parallelism(plan),
@@ -180,6 +182,7 @@ def _plan(
         "mesh": str(plan.mesh),
         "axes": list(plan.mesh.names),
         "machine": plan.machine,
+        "inputs": ", ".join(f"{one.key} {one.dtype}{list(one.shape)}" for one in plan.inputs),
         "micro_batches": plan.micro_batches,
         "seconds": plan.step_seconds,
         "bytes": plan.peak_bytes,

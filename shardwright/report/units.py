@@ -1,4 +1,4 @@
-"""Formats seconds and bytes: ms, MiB, GiB."""
+"""Formats seconds, bytes and counts: ms, MiB, GiB, millions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def size(count: float) -> str:
     """
     unit, power = ("GiB", 30) if count >= 2**30 else ("MiB", 20) if count >= 2**20 else ("KiB", 10)
     value = count / 2**power
+    return f"{value:.{_decimals(value)}f} {unit}"
+
+
+def count(number: int) -> str:
+    """A number with about three digits, in billions or millions from a million.
+
+    >>> count(8_030_261_248), count(124_439_808), count(4_737)
+    ('8.03 B', '124 M', '4,737')
+    """
+    if number < 1e6:
+        return f"{number:,}"
+    value, unit = (number / 1e9, "B") if number >= 1e9 else (number / 1e6, "M")
     return f"{value:.{_decimals(value)}f} {unit}"
 
 

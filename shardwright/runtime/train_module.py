@@ -136,7 +136,11 @@ class LastingModule(nn.Module):
         self._buffers["_sw_random"] = other._sw_state
 
     def set_random_state(self, state: tuple[int, int]) -> None:
-        """Set the state of random numbers for the next step: (seed, number of steps)."""
+        """Set the state of random numbers for the next step, as after loading a checkpoint.
+
+        Args:
+            state: seed and number of steps, as `random_state` gave them.
+        """
         self._sw_random = self.get_buffer("_sw_random").new_tensor(state)
 
 

@@ -158,6 +158,9 @@ class CallForm:
 
 def require_module(model: object) -> None:
     """Raise `CaptureError` unless `model` is a module."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        name = model.__name__
+        raise CaptureError(f"model is the class {name}; give a module of it, as {name}()")
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", type(model).__name__)
         raise CaptureError(

@@ -141,6 +141,15 @@ def test_the_page_opens_with_the_verdict_of_the_plan(tab):
     assert tab.query_selector("#verdict.over") is not None
 
 
+def test_a_plan_that_may_fit_is_marked_as_doubtful(open_page):
+    tight = replace(plans.simple(mesh="dp=8"), machine="8xH100", peak_bytes=77 * 2**30)
+    tab = open_page(page([Shown("tight", tight)], "A plan for 8xH100", 78 * 2**30))
+    assert tab.inner_text("#fit").startswith("may fit (1.00 GiB to spare, within the error")
+    assert tab.query_selector("#verdict.doubt:not(.over)") is not None
+    assert tab.inner_text("#verdict-title") == "tight"
+    assert tab.inner_text("#subtitle").startswith("a step on args.0 ")
+
+
 def test_plans_that_do_not_fit_are_drawn_on_demand(tab):
     assert "2 devices, baselines" not in traces(tab)
     tab.check("#outliers input")
@@ -168,8 +177,8 @@ def test_baselines_rivals_and_the_limit_are_on_the_chart(tab):
     tab.uncheck("#outliers input")
     assert named["4 devices"] == "circle"
     assert named["2 devices, baselines"] == "diamond"
-    assert named["2 devices, no file"] == "circle-open"
-    assert named["2 devices, baselines, no file"] == "diamond-open"
+    assert named["2 devices, not saved"] == "circle-open"
+    assert named["2 devices, baselines, not saved"] == "diamond-open"
     assert {"the plan shown", "memory limit"} <= named.keys()
     (shape,) = tab.evaluate("document.getElementById('frontier')._fullLayout.shapes.map(s => s.x0)")
     assert shape == 200, "MiB, as no plan takes a GiB"

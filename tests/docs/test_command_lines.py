@@ -38,6 +38,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "vocab_size": 128,
     "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
 }
 RUN = {"predicted_step_seconds": 0.1, "measured_step_seconds": 0.2, "measured_steps": [0.2]}
 RUN |= {"setup": dict.fromkeys(SETUP, "what ran")}

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import shardwright as sw
 from tests.harness.script_ranks import run_script
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +40,43 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         lines = "".join(run_script(2, title, folder=tmp_path)).splitlines()
         written = "\n".join(line for line in lines if not line.startswith("[transformers] "))
         assert written.count("loss") == PRINTS.get(title, 0)
+
+
+class Dropping(torch.nn.Module):
+    """A model whose loss depends on random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x, y):
+        hidden = torch.nn.functional.dropout(self.up(x), 0.5)
+        return torch.nn.functional.cross_entropy(self.down(hidden), y)
+
+
+def test_a_resumed_loop_has_the_losses_of_one_that_never_stopped(tmp_path):
+    """Without the random state, dropout drew its first masks again."""
+    page = DOCS / "how-to" / "own-loop.md"
+    scope, code = {}, next(code for _, code in blocks(page) if "def resume" in code)
+    exec(compile(code, "own-loop.md", "exec"), scope)
+    x, y = torch.randn(8, 8), torch.randint(4, (8,))
+    plan = sw.plan(Dropping(), (x, y), machine="1xcpu")
+
+    def begun():
+        pm = sw.parallelize(Dropping(), plan)
+        return pm, torch.optim.AdamW(pm.parameters())
+
+    def step(pm, optimizer):
+        optimizer.zero_grad()
+        loss = pm(x, y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    first = begun()
+    step(*first)
+    scope["save"](*first, 1, tmp_path / "saved")
+    expected = [step(*first), step(*first)]
+    second = begun()
+    assert scope["resume"](*second, tmp_path / "saved") == 1
+    assert [step(*second), step(*second)] == expected

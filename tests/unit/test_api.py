@@ -87,7 +87,9 @@ def test_search_alone(argument, error):
 
 def test_what_is_no_model_no_graph_no_plan_and_no_call():
     plan = sw.plan(Model(), (X,), machine="1xcpu")
-    with pytest.raises(CaptureError, match=r"model is Model, which is no torch.nn.Module"):
+    with pytest.raises(
+        CaptureError, match=r"model is the class Model; give a module of it, as Model\(\)"
+    ):
         sw.verify(Model, plan)  # parallelize takes what builds a model, and so a class
     for call in (sw.verify, sw.parallelize):
         with pytest.raises(PlanError, match=r"plan is a str; give a Plan"):

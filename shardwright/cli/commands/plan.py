@@ -22,7 +22,7 @@ from shardwright.planner.gc_pause import paused_to_the_end
 from shardwright.planner.memory_limits import limit_on
 from shardwright.planner.strategies.preference import Preferred
 from shardwright.report import plan_json
-from shardwright.report.answer import alternatives, answer_lines
+from shardwright.report.answer import alternatives, answer_lines, model_text
 from shardwright.report.choice import fit, why
 from shardwright.report.headline import headline
 from shardwright.report.other_plans import OtherPlans, other_plans
@@ -118,7 +118,7 @@ def command(
         print_json({**shown, "config": plan_config.offer_json(offered, file)})
         return
     searched = searching.searches_pipelines(known, wanted, found.plan)
-    print_verdict(found, limit, captured.precision, pipelines=searched)
+    print_verdict(found, limit, captured, pipelines=searched)
     if config["whole"]:
         print_reasons(found, limit, objective)
     else:
@@ -162,8 +162,10 @@ def _uniform(found: Preferred | None) -> dict[str, object] | None:
     }
 
 
-def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines: bool) -> None:
-    """Print whether the plan fits, its kinds of parallelism, and its precision.
+def print_verdict(
+    found: Choice, limit: int | None, captured: capturing.CapturedTarget, *, pipelines: bool
+) -> None:
+    """Print whether the plan fits, its kinds of parallelism, its precision and the model's size.
 
     `pipelines` says whether pipelines were searched.
     """
@@ -175,7 +177,11 @@ def print_verdict(found: Choice, limit: int | None, precision: str, *, pipelines
     if plan.stages == 1 and plan.devices > 1:
         unsearched = "" if pipelines else " (none was searched; --stages 1,2 does)"
         text += f" · no pipeline{unsearched}"
-    click.echo(f"{wrapped(text)}\n{wrapped(precision)}\n")
+    click.echo(f"{wrapped(text)}\n{wrapped(captured.precision)}\n")
+    text = f"{'model':<{_LABEL}}{model_text(plan, captured.graph)}"
+    if captured.unnamed:
+        text += f"; the config names no {' and no '.join(captured.unnamed)}: transformers' default"
+    click.echo(wrapped(text, _LABEL))
 
 
 def print_answer(
@@ -199,6 +205,7 @@ def print_answer(
 def print_reasons(found: Choice, limit: int | None, objective: str) -> None:
     """Print the frontier, why the plan was chosen, and all notes on its operators."""
     plan, frontier = found.plan, found.frontier
+    click.echo()
     print_frontier(frontier, plan)
     first, *others = why(plan, frontier, limit, objective)
     text = f"chosen: {summary(plan)}"

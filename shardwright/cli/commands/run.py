@@ -19,7 +19,7 @@ from shardwright.cli.plan_cache import PlanCache, cache_key
 from shardwright.cli.planning import capturing, checked_plan, choosing, named_machines, searching
 from shardwright.cli.runs.outcome import comparison
 from shardwright.cli.runs.outcome import content as run_content
-from shardwright.cli.runs.run_options import SAVING, RunOptions, run_options
+from shardwright.cli.runs.run_options import SAVING, RunOptions, check_started_once, run_options
 from shardwright.cli.runs.verifying import reason_against
 from shardwright.cli.tracing import NOT_TRACED, OPEN, check_steps, check_traceable, write_steps
 from shardwright.ir.options.numerics import CHOICES
@@ -79,6 +79,7 @@ def command(
 
     With --checkpoint the run resumes from its latest checkpoint, also on another number of devices.
     """
+    check_started_once("run")
     _check_together(plan, wanted, training)
     if plan is not None:
         captured, chosen = checked_plan.planned(PlanOfTarget(target, plan), devices)
@@ -144,7 +145,7 @@ def _planned(
     if not quiet:
         limit = limit_on(known, wanted.memory_limit)
         searched = searching.searches_pipelines(known, wanted, chosen)
-        print_verdict(choice, limit, captured.precision, pipelines=searched)
+        print_verdict(choice, limit, captured, pipelines=searched)
         others = other_plans(chosen, choice.frontier, limit)
         print_answer(choice, others, limit, choosing.avoidable(captured, known, choice))
     return chosen

@@ -12,6 +12,7 @@ from shardwright.cli import groups, options
 from shardwright.cli.console import print_json, working, wrapped
 from shardwright.cli.groups import PlanOfTarget
 from shardwright.cli.planning import checked_plan
+from shardwright.cli.runs.run_options import check_started_once
 from shardwright.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ NOT_EQUAL = 1  # exit status of a plan whose results differ
 @options.as_json
 def command(given: PlanOfTarget, as_json: bool) -> None:
     """Compare PLAN with the module itself: outputs, every gradient and buffer, one step."""
+    check_started_once("verify")
     captured, chosen = checked_plan.planned(given)
     report = verified(captured.job, chosen)
     if as_json:

@@ -14,6 +14,7 @@ from shardwright.ir.layout import Bytes
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.report.accuracy import may_fit
 from shardwright.report.answer import answer_lines, speed_of
 from shardwright.report.choice import fit
 from shardwright.report.headline import headline
@@ -69,6 +70,7 @@ class Explorer:
         rate, word = speed_of(plan)
         content = {
             "verdict": fit(plan, values["memory"]),
+            "may_fit": may_fit(plan, values["memory"]),
             "strategy": headline(plan),
             "notes": [note for note in (str(found.preferred or ""), captured.precision) if note],
             "answer": list(answer_lines(plan, others.costs, values["memory"])),

@@ -26,6 +26,7 @@ from shardwright.train.targets.capture_cache import (
     keep_capture,
     kept_capture,
 )
+from shardwright.train.targets.config_values import unnamed_sizes
 from shardwright.train.targets.target_text import ConfigTarget, Target, parse_target
 from shardwright.train.targets.trace_cache import KeptTraces, new_tracer
 
@@ -45,6 +46,7 @@ class CapturedTarget:
         weight_bytes: bytes of all parameters of the model as it is built.
         precision: in which one it was captured, and why.
         key: that of the capture in the user's cache; empty if nothing is kept there.
+        unnamed: sizes of the model that its config does not name.
     """
 
     load: Callable[[], Job]
@@ -54,6 +56,7 @@ class CapturedTarget:
     weight_bytes: int = 0
     precision: str = ""
     key: str = ""
+    unnamed: tuple[str, ...] = ()
     _traces: dict[bool, KeptTraces] = field(default_factory=dict)
 
     def tracer(self, machine: Machine) -> OpTracer:
@@ -108,10 +111,14 @@ def capture(
         parsed = parse_target(target.text, target.batch, target.seq, target.settings)
         given = target, optimizer, numerics, checked
         make = partial(_captured, *given, fast_halves=fast_halves)
-        if not target.cached or not isinstance(parsed, ConfigTarget):
+        if not isinstance(parsed, ConfigTarget):
             return make()
-        key = capture_key(parsed, numerics, optimizer, fast_halves=fast_halves)
-        return kept_or_made(key, partial(_job, target), make, checked)
+        if target.cached:
+            key = capture_key(parsed, numerics, optimizer, fast_halves=fast_halves)
+            found = kept_or_made(key, partial(_job, target), make, checked)
+        else:
+            found = make()
+        return replace(found, unnamed=unnamed_sizes({**parsed.content, **parsed.given}))
 
 
 def kept_or_made(

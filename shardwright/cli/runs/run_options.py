@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from shardwright.cli import options
+from shardwright.cli.errors import UsageError
 from shardwright.cli.writing import OutputFile, OutputFileOrFolder, OutputFolder
 from shardwright.train.launch_options import LaunchOptions, SaveOptions
 
@@ -125,3 +127,14 @@ def run_options(function: Callable[..., Any]) -> Any:
     for option in reversed(_OPTIONS):
         collected = option(collected)
     return collected
+
+
+def check_started_once(command: str) -> None:
+    """Raise `UsageError` under torchrun: the command would start all ranks again on each rank."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and ranks != "1":
+        raise UsageError(
+            f"{command} starts its ranks itself, and torchrun has started it {ranks} times: start"
+            " it without torchrun; on several hosts give torchrun -m shardwright.train.worker, as"
+            " examples/launch/slurm.sh does"
+        )

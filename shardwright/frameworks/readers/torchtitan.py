@@ -24,7 +24,7 @@ from shardwright.frameworks.settings import Settings
 from shardwright.ir.schedules.registry import SCHEDULES
 
 TOML, SEQUENCES, TOKENS = (
-    "TOML, until 2026-02",
+    "TOML of versions until 2026-02",
     "batches in sequences, 2026-02 to 2026-08",
     "batches in tokens, since 2026-08",
 )

@@ -19,8 +19,9 @@ def load_machine(path: str | os.PathLike[str]) -> Machine:
     try:
         text = read_text_up_to(path, _LARGEST)
     except (OSError, UnicodeDecodeError, FileSizeError) as e:
+        reason = getattr(e, "strerror", None) or e
         raise MachineError(
-            f"cannot read machine {path}: {e}; give a TOML file or a preset such as 8xH100"
+            f"cannot read machine {path}: {reason}; give a TOML file or a preset such as 8xH100"
         ) from e
     try:
         return parse_toml(text)

@@ -56,10 +56,11 @@ class Preferred:
         if self.plan.name != name:
             ms = self.uniform.step_seconds * 1e3
             seconds = f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
-            return f"{self.gain:.1%} faster than the best uniform strategy, {name}, {seconds}"
+            best = f"the best uniform strategy, {name}: {seconds}"
+            return f"takes {self.gain:.1%} less time than {best}"
         if self.gain < _EQUAL:
             return f"uniform strategy {name}; nothing faster was found"
-        return f"uniform strategy {name}; the fastest found is {self.gain:.1%} faster"
+        return f"uniform strategy {name}; the fastest plan found takes {self.gain:.1%} less time"
 
 
 def is_strategy(plan: Plan) -> bool:
@@ -91,8 +92,8 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     gain = 1 - first.plan.step_seconds / plan.step_seconds
     if gain > _EQUAL:
         note = (
-            "torch's allocator holds this plan with fragments, and may not hold one that is"
-            f" {gain:.1%} faster"
+            "torch's allocator holds this plan with fragments, and may not hold one that takes"
+            f" {gain:.1%} less time"
         )
         plan = replace(plan, notes=(*plan.notes, note))
     return replace(found, plan=plan)

@@ -70,10 +70,13 @@ def _closing(found: Difference) -> str:
         return "The plans do the same."
     if found.modules is None:
         return "Every module is computed and stored in the same way."
-    return (
+    text = (
         "Differences are second minus first, of one rank, and include submodules; a row of n"
         " modules shows one of them. Modules in which nothing changed are left out."
     )
+    if any(name == "mesh" for name, _, _ in found.settings):
+        text += " Axes of meshes of one shape have the names of the first plan."
+    return text
 
 
 def _totals(found: Difference, names: tuple[str, str], *, plain: bool) -> Table:

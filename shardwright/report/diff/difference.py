@@ -6,6 +6,7 @@ left out, repeats are folded.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def _describe(
     first: Plan, second: Plan, before: Module, after: Module
 ) -> Callable[[str, Module], Change]:
     moves = TransferReader(first), TransferReader(second)
+    named = _axes_as(first, second)
 
     def describe(path: str, joint: Module) -> Change:
         one, other = before.at(path), after.at(path)
@@ -100,9 +102,9 @@ def _describe(
             return Change(now.costs.minus(was.costs), ())
         big = _big(one, other)
         texts = [
-            *_changed(_stores(one), _stores(other)),
-            *_changed(_splits(one, big), _splits(other, big)),
-            *_moved(path, one, other, *moves),
+            *_changed(_stores(one), _named(_stores(other), named)),
+            *_changed(_splits(one, big), _named(_splits(other, big), named)),
+            *_moved(_moves(path, one, moves[0]), _moves(path, other, moves[1], named)),
         ]
         return Change(other.costs.minus(one.costs), tuple(texts))
 
@@ -157,23 +159,41 @@ def _changed(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
         yield f"{' '.join(names)}: {was} -> {now}"
 
 
-def _moved(
-    path: str, one: Module, other: Module, was: TransferReader, now: TransferReader
-) -> Iterator[str]:
+def _moves(
+    path: str, module: Module, reader: TransferReader, named: Callable[[str], str] = str
+) -> dict[str, float]:
+    """The seconds of the collectives of a module, by kind and what they move."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for move in reader.of(module.transfers, path):
+        seconds[named(move.kind)] += move.seconds
+    return seconds
+
+
+def _named(texts: dict[str, str], named: Callable[[str], str]) -> dict[str, str]:
+    return {name: named(text) for name, text in texts.items()}
+
+
+def _moved(before: dict[str, float], after: dict[str, float]) -> Iterator[str]:
     """Collectives that only one of the plans runs here, with their time."""
-    seconds: list[defaultdict[str, float]] = []
-    for module, moves in ((one, was), (other, now)):
-        found: defaultdict[str, float] = defaultdict(float)
-        for move in moves.of(module.transfers, path):
-            found[move.kind] += move.seconds
-        seconds.append(found)
-    before, after = seconds
     for text in before:
         if text not in after:
             yield f"drops {text}, -{before[text] * 1e3:.2f} ms"
     for text in after:
         if text not in before:
             yield f"adds {text}, +{after[text] * 1e3:.2f} ms"
+
+
+def _axes_as(first: Plan, second: Plan) -> Callable[[str], str]:
+    """Texts of the second plan with the axes of the first: names follow from what they split.
+
+    They are equal axes of the machine where both meshes have one shape.
+    """
+    one, other = first.layout_mesh, second.layout_mesh
+    if one.shape != other.shape or one.names == other.names:
+        return str
+    names = dict(zip(other.names, one.names, strict=True))
+    axis = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, names))})(?=[:\s]|$)")
+    return lambda text: axis.sub(lambda found: names[found[1]], text)
 
 
 def _noticed(plan: Plan) -> Costs:

@@ -39,6 +39,7 @@
   function draw(plan, before, these) {
     at("verdict").hidden = false;
     at("verdict").classList.toggle("over", plan.state === "failed");
+    at("verdict").classList.toggle("doubt", Boolean(plan.may_fit));
     at("fit").textContent = plan.state === "failed" ? plan.error : plan.verdict;
     at("strategy").textContent = plan.state === "failed" ? "" : plan.strategy;
     at("change").textContent = change(plan, before);

@@ -92,10 +92,10 @@ const drawn = (async () => {
         });
       }
       const others = data.rivals.filter(([, count, seconds, bytes]) => count === devices && isDrawn(count, seconds, bytes));
-      const kinds = [["no file", false, true], ["by tables", false, false], ["baselines, no file", true, true], ["baselines, by tables", true, false]];
+      const kinds = [["not saved", false, true], ["estimated", false, false], ["baselines, not saved", true, true], ["baselines, estimated", true, false]];
       for (const [kind, known, simulated] of kinds) {
         const points = others.filter((r) => Boolean(r[0]) === known && r[4] === simulated);
-        const source = simulated ? "" : "<br>by tables, which leave out what messages and operators wait for each other";
+        const source = simulated ? "" : "<br>estimated by tables of costs, without what messages and operators wait for each other";
         if (points.length) found.push({
           name: `${label}, ${kind}`, type: "scatter", mode: "markers", opacity: simulated ? 1 : 0.45,
           x: points.map((r) => r[3] / 2 ** power), y: points.map((r) => r[2] * 1e3), customdata: points.map(() => -1),
@@ -184,9 +184,10 @@ const drawn = (async () => {
   }
   function drawPlan() {
     const plan = data.plans[chosen], parts = plan.parts, rest = plan.seconds - parts.compute - parts.communication - parts.update;
-    const name = plan.name === plan.label ? plan.label : `${plan.label}: ${plan.name}`;
-    at("verdict-title").textContent = `Plan ${plan.name === "searched" ? plan.label : name}`;
-    at("verdict").classList.toggle("over", !within(plan.bytes));
+    const name = ["searched", plan.label].includes(plan.name) ? plan.label : `${plan.label}: ${plan.name}`;
+    at("verdict-title").textContent = name;
+    at("verdict").classList.toggle("doubt", plan.may_fit);
+    at("verdict").classList.toggle("over", !plan.may_fit && !within(plan.bytes));
     at("fit").textContent = plan.verdict;
     at("strategy").textContent = plan.headline;
     at("answer").replaceChildren(...plan.answer.flatMap(([label, text]) => [element("dt", label), element("dd", text)]));
@@ -194,7 +195,7 @@ const drawn = (async () => {
     at("plan-summary").textContent = plan.summary;
     const rows = [["step", ms(plan.seconds)], ["compute", ms(parts.compute)], ["communication", ms(parts.communication)], ["update", ms(parts.update)]];
     if (Math.abs(rest) > 0.01 * plan.seconds) rows.push([rest > 0 ? "waiting" : "overlapped", ms(Math.abs(rest))]);
-    if (plan.bound > 0) rows.push(["no plan is faster than", ms(plan.bound)]);
+    if (plan.bound > 0) rows.push(["lower bound of all plans", ms(plan.bound)]);
     figures("parts", rows);
     figures("held", [["peak", size(plan.bytes)], ["state", size(plan.held.state)],
       ["saved for backward", size(plan.held.saved_for_backward)], ["other", size(plan.held.other)]]);
@@ -495,7 +496,7 @@ const drawn = (async () => {
     drawPlan(); plant(data.plans[chosen]); drawCompared(); drawLayer(); drawMoves(); drawCharts();
   }
   const machines = [...new Set(data.plans.map((p) => p.machine))];
-  at("subtitle").textContent = `${data.plans.length} plan${data.plans.length > 1 ? "s" : ""} for ${machines.join(", ")}`;
+  at("subtitle").textContent = data.plans.length > 1 ? `${data.plans.length} plans for ${machines.join(", ")}` : `a step on ${data.plans[0].inputs}`;
   drawDevices(); drawOutliers(); drawPlans(); drawMeasured(); choose(chosen);
   at("measure").addEventListener("change", drawMap);
   at("other").addEventListener("change", () => { at("other").dataset.set = "true"; drawDifference(); });

@@ -51,6 +51,8 @@ from shardwright.tracing.python_state import Snapshot, StateLocation
 from shardwright.tracing.values.known_values import KnownValues, ReadInputsError
 
 ASSERTIONS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_UNKNOWN = "an unknown line"
+_CALL = re.compile(r"\.forward\(\) (missing|got|takes) ")  # which Python says of a wrong call
 _MISSING = re.compile(r"Config' object has no attribute '(\w+_token_id)'")
 _RETURNED = (OutputKind.USER_OUTPUT,)
 _MOST_ATTEMPTS = 3  # to export with blocks shared
@@ -364,7 +366,7 @@ def _line(frame: traceback.FrameSummary | None, error: Exception) -> str:
     if frame is not None:
         return f"{frame.filename}:{frame.lineno}"
     named = [found for found in FRAME.findall(str(error)) if is_users(found[0])]
-    return ":".join(named[-1]) if named else "an unknown line"
+    return ":".join(named[-1]) if named else _UNKNOWN
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
@@ -388,6 +390,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
         return (
             f"{type(model).__name__} cannot be captured: {where} decides on the value of a tensor"
             f" ({reason[0]}); express it with torch.where, or take the decision outside the model"
+        )
+    if _CALL.search(reason[0]) and where == _UNKNOWN:
+        return (
+            f"the call does not fit {type(model).__name__}: {reason[0]}; give the arguments of its"
+            " forward, by position or by name"
         )
     hint = ""
     if missing := _MISSING.search(reason[0]):

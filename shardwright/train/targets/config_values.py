@@ -47,6 +47,7 @@ _LIMITS = (
     (_PARTS, 2**16),
     (_SIZES, 2**31 - 1),
 )
+_WIDTHS = re.compile(r"(?:^|_)(hidden|embed|embedding|emb)_(sizes?|dims?)$|^(dim|d_model|n_embd)$")
 _ROPE = ("rope_scaling", "rope_parameters")
 # Numbers of rotary embeddings that divide, or are divided by.
 _ROPE_FACTORS = re.compile(
@@ -239,3 +240,18 @@ def _depth(value: object, most: int) -> int:
     if most < 0:
         return 1
     return 1 + max((_depth(part, most - 1) for part in parts), default=0)
+
+
+def unnamed_sizes(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sizes that no field of a config without a number of layers names.
+
+    Transformers takes its defaults for them. Configs of some convolutional networks name no width.
+
+    >>> unnamed_sizes({"model_type": "llama", "hidden_size": 4096})
+    ('number of layers',)
+    """
+    keys = [name.rpartition(".")[2] for name, _ in _fields(content)]
+    if any(map(_LAYERS.search, keys)):
+        return ()
+    width = any(map(_WIDTHS.search, keys))
+    return ("number of layers",) if width else ("number of layers", "width")

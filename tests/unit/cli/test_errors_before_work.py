@@ -72,6 +72,30 @@ def test_a_command_says_it_without_capturing(
     assert says in mistake(command, target, "--machine", "8xcpu", *options)
 
 
+@pytest.mark.parametrize(
+    "machine, says",
+    [
+        ("8h100", "write it as 8xH100, or give"),
+        ("8 x H100-PCIe", "write it as 8xH100-PCIe, or give"),
+        ("H100", "write it as 8xH100 or 2x8xA100, or give"),
+        ("none.toml", "cannot read machine none.toml: No such file or directory; give a TOML"),
+    ],
+)
+def test_the_text_of_a_machine_is_corrected(unseen, target, mistake, machine, says):
+    assert says in mistake("plan", target, "--machine", machine)
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_commands_that_start_ranks_are_not_started_by_torchrun(
+    unseen, target, mistake, monkeypatch, plan_file, command
+):
+    """Each of two ranks started two more, and each pair trained the whole job."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = mistake(command, target, plan_file)
+    assert f"{command} starts its ranks itself, and torchrun has started it 2 times" in line
+
+
 def test_run_says_it_without_capturing(unseen, target, mistake):
     options = ("--machine", "2xcpu", "--devices", "2", "--mesh", "dp=3")
     assert "mesh dp=3 is of 3, not of 2 devices" in mistake("run", target, *options)
@@ -87,7 +111,7 @@ def test_a_limit_below_the_weights_is_refused_before_the_search(
     of_target = "shardwright.cli.planning.capturing.CapturedTarget.state_bytes"
     monkeypatch.setattr(of_target, lambda *_: 8 * 2**30)
     line = mistake("plan", target, "--machine", "4xcpu", "--memory-limit", "1GiB")
-    assert "weights, gradients and optimizer state alone need 2.0GiB on each of 4" in line
+    assert "weights, gradients and optimizer state alone need 2.0 GiB on each of 4" in line
     assert api.searched == []
 
 

@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 import tomllib
@@ -80,6 +81,14 @@ def test_a_bug_keeps_its_traceback(plan_file, monkeypatch, shardwright_command):
     monkeypatch.setattr("shardwright.cli.commands.plan_files.explain.load_plan", load)
     result = shardwright_command("explain", plan_file)
     assert isinstance(result.exception, ValueError)
+
+
+def test_a_full_disk_is_no_traceback(plan_file, monkeypatch, mistake):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shardwright.cli.commands.plan_files.explain.print_plan", full)
+    assert "cannot write: No space left on device; make room" in mistake("explain", plan_file)
 
 
 def test_interruption_is_no_traceback(plan_file, monkeypatch, shardwright_command):

@@ -217,3 +217,15 @@ def test_more_micro_batches_than_sequences(mistake, tmp_path):
 
 def test_a_missing_choice_is_said_in_sentences(mistake, plan_file):
     assert "split-spec, torchtitan. Format to write. See" in mistake("export", plan_file)
+
+
+@pytest.mark.hf
+def test_sizes_that_a_config_does_not_name_are_told(tmp_path, shardwright_command):
+    """A config with nothing but its model type was planned as Llama-7B without a word."""
+    sizes = ("--batch", "2", "--seq", "8", "--machine", "2xcpu")
+    known = shardwright_command("plan", config(tmp_path, LLAMA), *sizes)
+    assert "parameters, 16 tokens a step\n" in known.stdout
+    few = {name: value for name, value in LLAMA.items() if name != "num_hidden_layers"}
+    settings = ("--set", "intermediate_size=16")
+    told = shardwright_command("plan", config(tmp_path, few), *sizes, *settings)
+    assert "names no number of layers: transformers' default" in " ".join(told.stdout.split())

@@ -164,7 +164,7 @@ def test_a_machine_file_is_read_with_its_units(tmp_path):
         ("H100", "is not [HOSTSx]DEVICESxKIND"),
         ("0xH100", "with at least one of each"),
         ("2x0xH100", "with at least one of each"),
-        ("8*H100", "write it as 8xH100 or 2x8xA100"),
+        ("8*H100", "write it as 8xH100, or give"),
         ("12xH100", "a host takes at most 8 H100"),
         ("2x16xH100", "a host takes at most 8 H100"),
     ],

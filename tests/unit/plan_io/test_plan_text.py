@@ -86,6 +86,7 @@ def test_what_is_asked_of_a_plan():
     assert PLAN.layouts["linear_0"] == plans.layout("dp:S(0) tp:S(1)")
     assert PLAN.tilings["linear_0"] == ("m", "n")
     assert str(PLAN) == "searched: dp=2 tp=2 on 4xcpu, 45.63 ms/step, 150 MiB/rank"
+    assert str(replace(PLAN, peak_bytes=1536)).endswith(", 1.5 KiB/rank")
 
 
 CASES = {

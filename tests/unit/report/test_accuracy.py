@@ -81,10 +81,10 @@ def test_what_was_not_measured_is_named(compared, other, what):
 @pytest.mark.parametrize(
     "peak, says",
     [
-        (50, "fits with 50.0 GiB to spare (100%)"),
-        (95, "may fit, within the error of predicted peaks (5.00 GiB to spare): try it"),
-        (105, "may fit, within the error of predicted peaks (5.00 GiB over): try it"),
-        (130, "does not fit (30.0 GiB over, 100%)"),
+        (50, "fits with 50.0 GiB to spare (100% of comparable measured peaks would)"),
+        (95, "may fit (5.00 GiB to spare, within the error of predicted peaks)"),
+        (105, "may fit (5.00 GiB over, within the error of predicted peaks)"),
+        (130, "does not fit (30.0 GiB over; 100% of comparable measured peaks would not)"),
     ],
 )
 def test_a_verdict_has_a_margin_and_doubts_what_is_within_the_error(compared, peak, says):
@@ -92,12 +92,12 @@ def test_a_verdict_has_a_margin_and_doubts_what_is_within_the_error(compared, pe
 
 
 def test_peaks_unlike_those_measured_have_no_share_and_are_doubted_as_well(compared):
-    none = "fits with 50.0 GiB to spare (no comparable peak)"
+    none = "fits with 50.0 GiB to spare (no comparable peak was measured)"
     assert verdict(plan("8xA100", kind="experts"), 100 * GIB) == none
     assert verdict(replace(plan("8xA100"), dtype="float32"), 100 * GIB) == none
-    assert verdict(plan("8xA100", kind="experts", gib=95), 100 * GIB).endswith("try it")
+    assert verdict(plan("8xA100", kind="experts", gib=95), 100 * GIB).startswith("may fit")
     small = replace(plan("8xA100"), peak_bytes=GIB // 2)
-    assert verdict(small, GIB) == "fits with 512 MiB to spare (no comparable peak)"
+    assert verdict(small, GIB) == "fits with 512 MiB to spare (no comparable peak was measured)"
 
 
 def test_a_host_that_was_not_compared_has_a_margin_only(compared):

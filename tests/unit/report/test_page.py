@@ -89,7 +89,7 @@ def test_more_memory_is_that_of_the_same_model_and_machine():
         found = content(page(labelled, "", memory_limit=2 * plan.peak_bytes))
         return dict(found["plans"][0]["answer"]).get("would help", "")
 
-    assert "50% faster" in help_of(faster)
+    assert "50% less time" in help_of(faster)
     assert "faster" not in help_of(*others)
 
 

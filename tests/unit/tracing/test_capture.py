@@ -242,6 +242,19 @@ def test_an_argument_of_an_unknown_type_is_refused_by_its_name():
         captured(Odd(), torch.ones(5, 4), pair=slice(3))
 
 
+@pytest.mark.parametrize(
+    "args, kwargs, says",
+    [
+        ((), {}, "missing 1 required positional argument"),
+        ((torch.ones(3, 4),), {"labels": torch.ones(3)}, "got an unexpected keyword argument"),
+    ],
+)
+def test_a_call_that_does_not_fit_the_model_is_told_without_a_line(args, kwargs, says):
+    """It was "Branches cannot be captured: an unknown line: TypeError: ..."."""
+    with pytest.raises(CaptureError, match=f"the call does not fit Branches: .*{says}"):
+        captured(Branches(), *args, **kwargs)
+
+
 def test_states_of_a_wrong_shape_that_export_gives_are_refused():
     """`torch.export` of torch 2.11 gives (layers, 1, batch, hidden) on CPUs."""
     graph = torch.fx.Graph()

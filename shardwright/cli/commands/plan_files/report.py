@@ -64,7 +64,7 @@ def command(
     The page needs no network: it contains all its data and scripts.
     """
     shown = [Shown(Path(file).stem, load_plan(file)) for file in plans]
-    title = title or f"Plans for {shown[0].plan.machine}"
+    title = title or f"{'Plans' if len(shown) > 1 else 'A plan'} for {shown[0].plan.machine}"
     size = write_page(output, page_of(shown, title, memory_limit, measured, trace))
     if as_json:
         print_json({"file": output, "plans": len(shown), "bytes": size})

@@ -19,7 +19,7 @@ def test_audit_says_what_was_understood(titan, shardwright_command):
     result = shardwright_command("audit", titan, "--devices", 256, "--all")
     assert result.exit_code == 0, result.exception
     said = result.stdout.splitlines()
-    assert said[0] == "llama3_70b.toml: torchtitan, TOML, until 2026-02"
+    assert said[0] == "llama3_70b.toml: torchtitan, TOML of versions until 2026-02"
     understood = "dp_shard=32 tp=8 async_tp=on ac=full bf16 fp8=tensorwise compile=regional"
     assert f"strategy      {understood}" in said
     assert "  line  9  training.tensor_parallel_degree = 8  (tp)" in said

@@ -53,6 +53,7 @@ def test_plans_follow_the_sliders_and_have_reports(tmp_path):
             first = plan()
             assert first["state"] == "done" and first["unit"] == "tokens/s"
             assert "on 2 devices of 2xH100" in first["verdict"]
+            assert first["may_fit"] is False
             one, longer = plan(devices=1), plan(devices=1, seq=32)
             assert one["strategy"] == "one device"
             assert longer["bytes"] > one["bytes"]

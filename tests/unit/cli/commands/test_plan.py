@@ -233,7 +233,7 @@ def test_a_model_that_needs_weights_to_be_captured_is_built_with_them(
         ),
         (
             ("--machine", "2xcpu", "--memory-limit", "50MiB"),
-            "no plan for 2 devices of 2xcpu fits into 50.0MiB per rank; the smallest needs",
+            "no plan for 2 devices of 2xcpu fits into 50.0 MiB per rank; the smallest needs",
         ),
         (
             ("--machine", "2xcpu", "--objective", "devices", "--memory-limit", "50MiB"),

@@ -57,6 +57,16 @@ def test_modules_that_do_the_same_are_left_out():
     ]
 
 
+def test_axes_that_are_only_named_otherwise_do_not_differ():
+    found = difference(plans.simple(mesh="dp=2"), plans.simple(mesh="nvlink2=2"))
+    assert found.modules is None
+    assert found.settings == (("mesh", "dp=2", "nvlink2=2"),)
+    split = difference(plans.simple(mesh="dp=2"), plans.simple(mesh="tp=2", lies="S(1)"))
+    (*_, (_, node)) = split.modules.visit()
+    assert node.content.texts == ("linear: dp:batch -> dp:features",)
+    assert "have the names of the first plan" in diff_text(split, ("a", "b")).replace("\n", " ")
+
+
 def test_repeats_that_change_alike_are_one_row():
     plan = plans.transformer()
     bias = [p for p in plan.parameters if p.name.endswith("up.bias")]

@@ -95,7 +95,7 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
     text = str(Preferred(found.uniform, near, found.uniform))
     assert text.startswith(f"uniform strategy {found.uniform.name}; ")
     text = str(Preferred(near, near, found.uniform))
-    assert "faster than the best uniform strategy, " in text or is_strategy(near)
+    assert "less time than the best uniform strategy, " in text or is_strategy(near)
 
 
 def like(first, figures):
