@@ -22,7 +22,7 @@ from shardwright.report.units import size as size_text
 _WORDS = {"ep": "EP", "cp": "CP", "tp": "TP"}
 _SOME = 0.02  # of the compute time that an axis splits: less is not named
 _WHOLE = 0.9  # of a layer's compute time: what is recomputed of a recomputed layer
-_ALL = 0.95  # of the sharded parameters: FSDP does not reshard the last ones after forward
+_ALL = 0.9  # of the sharded parameters: FSDP does not reshard the last ones after forward
 
 
 def headline(plan: Plan) -> str:
