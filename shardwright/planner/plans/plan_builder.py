@@ -5,7 +5,7 @@ The search runs on a shortened graph; the plan names the operators of the whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import final
 
@@ -328,7 +328,8 @@ class PlanBuilder:
         swaps = zigzag_swaps(self.graph, self.short.stands_for, model, ops)
         stay = staying(segments, self._hosts, point.choice)
         offload = ("activations",) * (len(stay) < len(segments))
-        spec, parameters = optimizer_spec(self.optimizer), tuple(self._parameters(point.choice))
+        again = {one.value for one in transfers if one.phase is Phase.RECOMPUTE}
+        spec, parameters = optimizer_spec(self.optimizer), (*self._parameters(point.choice, again),)
         stored = sum(parameter.bytes for parameter in parameters)  # half of it gradients
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
@@ -383,9 +384,7 @@ class PlanBuilder:
         reduction of its gradient; in the tables every reader pays for its own. Adds the numbers of
         recomputed segments to `segment_numbers`, by their switches.
         """
-        ops: list[PlannedOp] = []
-        transfers: list[PlannedTransfer] = []
-        saved = 0.0
+        ops, transfers, saved = list[PlannedOp](), list[PlannedTransfer](), 0.0
         copies: set[tuple[str, tuple[int, int], int]] = set()
         layouts = {leaf: (code, regathered) for leaf, code, regathered, _ in self._stored(choice)}
         weights = frozenset(layouts)
@@ -399,9 +398,8 @@ class PlanBuilder:
             layouts.update(step.layouts)
             ops.append(step.op)
             for value, wanted, moved in step.operand_transfers:
-                made_there = any(t.phase is not Phase.BACKWARD for t in moved)
-                # As in `program/lower/rank_program.py`.
-                copy = value, wanted, segment if made_there else 0
+                again = any(t.phase is Phase.RECOMPUTE for t in moved)
+                copy = value, wanted, segment if again else 0  # as `program/lower/rank_program.py`
                 if shares and copy in copies:
                     saved += sum(charged_seconds(t, self.space.model.machine) for t in moved)
                     continue
@@ -435,11 +433,13 @@ class PlanBuilder:
         sizes = [model.parameter(leaf, stored.codes)[1].tolist() for leaf, stored in ways]
         return [(name, sizes[number]) for name, number, _, _ in self._storage]
 
-    def _parameters(self, choice: tuple[int, ...]) -> Iterator[PlannedParameter]:
-        for name, code, regathered, number in self._stored(choice):
-            key = name, code, regathered
+    def _parameters(
+        self, choice: tuple[int, ...], again: Collection[str] = ()
+    ) -> Iterator[PlannedParameter]:
+        for name, code, _, number in self._stored(choice):
+            key = name, code, name in again
             if key not in self._kept:
-                self._kept[key] = self._parameter(name, code, regathered, number)
+                self._kept[key] = self._parameter(*key, number)
             yield self._kept[key]
 
     def _parameter(self, name: str, code: int, regathered: bool, number: int) -> PlannedParameter:
