@@ -57,7 +57,7 @@ def test_without_a_limit_the_plan_fits_a_device(roomy):
 def test_a_plan_past_the_memory_is_asked_for_and_says_so(roomy):
     tight = within(roomy, roomy.smallest().peak_bytes - 1)
     for ask in (tight.fastest, tight.smallest):
-        with pytest.raises(InfeasibleError, match=r"of 2xH100 .* the memory of a device; .*'unlimited'"):
+        with pytest.raises(InfeasibleError, match=r"the memory of a device; .*'unlimited'"):
             ask()
         plan = ask("unlimited")
         assert plan.notes[0].startswith("exceeds the device memory: it needs")
