@@ -225,8 +225,13 @@ class SpaceFactory:
         if not marked or model.mesh.size == 1:
             return model, decided
         costs, skeleton = constrained(model, frozenset(marked), segments)
-        kept, host = decided.kept, decided.host_bytes
-        return costs, replace(skeleton, kept=kept, chains=decided.chains, host_bytes=host)
+        return costs, replace(
+            skeleton,
+            kept=decided.kept,
+            chains=decided.chains,
+            host_bytes=decided.host_bytes,
+            keeps_copies=decided.keeps_copies,
+        )
 
     def _limited(self, count: int, *, whole: bool) -> Limits:
         if (count, whole) not in self._limits:

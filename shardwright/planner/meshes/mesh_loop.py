@@ -423,7 +423,7 @@ class MeshLoop:
         # Stages of asynchronous pipelines recompute all operators of a segment.
         skeleton = replace(SEARCHED_EXACTLY if self.options.exact else SEARCHED, parts=parts)
         if staged and self.options.allow_async:
-            skeleton = FREE
+            skeleton = replace(FREE, keeps_copies=False)
         host = self.host and not staged
         space, short = factory.space(machine, mesh, optimizer, count, decide, skeleton, host=host)
         found = PlanBuilder(space, factory.graph, short, optimizer)

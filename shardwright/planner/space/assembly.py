@@ -64,6 +64,7 @@ class Skeleton:
         last_moves: whether the input of the last segment may wait there, too.
         ends_again: whether an operator at the end of a segment is recomputed if it saves values
             that the segment produces.
+        keeps_copies: whether recomputed operators may read kept copies of sharded parameters.
     """
 
     leaders: frozenset[str] | None = None
@@ -75,10 +76,13 @@ class Skeleton:
     host_bytes: int | None = None
     last_moves: bool = False
     ends_again: bool = False
+    keeps_copies: bool = True
 
 
 FREE = Skeleton()
-SEARCHED = Skeleton(kept=None)
+# With copies that recomputed layers keep, frontiers reach so far that they are sparse where plans
+# fit; strategies have them.
+SEARCHED = Skeleton(kept=None, keeps_copies=False)
 SEARCHED_EXACTLY = Skeleton(kept=None, chains=True)
 
 
@@ -329,9 +333,19 @@ class Assembly:
                     stored.regathered,
                     op.name in recomputed,
                 )
+                if op.name in recomputed and not self._given.keeps_copies:
+                    table = self._without_copies(table, stored)
                 reader = self.clusters.op_nodes[op.name].own_node
                 edges.append(Edge(self.first_parameter + i, reader, table.seconds, table.bytes))
         return edges
+
+    def _without_copies(self, table: Table, stored: Storage) -> Table:
+        """`table`, infeasible where a parameter is sharded and not gathered again."""
+        barred = (stored.codes != WHOLE) & ~stored.regathered
+        key = "no copies", id(table.seconds), id(table.bytes), barred.tobytes()
+        self._alive.append(table)
+        kept = np.where(barred[:, None], np.inf, table.seconds), table.bytes
+        return Table(*self._known(key, lambda: kept))
 
     def _read_shared(self, value: str, op: Op, head: int) -> Edge:
         """The edge of a reader of a reading: free in its own layout, infeasible in others."""

@@ -9,6 +9,7 @@ from shardwright.api import search_with as search
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Layout, Mesh
 from shardwright.ir.options.plan_options import PlanOptions
+from shardwright.ir.plan import Phase
 from shardwright.machine.presets import preset
 from shardwright.plan_io.plan_text import plan_from_json, plan_to_json
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
@@ -217,3 +218,19 @@ def test_a_plan_file_keeps_micro_batches_and_one_without_has_one(frontier):
     )
     assert plan_from_json(old).micro_batches == 1
     assert f"in {plan.micro_batches} micro-batches" in str(plan)
+
+
+def test_a_search_gathers_again_what_recomputed_layers_read(frontier):
+    found = 0
+    for plan in frontier:
+        again = {value for op in plan.ops if op.runs_again for value in op.reads}
+        gathered = {
+            one.value
+            for one in plan.transfers
+            if one.phase is Phase.FORWARD and "all_gather dp" in one.collectives
+        }
+        for parameter in plan.parameters:
+            if parameter.name in again & gathered:
+                assert parameter.regathered
+                found += 1
+    assert found > 3
