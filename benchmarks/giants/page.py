@@ -49,8 +49,8 @@ def _older(rows: list[dict[str, Any]]) -> str:
         return ""
     return (
         f" Those of {names} were made when plans said `no reshard after forward` also of layers"
-        " that gather their parameters again as they are recomputed, and when recomputed layers gathered"
-        " them for each micro-batch, whatever a strategy said."
+        " that gather their parameters again as they are recomputed, and when recomputed layers"
+        " gathered them for each micro-batch, whatever a strategy said."
     )
 
 
