@@ -246,10 +246,8 @@ def _read(data: dict[str, Any]) -> Plan:
 def _format(plan: Plan) -> int:
     """The oldest format whose readers understand a plan."""
     read_again = {value for op in plan.ops if op.segment for value in op.reads}
-    if any(
-        not one.regathered and one.name in read_again and not one.layout.is_replicated
-        for one in plan.parameters
-    ):
+    copied = read_again & {one.value for one in plan.transfers if one.phase is Phase.FORWARD}
+    if any(one.name in copied and not one.regathered for one in plan.parameters):
         return _COPIES_OF_RECOMPUTED
     # Readers of format 1 take the ranks of every stage for neighbours.
     return 1 if plan.layout_mesh.pipeline is None else 2

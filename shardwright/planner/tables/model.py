@@ -262,16 +262,13 @@ class CostModel:
         """
         pays, copies = self._pays(value, op)
         weight, kept = self._reads.is_parameter(value), self._reads.kept(value)
-        if weight:
-            copies = copies or recomputed
-            twice = regathered if copies else None
-        else:
-            twice = np.ones(len(sources), bool) if recomputed else None
+        copies = copies or (weight and recomputed)
+        twice = regathered if copies else None
+        if recomputed and not weight:
+            twice = np.ones(len(sources), bool)
         atoms, item = self.analysis.atoms[value], self._reads.item_bytes(value)
         back, options = self._reads.gradient_reduction(value, op), self.options(op)
-        converted = (
-            not self.measure.redistributes_once and value in op.saves
-        )  # for the backward pass too
+        converted = not self.measure.redistributes_once and value in op.saves  # backward, too
         bucketed = len(positions) == 1 and self._reads.bucketed(value, op)
         late = self._unawaited(value, [op], recomputed)
         shares = bucketed, bucketed, recomputed

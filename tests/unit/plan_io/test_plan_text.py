@@ -255,6 +255,8 @@ def test_plans_of_recomputed_layers_that_older_versions_wrote_gather_copies_agai
     )
     assert json.loads(plan_to_json(kept))["format"] == FORMAT
     assert plan_from_json(plan_to_json(kept)) == kept
+    whole = sw.price(graph, "4xH100", "dp_replicate=2 tp=2 zero=0 ac=full", "adamw")
+    assert json.loads(plan_to_json(whole))["format"] == 1, "no weight is copied"
     data = json.loads(plan_to_json(again))
     assert data["format"] == 1
     gathered = {one.value for one in again.transfers if one.phase is Phase.RECOMPUTE}
