@@ -102,7 +102,9 @@ def test_the_graph_in_chunks_computes_the_same_without_inner_tensors(mlp, count)
     assert not list(inner)
     assert chunked.numerics.mlp_chunks == 5 and chunked.fingerprint != graph.fingerprint
     assert chunked == sw.capture(model, (X,), mlp_chunks=5)
-    assert _value(chunked, model) == pytest.approx(_value(graph, model), rel=1e-9)
+    # SiLU in float32 rounds differently in vectors than in the rest of a chunk.
+    exact = 1e-6 if mlp is cast else 1e-9
+    assert _value(chunked, model) == pytest.approx(_value(graph, model), rel=exact)
 
 
 def _value(graph, model):
