@@ -1,4 +1,4 @@
-"""Retired words do not come back as names: the field has better ones (`docs/glossary.md`)."""
+"""Retired words do not come back as names: the field has better ones (`docs/reference/glossary.md`)."""
 
 import ast
 import re
