@@ -1,4 +1,4 @@
-"""Retired words do not come back as names: the field has better ones (`docs/reference/glossary.md`)."""
+"""Retired words do not come back as names: the field has better ones (docs/reference/glossary)."""
 
 import ast
 import re
