@@ -180,9 +180,8 @@ def _numbers(module, batch, program):
     module.set_random_state((0, 0))
     if isinstance(step, WholeBatch):
         playing = next(one for (kind, _), one in step._plays.items() if kind == "step")
-        executor = StepExecutor(program, step.regions, step.groups)
         key = next(key for key in step._plays if key[0] == "step")
-        step._plays[key] = type(playing).of(executor, step.names)
+        step._plays[key] = type(playing).of(program, step.regions, step.groups, step.names)
     else:
         groups = step.training_step.groups
         step.training_step = StepExecutor(program, step.regions, groups)

@@ -10,7 +10,7 @@ from shardwright.program.step.instructions import Accumulate, Add, Free, Transfe
 from tests.harness import mutations
 
 SEEN = Path(__file__).parents[2] / "scripts" / "campaign_programs.json"
-A_FEW = {2: ("dp_shard=2 zero=2 mb=2",)}
+A_FEW = {2: ("dp_shard=2", "dp_shard=2 zero=2 mb=2")}
 
 
 @pytest.mark.ranks
