@@ -22,6 +22,7 @@ from shardwright.program.step.instructions import (
 )
 from shardwright.program.step.order import check_order
 from shardwright.program.step.verify import verify
+from shardwright.runtime.executor.call_program import CallProgram
 from shardwright.runtime.executor.executor import StepExecutor
 from shardwright.runtime.executor.whole_batch import WholeBatch
 from tests.harness import models
@@ -74,8 +75,10 @@ def _of_plan(plan, each, seed):
     model, batch = subject()
     module = sw.parallelize(model, plan)
     step = module._sw_program
-    program = step.playing("step", module._sw_holds.leaves(module._sw_graph, _inputs(module, batch))
-        ).executor.program if isinstance(step, WholeBatch) else step.program  # fmt: skip
+    program = step.program
+    if isinstance(step, WholeBatch):
+        leaves = module._sw_holds.leaves(module._sw_graph, _inputs(module, batch))
+        program = step.program_for("step", leaves).executor.program
     programs = [None] * dist.get_world_size()
     dist.all_gather_object(programs, program)
     expected = _numbers(module, batch, program)
@@ -179,9 +182,9 @@ def _numbers(module, batch, program):
     before = {name: p.to_local().clone() for name, p in module.named_parameters()}
     module.set_random_state((0, 0))
     if isinstance(step, WholeBatch):
-        playing = next(one for (kind, _), one in step._plays.items() if kind == "step")
-        key = next(key for key in step._plays if key[0] == "step")
-        step._plays[key] = type(playing).of(program, step.regions, step.groups, step.names)
+        key = next(key for key in step._call_programs if key[0] == "step")
+        call = CallProgram.of(program, step.regions, step.groups, step.names)
+        step._call_programs[key] = call
     else:
         groups = step.training_step.groups
         step.training_step = StepExecutor(program, step.regions, groups)

@@ -31,10 +31,10 @@ def subject():
 
 def programs_of(module):
     program = module._sw_program
-    plays = getattr(program, "_plays", None)
-    if plays is None:
+    called = getattr(program, "_call_programs", None)
+    if called is None:
         return [program.training_step]
-    return [one.executor for one in plays.values()]
+    return [one.executor for one in called.values()]
 
 
 def step(plan):

@@ -7,11 +7,9 @@ backward pass is differentiated or traced by a compiler, the forward program run
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -23,24 +21,19 @@ from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
 from shardwright.program.step.dead_code import forward_only, without_update
 from shardwright.program.step.instructions import (
-    Backward,
-    Forward,
     Part,
     Relayout,
-    Seed,
     StepInstruction,
     Transfer,
-    reads,
-    writes,
 )
 from shardwright.program.step.optimize import PASSES, STEP_PASSES, optimized
 from shardwright.program.step.passes.free import free
 from shardwright.program.step.step_program import StepProgram
+from shardwright.runtime.executor.call_program import CallProgram
 from shardwright.runtime.executor.direct import DirectStep, is_direct, read_later
-from shardwright.runtime.executor.executor import ProgramRun, StepExecutor, Updater
+from shardwright.runtime.executor.executor import ProgramRun, Updater
 from shardwright.runtime.graph_modules.fx import Special
 from shardwright.runtime.parameters.dtensor_spec import DTensorSpec, check_gradients, local, tiles
-from shardwright.runtime.regions.connected_passes import ConnectedExecutor
 from shardwright.runtime.regions.gradient_nodes import Gradients, with_nodes
 from shardwright.runtime.regions.regions import Regions
 from shardwright.tracing.torch_private import version_of
@@ -93,7 +86,7 @@ class WholeBatch(nn.Module):
         masters = master_weights(graph)
         planned = (MASTER if n in masters else graph.tensor[n].dtype for n in self.parameters_named)
         self.planned: Dtypes = tuple(getattr(torch, dtype) for dtype in planned)
-        self._plays: dict[tuple[str, Dtypes], Playing] = {}
+        self._call_programs: dict[tuple[str, Dtypes], CallProgram] = {}
         self._places: dict[int, DTensorSpec] = {}  # of parameters, by number
         self._step = WholeStep()
 
@@ -105,21 +98,21 @@ class WholeBatch(nn.Module):
             return tuple(self.plain(*tiles(leaves, self.regions.variant), state))
         if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.trained):
             step = self._step
-            playing = self.playing("call" if step.calls is None else "step", leaves)
-            if playing.direct is not None:
+            program = self.program_for("call" if step.calls is None else "step", leaves)
+            if program.direct is not None:
                 _copy_at(self.read_later_at, leaves)
-                return playing.direct.run(leaves, state)
+                return program.direct.run(leaves, state)
             _copy_at(self.updated_at, leaves)
-            call = ModuleCall(self, leaves, state, playing)
+            call = ModuleCall(self, leaves, state, program)
             if step.calls is not None:
                 call.is_step = True
                 step.calls.append(call)
-            groups = [[leaves[i] for i in numbers] for numbers in call.playing.numbers]
+            groups = [[leaves[i] for i in numbers] for numbers in call.program.numbers]
             kept = [x for i, x in enumerate(leaves) if i not in call.parameters]
             return with_nodes(call, groups, [state, *kept])
         _copy_at(self.updated_at, leaves)
         with torch.no_grad():
-            run = self.playing("evaluation", leaves).executor.begin(self.values(leaves), state)
+            run = self.program_for("evaluation", leaves).executor.begin(self.values(leaves), state)
             run.play(len(run.executor.program.instructions))
         return tuple(run.tensor(name) for name in self.returned)
 
@@ -148,10 +141,10 @@ class WholeBatch(nn.Module):
             found[name] = x if shape is None or x.shape == shape else x.view(shape)
         return found
 
-    def playing(self, kind: str, leaves: Sequence[torch.Tensor]) -> Playing:
+    def program_for(self, kind: str, leaves: Sequence[torch.Tensor]) -> CallProgram:
         """The program for a "call", a whole "step" or "evaluation", on leaves of these dtypes."""
         dtypes = tuple(leaves[i].dtype for i in self.parameters_at)
-        if (known := self._plays.get((kind, dtypes))) is not None:
+        if (known := self._call_programs.get((kind, dtypes))) is not None:
             return known
         if kind == "call":
             program = self.program
@@ -160,11 +153,11 @@ class WholeBatch(nn.Module):
         else:
             program = free(forward_only(self.program))
         program = _in_dtypes(program, self.planned, dtypes)
-        made = Playing.of(program, self.regions, self.groups, self.names)
+        made = CallProgram.of(program, self.regions, self.groups, self.names)
         if is_direct(program):
             direct = DirectStep(program, self.regions, self.names, self.whole)
             made = replace(made, direct=direct)
-        self._plays[kind, dtypes] = made
+        self._call_programs[kind, dtypes] = made
         return made
 
     def whole(self, number: int, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -202,59 +195,6 @@ class WholeStep(AbstractContextManager[None]):
             self.calls = None
 
 
-@dataclass(frozen=True)
-class Playing:
-    """A program and where its backward part begins.
-
-    `seed` is that position, and `seeds` are the gradients that enter there, as in `Seed`. `groups`
-    are gradients that become final together, as (leaf, gradient) pairs, with the position after
-    which they are final; `numbers` has the indices of these leaves. `read_later` are arguments and
-    results that the backward part reads. `direct` runs the same step if it has no communication.
-    """
-
-    executor: StepExecutor
-    seed: int
-    seeds: tuple[tuple[int, str], ...]
-    groups: tuple[tuple[tuple[tuple[str, str], ...], int], ...]
-    numbers: tuple[tuple[int, ...], ...]
-    read_later: frozenset[str]
-    direct: DirectStep | None = None
-
-    @staticmethod
-    def of(
-        program: StepProgram,
-        regions: Regions,
-        channels: Mapping[str, dist.ProcessGroup],
-        names: Sequence[str],
-    ) -> Playing:
-        """Facts of a program and its executor; leaves are numbered as in `names`."""
-        instructions = program.instructions
-        seed = next(
-            (i for i, one in enumerate(instructions) if isinstance(one, Seed)), len(instructions)
-        )
-        there = {*program.given, *(n for one in instructions[:seed] for n in writes(one))}
-        later = {name for one in instructions[seed + 1 :] for name in reads(one)}
-        later &= {*program.leaves, *(v for _, _, v in program.inputs), *program.outputs}
-        begin = instructions[seed] if seed < len(instructions) else None
-        seeds = begin.gradients if isinstance(begin, Seed) else ()
-        groups, number = tuple(_groups(program)), {name: i for i, name in enumerate(names)}
-        numbers = tuple(tuple(number[leaf] for leaf, _ in group) for group, _ in groups)
-        executor = ConnectedExecutor(program, regions, channels, {end for _, end in groups})
-        return Playing(executor, seed, seeds, groups, numbers, frozenset(later & there))
-
-
-def _groups(program: StepProgram) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
-    """Gradients that become final without anything computed or sent between, in this order."""
-    last = {name: at for at, one in enumerate(program.instructions) for name in writes(one)}
-    busy = (isinstance(one, Forward | Backward | Transfer) for one in program.instructions)
-    before = list(accumulate(map(int, busy)))
-    together: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
-    for leaf, gradient in program.gradients:
-        together[before[last[gradient]]].append((leaf, gradient))
-    for count in sorted(together):
-        yield tuple(together[count]), 1 + max(last[value] for _, value in together[count])
-
-
 @final
 class ModuleCall:
     """One call of a module, from its forward part until its gradients are handed over."""
@@ -264,18 +204,18 @@ class ModuleCall:
         module: WholeBatch,
         leaves: Sequence[torch.Tensor],
         state: torch.Tensor,
-        playing: Playing,
+        program: CallProgram,
     ) -> None:
-        self.module, self.playing = module, playing
+        self.module, self.program = module, program
         self.parameters = {i: leaves[i] for i in module.parameters_at}
         with torch.no_grad():
             values = module.values(leaves)
-            self._run: ProgramRun | None = playing.executor.begin(values, state)
-            self._run.play(playing.seed)
+            self._run: ProgramRun | None = program.executor.begin(values, state)
+            self._run.play(program.seed)
             self._late: list[tuple[str, torch.Tensor]] = []  # outputs that are not there yet
             self._results = [self._result(name) for name in module.returned]
         self._given = _Unchanged([values[name] for name in module.parameters_named])
-        self._read = _Unchanged([self._run.tensor(name) for name in playing.read_later])
+        self._read = _Unchanged([self._run.tensor(name) for name in program.read_later])
         self._stash: dict[int, torch.Tensor | None] | None = None
         self._backward: ProgramRun | None = None
         self.is_step = False  # whether it goes on to the end of the step
@@ -302,7 +242,7 @@ class ModuleCall:
 
     def constants(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Results without a gradient."""
-        trained = {number for number, _ in self.playing.seeds}
+        trained = {number for number, _ in self.program.seeds}
         return [x for i, x in enumerate(results) if i not in trained]
 
     def begin(self, gradients: Gradients, kept: Sequence[torch.Tensor]) -> None:
@@ -316,7 +256,7 @@ class ModuleCall:
             run = self._again(kept)
         else:
             self._read.check()
-        for number, seed in self.playing.seeds:
+        for number, seed in self.program.seeds:
             run.values[seed] = gradients[number]
             run.partial |= gradients[number] is None
         self._backward = run
@@ -324,17 +264,17 @@ class ModuleCall:
     def gradients(self, group: int) -> Gradients:
         """Play on until a group's gradients are final."""
         if self._stash is not None:
-            return [self._stash[i] for i in self.playing.numbers[group]]
+            return [self._stash[i] for i in self.program.numbers[group]]
         run = self._backward
         assert run is not None, "its results have a node before"
-        found, end = self.playing.groups[group]
-        last = group + 1 == len(self.playing.groups)
+        found, end = self.program.groups[group]
+        last = group + 1 == len(self.program.groups)
         run.play(run.executor.end if last else end)
         if last and not self.is_step:
             self._backward = None
         return [
             None if (tile := run.values.pop(value, None)) is None else self._whole(i, tile)
-            for i, (_, value) in zip(self.playing.numbers[group], found, strict=True)
+            for i, (_, value) in zip(self.program.numbers[group], found, strict=True)
         ]
 
     def finish(self) -> ProgramRun | None:
@@ -373,8 +313,8 @@ class ModuleCall:
         state, *others = kept
         with torch.no_grad():
             values = self.module.values(self._leaves(others))
-        run = self.playing.executor.begin(values, state)
-        run.play(self.playing.seed)
+        run = self.program.executor.begin(values, state)
+        run.play(self.program.seed)
         return run
 
     def _differentiated(

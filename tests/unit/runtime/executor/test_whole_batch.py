@@ -143,8 +143,8 @@ def test_a_step_without_communication_is_the_graph_of_its_regions(runs):
     loss.backward()
     assert not runs
     whole = module._sw_program
-    (playing,) = whole._plays.values()
-    assert playing.direct is not None
+    (program,) = whole._call_programs.values()
+    assert program.direct is not None
     several = replace(whole.program.regions[0], variants=whole.program.regions[0].variants * 2)
     assert is_direct(whole.program)
     assert not is_direct(replace(whole.program, regions=(several,)))
