@@ -30,21 +30,30 @@ AT_ONCE = UpdateForm()
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions of a plan: tilings, storage, micro-batches and recomputation on `mesh`.
+    """The decisions of a plan that lowering needs.
 
-    `tilings` are by operator, `storage` by parameter name. Copies of parameters
-    that are `regathered` are not kept for the backward pass, nor, if it `rereads`, parameters
-    themselves, which may change before it. Operators with the same non-zero
-    number in `segments` are recomputed together in the backward pass, except those that are
-    `kept`. The batch is split into `micro_batches` micro-batches; `gradient_sync`
-    (`ir/gradient_sync.py`) gives those after which gradients are reduced. Copies of parameters are
-    gathered `ahead` buckets before they are read, and with `separates_gathers` on channels of their
-    own where reductions of gradients are in flight beside them. What `offload` names
-    (`ir/strategy/fields.py`) is kept in the memory of the host, but for inputs of the recomputed
-    segments `on_device`. Layers run `compiled` or eagerly. Parameters are updated in groups of at
-    most `update_group_bytes` of a rank's tiles, with 0 all at once; None is not decided. Of the
-    operators `in_8_bit` the products are in 8 bits. With a `pipeline`, `mesh` is that of one of its
-    groups.
+    Attributes:
+        mesh: the mesh of all devices; with a `pipeline` that of one of its groups.
+        tilings: the tiling of each operator, by name.
+        storage: the layout in which each parameter is stored, by name.
+        regathered: parameters whose gathered copies are not kept for the backward pass.
+        segments: for each operator the number of the segment that it is recomputed with; 0 for
+            none.
+        micro_batches: how many micro-batches the batch is split into.
+        pipeline: the stages and their schedule; None without stages.
+        gradient_sync: after which micro-batches gradients are reduced (`ir/gradient_sync.py`).
+        kept: operators in recomputed segments that run once, and whose results are kept.
+        ahead: how many buckets before they are read copies of parameters are gathered.
+        offload: what is kept in the memory of the host (`ir/strategy/fields.py`).
+        on_device: of offloaded activations, the segments whose inputs stay on the device.
+        compiled: whether layers run through `torch.compile`.
+        rereads: whether the backward pass reads parameters themselves again, because they may
+            change before it (asynchronous pipelines).
+        update_group_bytes: the most bytes of a rank's tiles that are updated at once; 0 is all of
+            them, None is not decided.
+        in_8_bit: operators whose products are in 8 bits.
+        separates_gathers: whether gathers of parameters have channels of their own where
+            reductions of gradients are in flight beside them.
     """
 
     mesh: Mesh
