@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from shardwright.ir.graph import Graph, LeafKind
 from shardwright.ir.layout import Layout, fits, is_natural
@@ -10,17 +10,15 @@ from shardwright.ir.plan import Plan, PlanError
 from shardwright.ir.schedules.schedule import PipelineError
 from shardwright.program.decisions import Decisions
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatchError, MicroBatches
+from shardwright.rules.micro_batches import MicroBatchError, SplitBatch
 from shardwright.rules.micro_batches import micro_batches as micro_batched
 from shardwright.rules.operators.fp8_layers import fp8_layers
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import Tiling
 
-Split = Callable[[int], MicroBatches]
-
 
 def read_plan(
-    plan: Plan, graph: Graph, analysis: Analysis, split: Split | None = None
+    plan: Plan, graph: Graph, analysis: Analysis, split: SplitBatch | None = None
 ) -> Decisions:
     """The decisions of a plan for `graph`; raises `PlanError` if the plan is of another graph.
 
@@ -66,19 +64,19 @@ def read_plan(
     except MicroBatchError as e:
         raise PlanError(f"the plan has {plan.micro_batches} micro-batches, but {e}") from e
     return Decisions(
-        plan.layout_mesh,
-        tilings,
-        storage,
-        frozenset(p.name for p in plan.parameters if p.regathered),
-        {op.name: op.segment for op in plan.ops},
-        plan.micro_batches,
-        plan.pipeline,
-        plan.gradient_sync,
-        frozenset(op.name for op in plan.ops if op.kept),
-        plan.ahead,
-        plan.offload,
-        frozenset(plan.on_device),
-        plan.compiled,
+        mesh=plan.layout_mesh,
+        tilings=tilings,
+        storage=storage,
+        regathered=frozenset(p.name for p in plan.parameters if p.regathered),
+        segments={op.name: op.segment for op in plan.ops},
+        micro_batches=plan.micro_batches,
+        pipeline=plan.pipeline,
+        gradient_sync=plan.gradient_sync,
+        kept=frozenset(op.name for op in plan.ops if op.kept),
+        ahead=plan.ahead,
+        offload=plan.offload,
+        on_device=frozenset(plan.on_device),
+        compiled=plan.compiled,
         update_group_bytes=plan.update_group_bytes,
         in_8_bit=frozenset(fp8_layers(graph)),
         separates_gathers=plan.separates_gathers,

@@ -13,7 +13,7 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import Graph, LeafKind, Op
@@ -68,6 +68,9 @@ class MicroBatches:
             for layout, grad in zip(op_layouts.operands, op_layouts.operand_grads, strict=True)
         )
         return replace(op_layouts, operand_grads=grads)
+
+
+SplitBatch = Callable[[int], MicroBatches]  # the split into so many; callers keep those made
 
 
 def extended(layout: Layout, mesh: Mesh, placement: Placement) -> Layout:

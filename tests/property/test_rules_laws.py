@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Dropout, Joint, SharedAttention, Uniform
-from shardwright.program.lower.rank_program import ProgramLayouts, placings_of, write
+from shardwright.program.lower.rank_program import ProgramLayouts, op_layouts_of, write
 from shardwright.program.lower.zigzag_order import computes_each_index, reordered
 from shardwright.rules.analysis import analyze
 from shardwright.rules.operators import table
@@ -170,7 +170,7 @@ def _describe(one):
 def _run(one, analysis, mesh, tiling, *, zigzag=False):
     """Results and gradients of a call whose ranks each have their tiles."""
     op = one.op
-    op_layouts = placings_of(one.graph, analysis, mesh, {"y": tiling})["y"]
+    op_layouts = op_layouts_of(one.graph, analysis, mesh, {"y": tiling})["y"]
     if zigzag:
         op_layouts = reordered(op_layouts, 0)
     generator = torch.Generator().manual_seed(1)

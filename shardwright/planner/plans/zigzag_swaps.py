@@ -21,7 +21,7 @@ from shardwright.ir.plan import Phase, PlannedOp, PlannedTransfer
 from shardwright.ir.redistribution import SWAPS, PlacementChange, steps_between
 from shardwright.machine.topology import links
 from shardwright.planner.tables.model import CostModel
-from shardwright.program.lower.rank_program import placings_of
+from shardwright.program.lower.rank_program import op_layouts_of
 from shardwright.program.lower.zigzag_order import LayoutsByOp
 from shardwright.rules.analysis import expand_analysis
 from shardwright.rules.placements import parse_tiling
@@ -41,7 +41,7 @@ def zigzag_swaps(
     analysis = expand_analysis(model.analysis, graph, stands_for)
     planned = {op.name: op for op in ops}
     tilings = {name: parse_tiling(analysis.rules[name], planned[name].tiling) for name in graph.op}
-    layouts_by_op = placings_of(graph, analysis, model.mesh, tilings)
+    layouts_by_op = op_layouts_of(graph, analysis, model.mesh, tilings)
     joined = links(model.machine, model.mesh)
     found: list[PlannedTransfer] = []
     for value, consumer, phase, step in _swaps(graph, layouts_by_op, planned):

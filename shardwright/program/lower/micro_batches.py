@@ -84,11 +84,11 @@ def lower_micro(
 
     Of the micro-batches with these `numbers`; None is all of them.
     """
-    part = GraphPart(graph, placings_of(graph, analysis, micro, decisions))
+    part = GraphPart(graph, micro_batch_layouts(graph, analysis, micro, decisions))
     return lower_part(part, analysis, micro, decisions, rank, numbers)
 
 
-def placings_of(
+def micro_batch_layouts(
     graph: Graph, analysis: Analysis, micro: MicroBatches, decisions: Decisions
 ) -> Mapping[str, OpLayouts]:
     """Layouts of every operator on the mesh of `decisions` and the axis of micro-batches."""

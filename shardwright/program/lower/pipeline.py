@@ -24,7 +24,7 @@ from shardwright.program.lower.micro_batches import (
     GraphPart,
     MicroPrograms,
     lower_part,
-    placings_of,
+    micro_batch_layouts,
 )
 from shardwright.program.lower.stages import Stage, StageError, needs_one_stage, split
 from shardwright.rules.analysis import Analysis
@@ -73,7 +73,7 @@ class StagedGraph:
                 undivided_batch(graph, analysis) if whole else micro_batches(graph, analysis, count)
             )
         self.micro = micro
-        self.layouts_by_op = placings_of(graph, analysis, self.micro, decisions)
+        self.layouts_by_op = micro_batch_layouts(graph, analysis, self.micro, decisions)
 
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:

@@ -29,7 +29,7 @@ from shardwright.program.instructions import (
     writes,
 )
 from shardwright.program.lower.offset_ops import placed_call, shared_attention
-from shardwright.program.lower.segments.checkpoint_segments import together as recomputed_together
+from shardwright.program.lower.segments.recomputed_segments import grouped_segments
 from shardwright.program.lower.tile_cache import TileCache
 from shardwright.program.lower.zigzag_order import in_zigzag_order
 from shardwright.rules.analysis import Analysis
@@ -56,12 +56,12 @@ def lower(graph: Graph, analysis: Analysis, decisions: Decisions, rank: int) -> 
     them costs nothing.
     """
     mesh, tilings = decisions.mesh, decisions.tilings
-    layouts_by_op = placings_of(graph, analysis, mesh, tilings)
+    layouts_by_op = op_layouts_of(graph, analysis, mesh, tilings)
     given = {**decisions.storage, **input_layouts(graph, analysis, mesh, tilings)}
     return write(graph, analysis, ProgramLayouts(mesh, layouts_by_op, given), decisions, rank)
 
 
-def placings_of(
+def op_layouts_of(
     graph: Graph, analysis: Analysis, mesh: Mesh, tilings: Mapping[str, Tiling]
 ) -> Mapping[str, OpLayouts]:
     """Layouts of everything that operators touch; equal operators share one object."""
@@ -121,7 +121,7 @@ def write(
         mesh=placed.mesh,
         rank=rank,
         leaves=tuple(leaf.name for leaf in graph.leaves),
-        instructions=recomputed_together(
+        instructions=grouped_segments(
             writer.instructions,
             writer.segments,
             (*outputs, *(value for _, value in updates)),
@@ -186,7 +186,7 @@ class _Writer:
         self.analysis = analysis
         self.placed = placed
         self.coordinate = placed.mesh.coordinate(rank)
-        self.own = TileCache(self.coordinate)
+        self.tiles = TileCache(self.coordinate)
         self.number = {name: i for i, name in enumerate(analysis.rules)}  # in the whole graph
         self.instructions: list[Instruction] = []
         self.layouts: dict[str, Layout] = {}
@@ -330,7 +330,7 @@ class _Writer:
         src = self.layouts[value]
         atoms = self.analysis.atoms[value]
         differentiable = self.graph.tensor[value].requires_grad
-        forward = self.own.moves(atoms, src, wanted)
+        forward = self.tiles.moves(atoms, src, wanted)
         # Parameters need not be read again if copies are kept, or if they are read as they lie:
         # their gradients are summed outside of a piece, together with others.
         inside = value not in self.parameters or (forward and value in self.regathered)
@@ -339,7 +339,7 @@ class _Writer:
         if key in self.redistributed:
             return self.redistributed[key]
         home = self.placed.home(value, src)
-        backward = self.own.moves(atoms, grad, home) if differentiable else ()
+        backward = self.tiles.moves(atoms, grad, home) if differentiable else ()
         if not forward and not backward:
             self.redistributed[key] = self.names[value]
             return self.names[value]
@@ -354,8 +354,8 @@ class _Writer:
                 text=text,
                 before=self.local_shape(value, src),
                 after=self.local_shape(value, wanted),
-                atoms_before=self.own.tile(atoms, src).atoms,
-                atoms_grad=self.own.tile(atoms, grad).atoms,
+                atoms_before=self.tiles.tile(atoms, src).atoms,
+                atoms_grad=self.tiles.tile(atoms, grad).atoms,
                 forward=forward,
                 backward=backward,
                 differentiable=differentiable,
@@ -378,7 +378,7 @@ class _Writer:
         self.segments.append(self.segment if segment is None else segment)
 
     def local_shape(self, value: str, layout: Layout) -> tuple[int, ...]:
-        return self.own.tile(self.analysis.atoms[value], layout).shape
+        return self.tiles.tile(self.analysis.atoms[value], layout).shape
 
     def positions(self, value: str, layout: Layout) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """Of each dimension, start, length and size of each atom that is not in zigzag order."""

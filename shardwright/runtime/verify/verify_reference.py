@@ -10,7 +10,7 @@ import torch
 from shardwright.ir.graph import Graph, Op
 from shardwright.ir.layout import atom_range
 from shardwright.program.decisions import Decisions
-from shardwright.program.lower.micro_batches import placings_of
+from shardwright.program.lower.micro_batches import micro_batch_layouts
 from shardwright.rules.analysis import Analysis
 from shardwright.rules.micro_batches import micro_batches, undivided_batch
 
@@ -34,7 +34,7 @@ def in_parts(graph: Graph, analysis: Analysis, decisions: Decisions) -> Graph:
     micro = (
         undivided_batch(graph, analysis) if count == 1 else micro_batches(graph, analysis, count)
     )
-    layouts_by_op, mesh = placings_of(graph, analysis, micro, decisions), micro.mesh(mesh)
+    layouts_by_op, mesh = micro_batch_layouts(graph, analysis, micro, decisions), micro.mesh(mesh)
 
     def parts(op: Op) -> tuple[int, ...]:
         layout = layouts_by_op[op.name].operands[0]

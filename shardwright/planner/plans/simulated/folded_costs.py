@@ -28,9 +28,9 @@ from shardwright.program.step.folding.sections import (
     sections_of,
 )
 from shardwright.program.step.folding.steady_passes import few_micro_batches
-from shardwright.program.step.lower.plan_lowering import PlanLowering, Split
+from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatches, micro_batches
+from shardwright.rules.micro_batches import MicroBatches, SplitBatch, micro_batches
 from shardwright.simulate.memory.step.folded_step import FoldedStep
 from shardwright.simulate.memory.step.rank_step import Trainer
 from shardwright.simulate.time.program_prices import prices_of
@@ -66,7 +66,7 @@ class FoldedCosts:
         analysis: Analysis,
         machine: Machine,
         kept: int = KEPT,
-        split: Split | None = None,
+        split: SplitBatch | None = None,
     ) -> None:
         self._split_whole = split
         self.graph, self.analysis, self.machine, self.kept = graph, analysis, machine, kept
@@ -190,7 +190,7 @@ class FoldedCosts:
         given = folded.graph, self.analysis, few, alone_bytes, self._split(folded), sum_bytes
         return PlanLowering(*given, few=True)
 
-    def _split(self, folded: FoldedGraph) -> Split:
+    def _split(self, folded: FoldedGraph) -> SplitBatch:
         """The micro-batch split of a graph of few layers, shared by plans of equal counts."""
         graph = folded.graph
         if folded is self._whole and self._split_whole is not None:

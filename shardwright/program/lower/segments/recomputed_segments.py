@@ -14,7 +14,7 @@ from shardwright.program.instructions import (
 from shardwright.program.lower.segments.kept_order import in_few_runs
 
 
-def together(
+def grouped_segments(
     instructions: Sequence[Instruction],
     segments: Sequence[int],
     returned: Collection[str],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -26,9 +26,7 @@ from shardwright.program.step.lower.whole_batch import whole_step
 from shardwright.program.step.optimize import STEP_PASSES, Prepared, optimized, prepared
 from shardwright.program.step.step_program import StepProgram
 from shardwright.rules.analysis import Analysis
-from shardwright.rules.micro_batches import MicroBatches, batch_size, micro_batches
-
-Split = Callable[[int], MicroBatches]
+from shardwright.rules.micro_batches import MicroBatches, SplitBatch, batch_size, micro_batches
 
 
 @final
@@ -47,7 +45,7 @@ class PlanLowering:
         analysis: Analysis,
         decisions: Decisions,
         alone_bytes: int | None,
-        split: Split | None = None,
+        split: SplitBatch | None = None,
         sum_bytes: int | None = None,
         *,
         few: bool = False,

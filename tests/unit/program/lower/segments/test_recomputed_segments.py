@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.ir.graph import Op, Ref
 from shardwright.program.instructions import Compute, RecomputedSegment
-from shardwright.program.lower.segments.checkpoint_segments import together
+from shardwright.program.lower.segments.recomputed_segments import grouped_segments
 
 
 def compute(name, *reads):
@@ -31,6 +31,6 @@ def test_a_segment_gives_what_is_read_behind_it_or_returned(returned, gives):
         (compute("c", "b", "before"), 1),
         (compute("e", "c", "d"), 0),
     ]
-    found = together(*zip(*order, strict=True), returned)
+    found = grouped_segments(*zip(*order, strict=True), returned)
     assert names(found) == ["before", (gives, ["a", "b", "c"]), "d", "e"]
     assert found[1].takes == ("x", "before")
