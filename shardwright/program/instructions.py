@@ -30,14 +30,20 @@ Run = tuple[int, int]  # elements of the whole, side by side: start and length
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step of a redistribution along mesh axis `axis`, with this rank's numbers.
+    """One step of a redistribution along one mesh axis, with this rank's numbers.
 
-    Tensors are seen as their atoms: one dimension per atom. `whole` is the
-    shape when the axis does not shard it. `src` and `dst` are the sharded
-    dimensions before and after, -1 where the placement is no Shard. `start`
-    and `length` say which part of `whole` is this rank's tile, for steps that
-    cut or embed it; `keeps` is False where a rank contributes zeros. A tile that is cut in zigzag
-    order has the `halves` of `whole`.
+    Tensors are seen as their atoms: one dimension per atom.
+
+    Attributes:
+        axis: the name of the mesh axis.
+        collective: what happens along it.
+        whole: the shape that the tensor has where the axis does not shard it.
+        src: the sharded dimension before; -1 where the placement is no Shard.
+        dst: the sharded dimension after; -1 where the placement is no Shard.
+        start: where this rank's tile begins in that dimension of `whole`.
+        length: how long the tile is; both are for steps that cut or embed it.
+        keeps: whether the rank contributes its tensor; otherwise zeros.
+        halves: the two runs of `whole` that a tile in zigzag order is cut from.
     """
 
     axis: str
@@ -53,12 +59,20 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Redistribute:
-    """`result` is `value` in another layout; its gradient is redistributed by `backward`.
+    """`result` is `value` in another layout, and its gradient is redistributed back.
 
-    Shapes are local: `before` and `after` in the tensor's own dimensions.
-    `atoms_before` is the tile seen as atoms, where the forward moves start;
-    `atoms_grad` the gradient's tile, where the backward moves start. With a `cast`
-    the value is moved in its first dtype, and its gradient in the second.
+    Attributes:
+        value: the tensor before.
+        result: the tensor after; another name of `value` if `forward` is empty.
+        text: both layouts, for printing.
+        before: the local shape of `value`, in the tensor's own dimensions.
+        after: the local shape of `result`.
+        atoms_before: the tile of `value` seen as atoms, where the forward moves start.
+        atoms_grad: the tile of the gradient seen as atoms, where the backward moves start.
+        forward: the moves of the value.
+        backward: the moves of the gradient of `result` to that of `value`.
+        differentiable: whether there is a gradient.
+        cast: the dtype in which the value is moved, and that of its gradient; None for its own.
     """
 
     value: str
@@ -238,9 +252,13 @@ class Load:
 class RecomputedSegment:
     """Instructions that keep nothing for the backward pass and are recomputed there.
 
-    `takes` are its inputs, which are kept, and `gives` the results that other instructions read.
-    Operators that are `kept` run once: their own results stay in memory, and results of other
-    instructions that they save exist again once these are recomputed.
+    Attributes:
+        number: that of the segment in the plan.
+        instructions: what runs forward, and again in the backward pass.
+        takes: the inputs, which are kept.
+        gives: the results that other instructions read.
+        kept: the operators that run once. Their own results stay in memory; results of other
+            instructions that they save exist again once these are recomputed.
     """
 
     number: int

@@ -84,12 +84,16 @@ def _dual(_: str, layout: Layout) -> Layout:
 
 @dataclass(frozen=True)
 class ProgramLayouts:
-    """Layouts of everything that a program of `mesh` computes.
+    """Layouts of everything that a program computes.
 
-    `layouts_by_op` has the layouts of operators and `given` those of leaves. Results are returned
-    in the layout `result`, or replicated if it is None; values that are `sent` keep the layout of
-    their producer, and their gradients arrive in the layout it needs. `home` maps name and layout
-    of a value to the layout that its gradient needs.
+    Attributes:
+        mesh: the mesh of the layouts; with micro-batches it has their axis, too.
+        layouts_by_op: the layouts of what each operator reads and makes.
+        given: the layouts of leaves; those that it lacks are replicated.
+        result: the layout in which results are returned; None is replicated.
+        sent: values that go to another pipeline stage. They keep the layout of their producer, and
+            their gradients arrive in the layout that it needs.
+        home: the layout in which the gradient of a value is needed, by its name and layout.
     """
 
     mesh: Mesh
@@ -103,10 +107,15 @@ class ProgramLayouts:
 def write(
     graph: Graph, analysis: Analysis, placed: ProgramLayouts, decisions: Decisions, rank: int
 ) -> Program:
-    """The program of `rank` of the mesh on which everything is `placed`.
+    """The program of `rank` of the mesh of `placed`.
 
-    `graph` may be a part of the one that `analysis` is of. Of `decisions` only
-    those about memory are looked at.
+    Args:
+        graph: the graph to lower, which may be a part of the one that `analysis` is of.
+        analysis: the rules and dimensions of the whole graph.
+        placed: the layouts of all values; these, and not `decisions`, say how operators are split.
+        decisions: of these only what is about memory and 8 bits counts: recomputation, copies that
+            are gathered again, parameters on the host.
+        rank: the rank in the mesh of `placed`.
     """
     writer = _Writer(graph, analysis, placed, rank, decisions)
     for leaf in graph.leaves:

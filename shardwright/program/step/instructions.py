@@ -29,10 +29,17 @@ TOTAL = "total/"
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Runs a region. With `saves` its backward pass will follow, under the name `call`.
+    """Runs a region.
 
-    `again` marks a run that repeats an earlier one, for the backward pass. `ops` names the
-    operators of the graph that it runs, one for each instruction of the region; empty for none.
+    Attributes:
+        region: its number in `StepProgram.regions`.
+        variant: which of its variants, which differ in the offsets of tiles.
+        call: the name of this run, by which a `Backward` refers to it.
+        inputs: the values that the region is given.
+        outputs: the values that it makes.
+        saves: whether its backward pass will follow.
+        again: whether it repeats an earlier run, for the backward pass.
+        ops: the graph's operators, one for each instruction of the region; empty for none.
     """
 
     region: int
@@ -64,14 +71,20 @@ class Gradients(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Computes gradients of the inputs of the call `call`, and frees what it saved.
+    """Computes gradients of the inputs of a `Forward` that saved, and frees what it saved.
 
-    `given` has, per output of the region, the names of gradients whose sum is that output's
-    gradient; it is empty for an output without a gradient. `made` has, per input, the name of its
-    gradient, or "" if it has none or is added to a total; `totals` has pairs (position, total); the
-    total may not exist yet. `copies` are the dropped inputs: (position, value that exists again).
-    A pass for inputs is followed by one for weights, whose `given` is empty: it continues from the
-    gradients that the first pass kept.
+    A pass for `INPUTS` is followed by one for `WEIGHTS`, whose `given` is empty: it continues from
+    the gradients that the first pass kept.
+
+    Attributes:
+        region: the number of the region.
+        call: the `Forward.call` whose backward pass it is.
+        given: for each output of the region the names of gradients whose sum is that output's
+            gradient; empty for an output without one.
+        made: for each input the name of its gradient; "" if it has none, or is added to a total.
+        copies: inputs that the region dropped, as (position, value that exists again).
+        totals: gradients that are added up, as (position, total); the first makes the total.
+        part: which gradients are computed.
     """
 
     region: int
@@ -97,9 +110,16 @@ class Backward:
 class Part:
     """One tensor of a transfer: `value`, after the moves `local` and then `move`, is `result`.
 
-    The moves see the tensor as `atoms`, one dimension each; `shape` is the result's own.
-    `length` is the number of elements of this rank's tensor that the move takes, and `dtype` what
-    it is sent in. The result of a cast has the `dtype` too. A gradient that is missing is zeros.
+    A gradient that is missing is sent as zeros.
+
+    Attributes:
+        value: the tensor before.
+        result: the tensor after.
+        atoms: the shape in which the moves see it, one dimension for each atom.
+        local: moves without communication that come first.
+        move: the move that communicates.
+        shape: the shape of the result, in the tensor's own dimensions.
+        dtype: the dtype in which it is sent, and which the result has.
     """
 
     value: str
@@ -301,13 +321,18 @@ class Seed:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's step, the last instruction: (parameter, its gradient).
+    """The optimizer's step, the last instruction; it writes the parameters in place.
 
-    It writes the parameters in place. Their gradients are those of weights `late` updates ago.
-    Groups of so many parameters, in their order, are updated one after the other; without `groups`
-    all are updated at once. State that is `on_host` is copied from there for each group and back:
-    while a group is updated, that of the next one arrives, and that of the one before it leaves.
-    With `by_host` parameters, gradients and state are there, and its processors update them.
+    Attributes:
+        parameters: what is updated, as (parameter, its gradient).
+        late: how many updates ago the weights were made that the gradients belong to.
+        groups: how many parameters, in their order, each group has; groups are updated one after
+            the other. Empty updates all at once.
+        on_host: whether the state of the optimizer is copied from the host for each group and back:
+            while a group is updated, that of the next one arrives, and that of the one before it
+            leaves.
+        by_host: whether parameters, gradients and state are on the host, whose processors update
+            them.
     """
 
     parameters: tuple[tuple[str, str], ...]

@@ -39,19 +39,36 @@ class UpdateParts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepProgram:
-    """One step of `rank`.
+    """One step of `rank`; of an asynchronous pipeline one call.
 
-    Its initial values are the `leaves` (parameters in the shapes of `loads`, buffers and
-    constants), this rank's part of the `inputs`: (leaf, micro-batch, value), and the `seeds`:
-    (value, gradient of it); with a whole batch, a `Seed` takes the gradients instead. It returns
-    `outputs`, `gradients`: (leaf or input, gradient), and `updates`: (buffer, new content). With
-    `fixed_offsets` no region has several variants. A gathered copy or scattered gradient of at
-    least `alone_bytes` has a transfer of its own; a bucket of summed gradients holds up to
-    `sum_bytes`. Copies of parameters are gathered `ahead` buckets before they are read, with
-    `separates_gathers` on channels of their own where reductions are in flight beside them.
-    `passes` names the passes that were applied. In an asynchronous pipeline a program is one call,
-    which goes on with what the call before has `carried`. Leaves in `on_host`, each with the dtype
-    that it is stored in, are in the memory of the host, from which they are copied to be read.
+    Its initial values are `leaves`, `inputs` and `seeds`; it returns `outputs`, `gradients` and
+    `updates`. Everything else says what passes may do.
+
+    Attributes:
+        mesh: the mesh of the devices that a pipeline stage shares, or of all.
+        rank: the rank in that mesh.
+        regions: what `Forward` and `Backward` run, by number.
+        leaves: the names of parameters, buffers and constants.
+        loads: the shapes in which this rank has its tiles of parameters.
+        inputs: this rank's parts of the inputs, as (leaf, micro-batch, value).
+        seeds: where backward passes begin, as (output, its gradient); empty where a `Seed` takes
+            the gradients from the caller, as for a whole batch.
+        instructions: what the rank does, in order.
+        outputs: the values that the step returns.
+        gradients: the gradients that it returns, as (parameter or input, gradient).
+        updates: the new contents of buffers, as (buffer, value).
+        fixed_offsets: whether regions for tiles at different offsets are different regions;
+            otherwise they are variants of one.
+        alone_bytes: from this size on a gathered copy, or a scattered gradient, has a transfer of
+            its own; None is never (`BackendSpec`).
+        sum_bytes: the size of a full bucket of summed gradients.
+        ahead: how many buckets before they are read copies of parameters are gathered.
+        passes: the names of the passes that were applied.
+        carried: what a call of an asynchronous pipeline leaves to the next one.
+        on_host: leaves in the memory of the host, each with the dtype that it is stored in; they
+            are copied from there to be read.
+        separates_gathers: whether gathers have channels of their own where reductions of gradients
+            are in flight beside them.
     """
 
     mesh: Mesh

@@ -53,12 +53,13 @@ MakeVersions = Callable[[Version], Sequence[torch.Tensor]]
 
 
 class StepExecutor:
-    """Runs one rank's step. `groups` has the process group of each channel of collectives.
+    """Prepares one rank's step program for its runs, each of which is a `ProgramRun`.
 
-    `messages` gives the ends of messages; without it they are sent in `groups`.
-
-    `steps` has for each instruction the method of `ProgramRun` that runs it, with its argument;
-    both are looked up once.
+    Args:
+        program: the program after all passes.
+        regions: the modules of its regions.
+        groups: the process group of each channel of collectives.
+        messages: gives this rank's end of a message; by default messages are sent in `groups`.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class StepExecutor:
             if read[name] == 1 and name not in program.returned
         )
         self.host_memory = HostMemory(regions.device) if any(program.host_copies()) else None
+        # The method of a run for each instruction, looked up once, and its argument.
         self.steps = tuple(map(self._step, program.instructions))
         # The position of the update, after which nothing is computed.
         self.end = next(

@@ -31,12 +31,19 @@ from shardwright.rules.micro_batches import MicroBatches, SplitBatch, batch_size
 
 @final
 class PlanLowering:
-    """The programs of the ranks of one plan, with its `decisions`.
+    """The programs of the ranks of one plan, lowered when they are asked for, and then kept.
 
-    Micro-batches that do the same are lowered once. Without stages only some of those stand for all
-    (`numbers`). `alone_bytes` is the backend's. `split` cuts the batch, which takes a while for
-    every number of micro-batches. `sum_bytes` is the size of a bucket of gradients, None that of
-    `graph`. With `few` pipelines leave out micro-batches, too.
+    Micro-batches that do the same are lowered once. Without stages a program has some of these,
+    which stand for all (`numbers`).
+
+    Args:
+        graph: the graph of the plan, with all layers or few.
+        analysis: the analysis of `graph`, or of a graph that it is a part of.
+        decisions: the decisions of the plan.
+        alone_bytes: that of the backend (`BackendSpec`).
+        split: splits the batch, to share what takes a while for each number of micro-batches.
+        sum_bytes: the size of a bucket of gradients; None is that of `graph`.
+        few: whether programs of pipelines leave out micro-batches, too.
     """
 
     def __init__(
