@@ -73,7 +73,7 @@ def tune_host(command: F) -> F:
 
 
 def given(*names: str) -> list[str]:
-    """Those of these options of the running command that the user has given."""
+    """The options of the running command, of these names, that the user has given."""
     context = click.get_current_context()
     changed = context.meta.get(_OF_MACHINE) if "machine" in names else None
     found = [f"--set {_OF_MACHINE}{changed}"] if changed else []

@@ -205,7 +205,7 @@ def _priced_with(replaced: tuple[Replaced, ...]) -> str:
 
 
 def offer_json(offered: OfferedConfig | None, file: str | None) -> Mapping[str, object] | None:
-    """The same for `--json`; None where nothing was asked for."""
+    """The config that is offered, as an object for `--json`; None where none was asked for."""
     if offered is None:
         return None
     if file is not None:

@@ -345,7 +345,7 @@ class Frontier:
         """Say that `compared` will be asked of these plans, so that it may find them at once."""
 
     def expect_deepened(self, plans: Iterable[Plan], limit: Bytes | None) -> None:
-        """The same of `deepened` within `limit`, and of no more plans than are found at once."""
+        """Say that `deepened` will be asked of the first of these plans, within `limit`."""
 
     def simulated_peak(self, plan: Plan) -> Bytes:
         """The peak memory that `compared` finds, which may be known before its time."""

@@ -48,7 +48,7 @@ class Shard:
 
     @property
     def contiguous(self) -> Shard:
-        """The same in tiles of neighbours."""
+        """The placement without zigzag order: each tile has neighbouring indices."""
         return Shard(self.dim, self.atom) if self.zigzag else self
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ class Layout:
 
     @property
     def contiguous(self) -> Layout:
-        """The same in tiles of neighbours."""
+        """The layout without zigzag order: each tile has neighbouring indices."""
         cuts = (p.contiguous if isinstance(p, Shard) else p for p in self.placements)
         return Layout(self.mesh, tuple(cuts))
 

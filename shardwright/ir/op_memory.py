@@ -76,7 +76,7 @@ class OpTracer(Protocol):
 
 
 def call_key(op: Op, names: Sequence[str], given: tuple[Seen, ...]) -> tuple[Hashable, ...]:
-    """The same for calls that do the same, whatever their operands are named."""
+    """A key that is equal for calls that do the same, whatever their operands are named."""
     place = {name: i for i, name in enumerate(names)}
 
     def renamed(arg: Arg) -> Hashable:

@@ -73,7 +73,7 @@ def additive(
     optimizer: str,
     found: Frontier,
 ) -> Plan:
-    """The same with additive costs of the step, which is not simulated.
+    """The decisions of `plan` with additive costs on `machine`; its step is not simulated.
 
     Raises:
         PlanError: as `recosted`.

@@ -164,7 +164,7 @@ FORMS: Mapping[str, Callable[[Plan], str]] = {
 
 
 def patterns(modules: Mapping[str, Style], plan: Plan) -> dict[str, Style]:
-    """The same by globs, where all modules of a plan that match a glob have one style."""
+    """The styles by globs, where all modules of a plan that match a glob have one style."""
     by_glob: defaultdict[str, list[str]] = defaultdict(list)
     for path in _paths(plan):
         by_glob[glob(path)].append(path)

@@ -41,7 +41,7 @@ class OtherPlans:
         return [(one.step_seconds, one.peak_bytes) for one in self.simulated.values()]
 
     def offered(self, plan: Plan) -> list[Plan]:
-        """Those that fit and are faster than `plan` or need less memory, by at least a hundredth.
+        """Plans that fit and are faster than `plan`, or need less memory, by a hundredth or more.
 
         Fastest first, none dominated by another.
         """

@@ -128,7 +128,10 @@ class LastingModule(nn.Module):
         return seed, step
 
     def random_tensor(self) -> torch.Tensor:
-        """The same, int64 [2], on its device. Steps replace it, and none writes to it."""
+        """The numbers of `random_state`, int64 [2], on its device.
+
+        Steps replace the tensor, and none writes to it.
+        """
         return self._sw_state
 
     def share_random_state(self, other: LastingModule) -> None:

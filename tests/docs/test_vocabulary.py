@@ -98,7 +98,12 @@ def test_repeated_names_are_seen():
     assert repeated([one, other]) == {"Call": ["a.py", "b.py"]}
 
 
-HEADLESS = re.compile(r"(How|What|Where|Which|Who|Whom|When|That)\b")
+# Clauses without a subject, and lines that say nothing without the docstring before them.
+HEADLESS = re.compile(
+    r"(How|What|Where|Which|Who|Whom|When|That)\b"
+    r"|The same(?:[,.]| (?:as|at|before|by|for|from|in|of|on|where|with|without)\b)"
+    r"|Those\b|Likewise\b"
+)
 
 
 def headless(text):
@@ -118,3 +123,6 @@ def test_first_lines_of_docstrings_say_what_a_thing_is_or_does():
 
 def test_headless_lines_are_seen():
     assert headless('def f():\n    """What runs."""\nclass C:\n    """Runs."""') == ["What runs."]
+    leaning = '"""The same, later."""\ndef f():\n    """Those that run."""\n'
+    assert headless(leaning) == ["The same, later.", "Those that run."]
+    assert headless('"""The same plan elsewhere."""') == []

@@ -27,7 +27,7 @@ class Slider:
 
 
 def sliders(target: Target, machine: Machine, memory_limit: int | None) -> tuple[Slider, ...]:
-    """Those of a target and a machine; only a config.json takes other batches and sequences."""
+    """The sliders of a machine, and those of batch and sequence that only a config.json takes."""
     counts = [part.devices for part in named_machines.smaller_machines(machine)]
     if len(counts) > _MOST_COUNTS:
         counts = [n for n in counts if n & (n - 1) == 0 or n == machine.devices]

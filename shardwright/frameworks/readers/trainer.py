@@ -54,7 +54,7 @@ def settings_of(document: Document) -> Settings:
 
 
 def renamed(document: Document, names: Mapping[str, str]) -> Settings:
-    """The same, with other names of some keys."""
+    """The keys of a document without the prefix `fsdp_`, some under other `names`."""
 
     def named(key: str) -> str:
         if key.startswith(FSDP):

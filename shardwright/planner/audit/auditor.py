@@ -210,7 +210,7 @@ class Auditor:
         return None
 
     def _uniform(self, like: Strategy, progress: Progress | None) -> Priced:
-        """The same with the state of the optimizer where `like` has it.
+        """The fastest enumerated uniform strategy with the optimizer's state where `like` has it.
 
         Raises `InfeasibleError` where none fits, and `OptimizerError` where it has no such state.
         """
@@ -236,7 +236,7 @@ class Auditor:
         return min(found, other, key=lambda one: one.plan.step_seconds)
 
     def with_causes(self, one: Priced) -> Priced:
-        """The same with a breakdown of its memory, which plans that were only compared lack."""
+        """`one` with a breakdown of its memory, which plans that were only compared lack."""
         refinement = self._forms.of(one.strategy).refinement
         return replace(one, plan=refinement.with_causes(one.plan))
 

@@ -40,7 +40,7 @@ NOTHING = Avoidable()
 
 
 def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Avoidable:
-    """The same decisions with a host that issues kernels in no time, and with each other change."""
+    """Seconds of the same decisions with a host that needs no time, and with each other change."""
     device, on_gpu = machine.device, machine.backend_spec.device != "cpu"
     name = fused(plan.optimizer, on_gpu=on_gpu)
     analysis = analyze(graph)

@@ -48,7 +48,7 @@ class Intervals:
         return cls(begin, end, len(may))
 
     def part(self, kept: Bools) -> Intervals:
-        """Those of the intervals that are kept, (I,), in the same order."""
+        """The intervals that are kept, (I,), in the same order."""
         return Intervals(self.begin[kept], self.end[kept], self.positions)
 
     @cached_property

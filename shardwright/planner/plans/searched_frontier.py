@@ -260,7 +260,7 @@ class SearchedFrontier(Frontier):
         self.foresight.expect(seconds=[next_one, *islice(likely, self.foresight.width - 1)])
 
     def _likely(self, indices: Sequence[int], best: Plan, stalls: Stalls) -> Iterator[Plan]:
-        """Those of the plans at `indices` that may be faster than `best`, as far ahead as it is."""
+        """The plans at `indices` that may be faster than `best`, gathered as far ahead as it is."""
         for index in indices:
             if self.costs[index][0] >= best.step_seconds:
                 return

@@ -129,7 +129,7 @@ def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None
 
 
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
-    """The same without regard to fragments; the plan is compared."""
+    """The preferred plan without regard to fragments of memory; it is compared."""
     fastest = frontier.fastest_compared(memory_limit)
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)

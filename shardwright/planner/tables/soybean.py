@@ -54,7 +54,7 @@ class Communication:
 
     @property
     def of_parameters(self) -> Communication:
-        """The same measure."""
+        """The measure of parameters, which is that of all tensors."""
         return self
 
     def operator(self, work: Workload, sizes: Ints, again: bool = False) -> Floats:

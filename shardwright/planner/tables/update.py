@@ -34,7 +34,7 @@ class UpdateTables:
         return self._measure.update(tile_bytes, self._priced, self.stored(name))
 
     def seconds_on_device(self, name: str, tile_bytes: Ints) -> Floats:
-        """The same on the device, with the state there already: (K,)."""
+        """Seconds of such an update on the device, with the state there already: (K,)."""
         return self._measure.update(tile_bytes, placed(self.optimizer, ()), self.stored(name))
 
     @cached_property

@@ -36,7 +36,7 @@ class Stage:
     sent: tuple[str, ...]
 
     def returning_gradient(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` whose gradient is received."""
+        """The values among `names` whose gradient is received."""
         return tuple(name for name in names if self.graph.tensor[name].requires_grad)
 
 

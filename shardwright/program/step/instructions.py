@@ -142,7 +142,7 @@ class Part:
         return bool(tiled) and prod(self.move.whole[: self._tiled_dim]) == 1
 
     def in_order(self, ranks: int) -> bool:
-        """The same, and all of them equally large, so that there is no padding."""
+        """Whether tiles lie one after the other and are equally large, so that none is padded."""
         return self.leads and self.move.whole[self._tiled_dim] % ranks == 0
 
     @property

@@ -57,7 +57,7 @@ def _counted(config: TrainingConfig) -> str:
 
 
 def audit_json(config: TrainingConfig) -> dict[str, Any]:
-    """The same as one JSON object."""
+    """A config as `audit` read it, as one JSON object."""
     return {
         "file": config.source,
         "framework": config.framework,

@@ -117,7 +117,7 @@ def improved_text(improved: Improved, file: str, prices: ConfigPrices) -> list[s
 
 
 def prices_json(prices: ConfigPrices) -> dict[str, Any]:
-    """The same as one JSON object."""
+    """The prices of a config that `audit` found, as one JSON object."""
     return {
         "machine": prices.machine.name,
         "limit_bytes": prices.limit,

@@ -72,7 +72,7 @@ def frontier_table(
 
 
 def frontier_text(frontier: Frontier, chosen: Plan | None = None) -> str:
-    """The same table as aligned plain text, with its notes."""
+    """The table of `frontier_table` as aligned plain text, with its notes."""
     text = plain_text(frontier_table(frontier, chosen, plain=True))
     return "\n".join([text, *notes(frontier, text, chosen)])
 

@@ -70,7 +70,7 @@ class Backend:
     def begin_reduce(
         self, group: dist.ProcessGroup, x: torch.Tensor, op: Op = dist.ReduceOp.SUM
     ) -> Waited:
-        """The same, asynchronous; `x` is the result once it was waited for."""
+        """Start to all-reduce `x` in place, which is the result once it was waited for."""
         return begun(dist.all_reduce(x, op, group, async_op=True))
 
     def exchange(
@@ -92,7 +92,7 @@ class Backend:
         received: Sequence[int],
         sent: Sequence[int],
     ) -> Waited:
-        """The same, asynchronous; `given` is read until it was waited for."""
+        """Start the all-to-all of `exchange`; `given` is read until it was waited for."""
         sizes = list(received), list(sent)
         return begun(dist.all_to_all_single(found, given, *sizes, group=group, async_op=True))
 

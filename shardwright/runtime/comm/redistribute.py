@@ -58,7 +58,7 @@ class Redistribution(nn.Module):
         return self.run_forward(x)
 
     def run_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, without autograd."""
+        """The local tile of `x` in its new layout, without autograd."""
         x = x if self.narrow is None else x.to(self.narrow)
         return _run(x, self.forward_moves, self.atoms_before, self.after)
 
@@ -73,7 +73,7 @@ class Redistribution(nn.Module):
         return result
 
     def run_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """The same, without autograd."""
+        """The gradient's tile in the layout of the producer, without autograd."""
         grad = grad if self.wide is None else grad.to(self.wide)
         return _run(grad, self.backward_moves, self.atoms_grad, self.before)
 

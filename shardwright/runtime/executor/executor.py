@@ -214,7 +214,7 @@ class ProgramRun:
             raise
 
     def go_on(self, end: int) -> None:
-        """The same, within an instruction of which these are a part."""
+        """Run instructions up to the place `end` within an instruction that they are a part of."""
         steps = self.executor.steps
         while self.position < end:
             method, given = steps[self.position]
@@ -283,7 +283,7 @@ class ProgramRun:
         self.values.update(zip(one.outputs, results, strict=True))
 
     def forward_split(self, one: Forward) -> None:
-        """The same, where the backward pass comes in two parts."""
+        """Run a region, and keep what the two parts of its backward pass need."""
         region, module = self.region(one)
         split = SplitCall(region, module, self.executor.weights[one.call])
         self.split_calls[one.call] = split

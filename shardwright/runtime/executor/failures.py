@@ -48,7 +48,7 @@ class Failure:
 
     @property
     def short_text(self) -> str:
-        """The same, of a long instruction and a long error only the beginning."""
+        """The instruction and the error in one line, of long ones only the beginning."""
         one = str(self.program.instructions[self.position])
         return f"at {shorten(one, 70, placeholder=' ...')}: {self.error[:200]}"
 

@@ -108,7 +108,7 @@ def _is_first_holder(parameter: torch.Tensor) -> bool:
 
 
 def _first_homes(parameters: Mapping[str, torch.Tensor]) -> set[str]:
-    """Those of `parameters` that no mesh before this rank's holds too, as a tied embedding."""
+    """The names of `parameters` that no mesh before this rank's holds, too, as a tied embedding."""
     mine = {
         name: int(p.device_mesh.mesh.min()) if isinstance(p, DTensor) else 0
         for name, p in parameters.items()

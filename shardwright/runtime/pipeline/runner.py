@@ -127,7 +127,7 @@ class PipelineModule(TrainModule):
         return loss
 
     def call_backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The same, of a call with any arguments."""
+        """Run all passes of the schedule for a call with any arguments; return the loss."""
         running = self._sw_running()
         check_gradients(self.parameters())
         loss, gradients = running._sw_run(args, kwargs, trains=True)

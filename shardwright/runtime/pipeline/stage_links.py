@@ -38,7 +38,7 @@ class Seat:
 
     @property
     def company(self) -> str:
-        """Those that share the stage."""
+        """The ranks that share the stage, for messages."""
         ranks = ", ".join(map(str, self.others))
         return f"stage {self.stage} ({'one of ranks' if self.others[1:] else 'rank'} {ranks})"
 

@@ -22,7 +22,7 @@ class PlayedCall(Protocol):
         """Results of the forward part."""
 
     def constants(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Those of its results that have no gradient."""
+        """The results that have no gradient."""
 
     def begin(self, gradients: Gradients, kept: Sequence[torch.Tensor]) -> None:
         """Begin a backward part from the gradients of the results."""

@@ -38,7 +38,7 @@ class UpdatedTile(NamedTuple):
         return spec.tensors_of(self.shape) * self.bytes + spec.kept_of(self.shape) * self.item_bytes
 
     def resident_bytes(self, spec: OptimizerSpec) -> int:
-        """Those that are kept in the memory of the device."""
+        """Bytes of the optimizer's state for the tile that are kept on the device."""
         return 0 if spec.offload else self.state_bytes(spec)
 
 

@@ -135,7 +135,7 @@ class Refinement:
         return Bytes(0 if memory is None else max(0, memory.reserved - memory.libraries))
 
     def _reserved_of_few_layers(self, plan: Plan, worst: RankPeak | None) -> Bytes | None:
-        """The same from few layers; None if only the whole program determines it."""
+        """The bytes of `reserved` from few layers; None if only the whole program says them."""
         if worst is None or plan.memory is not None:
             return None
         memories, decisions = self._memories, self._decisions(plan)

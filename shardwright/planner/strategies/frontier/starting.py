@@ -156,7 +156,7 @@ class StartingStrategies:
     def _pipelines(
         self, every: Sequence[Strategy], best: float, end: float, patience: int
     ) -> list[Candidate]:
-        """Those of these strategies that fit and are clearly faster than `best`, fastest first."""
+        """The strategies that fit and are clearly faster than `best`, fastest first."""
         if not every or time.perf_counter() >= end:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)

@@ -80,7 +80,7 @@ class _Order:
         return isinstance(one, CALLS) and one.op.name in self.kept
 
     def _ready(self, waiting: Sequence[int]) -> list[int]:
-        """Those whose operands there are, up to the first that communicates."""
+        """The waiting instructions whose operands exist, up to the first that communicates."""
         found: list[int] = []
         for i in waiting:
             if _communicates(self.given[i]):

@@ -142,7 +142,7 @@ def named_by(one: StepInstruction) -> tuple[str, ...]:
 
 
 def _groups(one: StepInstruction) -> tuple[tuple[str, ...], ...]:
-    """The same, those together of which a layer more has more: the terms of a sum, for example."""
+    """The names of `named_by` in groups that each grow with a layer more, as the terms of a sum."""
     match one:
         case Transfer():
             return (reads(one),)

@@ -179,7 +179,7 @@ class PlanLowering:
         return optimized(self._some_micro_batches(rank, numbers))
 
     def _some_micro_batches(self, rank: int, numbers: Sequence[int]) -> StepProgram:
-        """The same before all passes."""
+        """The program of a rank for some micro-batches before all passes."""
         firsts = sorted({self.first_equal[number] for number in numbers})
         graph, analysis, decisions = self.graph, self.analysis, self.decisions
         step = micro_batched_step(graph, analysis, self.micro, decisions, rank, in_place, firsts)

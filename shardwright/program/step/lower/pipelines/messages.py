@@ -32,7 +32,7 @@ class Message(NamedTuple):
         return self.target < self.source
 
     def later(self, number: int) -> Message:
-        """The same message of so many micro-batches later."""
+        """The message of the micro-batch so many later."""
         return self._replace(number=self.number + number)
 
 
@@ -52,7 +52,7 @@ class PassMessages:
     sent: Message | None
 
     def later(self, number: int) -> PassMessages:
-        """The same of so many micro-batches later."""
+        """The pass, with its messages, of the micro-batch so many later."""
         return PassMessages(
             self.one._replace(number=self.one.number + number),
             tuple(one.later(number) for one in self.posts),
