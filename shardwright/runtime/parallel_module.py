@@ -63,8 +63,10 @@ class ParallelModule(TrainModule):
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
-        self._sw_first = shares is None  # whether its first call is to come
-        self._sw_unsplit = device_mesh is not None  # whether the first call with own parts is
+        # Whether the next call is the first, and the first with this rank's own part: both are
+        # compared over ranks.
+        self._sw_first = shares is None
+        self._sw_first_parts = device_mesh is not None
         self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
@@ -188,10 +190,10 @@ class ParallelModule(TrainModule):
             if self._sw_groups:
                 require_same_batch(self._sw_global(args, kwargs), self._sw_groups)
         given = local_inputs(self._sw_form, args, kwargs, self._sw_inputs, self._sw_device)
-        if self._sw_unsplit and not torch.compiler.is_compiling():
+        if self._sw_first_parts and not torch.compiler.is_compiling():
             parts = {k: given[k] for k, part in self._sw_inputs.items() if part.was_local}
             if parts:
-                self._sw_unsplit = False
+                self._sw_first_parts = False
                 named = {self._sw_form.names[k]: x for k, x in parts.items()}
                 require_own_parts(named, self._sw_groups)
         copies = not isinstance(self._sw_program, WholeBatch)  # which copies what it must
@@ -241,7 +243,7 @@ class ParallelModule(TrainModule):
         program = self._sw_running(self._sw_rows(args, kwargs))._sw_program
         if not isinstance(program, WholeBatch):
             with scaled(program, scaler, self._sw_device):
-                return self._sw_there_and_back(args, kwargs, on_loss)
+                return self._sw_forward_and_backward(args, kwargs, on_loss)
         reported = False
 
         def early(loss: torch.Tensor) -> None:
@@ -251,12 +253,12 @@ class ParallelModule(TrainModule):
                 reported = True
 
         with program.whole_steps():
-            found = self._sw_there_and_back(args, kwargs, early, scaler)
+            found = self._sw_forward_and_backward(args, kwargs, early, scaler)
         if on_loss is not None and not reported:
             on_loss(found)
         return found
 
-    def _sw_there_and_back(
+    def _sw_forward_and_backward(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],

@@ -341,7 +341,7 @@ class _Writer:
         differentiable = self.graph.tensor[value].requires_grad
         forward = self.tiles.moves(atoms, src, wanted)
         # Parameters need not be read again if copies are kept, or if they are read as they lie:
-        # their gradients are summed outside of a piece, together with others.
+        # their gradients are summed outside of a segment, together with others.
         inside = value not in self.parameters or (forward and value in self.regathered)
         segment = self.segment if inside else 0
         key = value, wanted, grad, segment

@@ -32,9 +32,9 @@ class MicroBatchBuilder:
     def __init__(self, builder: StepBuilder, program: Program, number: int) -> None:
         self.builder, self.program, self.number = builder, program, number
         self.tag = f"@{number}" if len(builder.step.programs) > 1 else ""
-        parts = builder.parts(program)
-        self.parts, self.items, self.types = parts, parts.items, parts.types
-        self.loads, self.redistributed, self.used = parts.loads, parts.redistributed, parts.used
+        self.cut = cut = builder.cut(program)
+        self.items, self.types, self.loads = cut.items, cut.types, cut.loads
+        self.redistributed, self.used = cut.redistributed, cut.used
         self.grads: dict[str, list[str]] = {}  # contributions to a value's gradient
         self.contributions: Counter[str] = Counter()
         self.again: set[str] = set()  # values that the backward pass computes again
@@ -65,7 +65,7 @@ class MicroBatchBuilder:
         """Append the backward pass, or one part of it, from the gradients given by `give`."""
         for index, item in reversed(list(enumerate(self.items))):
             if item.segment and item.segment not in self.rerun:
-                if not self.grads.keys().isdisjoint(self.parts.made[item.segment]):
+                if not self.grads.keys().isdisjoint(self.cut.made[item.segment]):
                     self.recompute(item.segment)
                 self.rerun.add(item.segment)
             if isinstance(item, Stretch):
@@ -73,7 +73,7 @@ class MicroBatchBuilder:
                     self.run_backward_of_weights(index, item)
                 else:
                     self.run_backward(index, item, part)
-                for one in reversed(self.parts.completed.get(index, ())):
+                for one in reversed(self.cut.completed.get(index, ())):
                     self.redistribute_gradient(one)
             else:
                 self.redistribute_gradient(item.instruction)
@@ -81,11 +81,11 @@ class MicroBatchBuilder:
     def recompute(self, segment: int) -> None:
         """Append the recomputation of a segment."""
         self.rerun.add(segment)
-        for boundary in self.parts.offloaded.values():
+        for boundary in self.cut.offloaded.values():
             if boundary.segment == segment:
                 self.fetch(boundary)
-        self.again.update(self.parts.made[segment])
-        for index in self.parts.indices[segment]:
+        self.again.update(self.cut.made[segment])
+        for index in self.cut.indices[segment]:
             item = self.items[index]
             if isinstance(item, Stretch):
                 self.builder.instructions.append(self.run(index, item, saves=True, again=True))
@@ -96,7 +96,7 @@ class MicroBatchBuilder:
         """Append the copies to the host of what an item makes for recomputed segments."""
         made = (item.instruction.result,) if isinstance(item, RunRedistribution) else item.outputs
         for name in made:
-            if (boundary := self.parts.offloaded.get(name)) is not None:
+            if (boundary := self.cut.offloaded.get(name)) is not None:
                 value = self.value(name)
                 self.builder.instructions += self.builder.copy(
                     value, f"host/{value}", boundary.shape, boundary.dtype, Offload
@@ -136,7 +136,7 @@ class MicroBatchBuilder:
         for position, name in enumerate(item.inputs):
             if name not in item.dropped:
                 continue
-            if (segment := self.parts.made_again.get(name)) is not None:
+            if (segment := self.cut.made_again.get(name)) is not None:
                 if segment not in self.rerun:
                     self.recompute(segment)
             else:
@@ -151,7 +151,7 @@ class MicroBatchBuilder:
         name = self.first_name(name)
         if name in self.again:
             return
-        view = self.parts.views.get(name)
+        view = self.cut.views.get(name)
         if view is None:
             if name in self.redistributed:  # a parameter itself is there
                 self.again.add(name)
@@ -159,7 +159,7 @@ class MicroBatchBuilder:
             return
         maker, made = view.maker, writes(view.maker)
         for operand in reads(maker):
-            if operand == view.copy or operand in self.parts.views:
+            if operand == view.copy or operand in self.cut.views:
                 self.copy_again(operand)
         nothing = [False] * len(reads(maker))
         region, variant = self.builder.table.add(
@@ -190,7 +190,7 @@ class MicroBatchBuilder:
         """Append a backward pass and pass on the gradients that it computes."""
         made: list[str] = []
         for name in item.inputs:
-            is_weight = name in self.parts.weights
+            is_weight = name in self.cut.weights
             other = Gradients.INPUTS if is_weight else Gradients.WEIGHTS
             wanted = self.is_trained(name) and part is not other
             made.append(self.contribution(name) if wanted else "")
@@ -232,7 +232,7 @@ class MicroBatchBuilder:
             given = [total]
         dtype = one.cast[1] if one.cast else self.types[one.result].dtype
         result = self.contribution(one.value)
-        leaf, moves = self.parts.weights.get(one.value), one.backward
+        leaf, moves = self.cut.weights.get(one.value), one.backward
         shape = one.before if moves else one.after  # what is only cast is reduced later
         if leaf is not None and dtype == self.builder.dtype(leaf):
             moved = self.builder.reduce(leaf, given[0], result, moves, one.atoms_grad, shape)

@@ -105,13 +105,13 @@ class StepBuilder:
         self.reduced = {one.value for one in step.reductions}  # at the end of the step
         self.tiles = {one.leaf: one for program in step.programs for one in loads(program).values()}
         self._handles = 0
-        self._parts: dict[int, _Parts] = {}  # by the program, which is the same object
+        self._cut: dict[int, _CutProgram] = {}  # by the program, which is the same object
 
-    def parts(self, program: Program) -> _Parts:
-        """The stretches of a program."""
-        if id(program) not in self._parts:
-            self._parts[id(program)] = _Parts(self.step, program)
-        return self._parts[id(program)]
+    def cut(self, program: Program) -> _CutProgram:
+        """A program cut into stretches; micro-batches with equal programs share it."""
+        if id(program) not in self._cut:
+            self._cut[id(program)] = _CutProgram(self.step, program)
+        return self._cut[id(program)]
 
     def dtype(self, leaf: str) -> str:
         """The dtype in which a leaf is given."""
@@ -214,8 +214,11 @@ class StepBuilder:
         return tuple(found[::-1])
 
 
-class _Parts:
-    """A micro-batch's program in stretches, with its copies of weights and its segments."""
+class _CutProgram:
+    """A micro-batch's program in stretches, with its copies of weights and its segments.
+
+    It is shared by all micro-batches with that program, so that these use the same regions.
+    """
 
     def __init__(self, step: LoweringInput, program: Program) -> None:
         reduced = {one.value for one in step.reductions}
@@ -243,7 +246,8 @@ class _Parts:
         self.made_again = made_again(program)
         self.views = views_of_copies(program, step.graph)
         self.offloaded = _offloaded(program, step) if step.offload else {}
-        self.used: dict[int, tuple[int, int]] = {}  # item -> its region and variant
+        # Filled by the first micro-batch: item -> its region and variant.
+        self.used: dict[int, tuple[int, int]] = {}
 
 
 def _completed(items: Sequence[Item], loads: Container[str]) -> dict[int, list[Redistribute]]:

@@ -60,6 +60,7 @@ class StageBuilder:
             prefix=self.prefix,
         )
         self.builder = StepBuilder(step)
+        # All stages of a rank append to one list, in the schedule's order, and share regions.
         self.builder.table, self.builder.instructions = table, instructions
         self.batches = [
             MicroBatchBuilder(self.builder, program, number)
