@@ -18,6 +18,7 @@ from shardwright.frameworks.models import FLAVORS, flavor, model_of_config
 from shardwright.frameworks.reading import load_document
 from shardwright.frameworks.semantics import changed_results
 from shardwright.frameworks.writing import Written, edit_config
+from shardwright.ir.options.mixed_precision import HALF_DTYPES, MASTER
 from shardwright.ir.options.plan_options import ALL, PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from shardwright.train.job import Job
 
-_MASTER = "float32"
-_HALF = ("bfloat16", "float16")
 # Frameworks that run models of transformers as they are, with norms of single operators.
 _RUN_TRANSFORMERS = ("accelerate", "axolotl", "deepspeed", "llama-factory", "trainer")
 # Frameworks whose own loss casts half-precision logits; of others a compiler fuses the cast.
@@ -108,8 +107,8 @@ def captured_model(
             raise UsageError(f"{found.source}: {e}") from e
     target = ConfigTarget(Path(name), fields, samples, tokens, {})
     strategy = found.strategy
-    is_half = strategy.param_dtype in _HALF
-    all_half = is_half and strategy.state_dtype != _MASTER
+    is_half = strategy.param_dtype in HALF_DTYPES
+    all_half = is_half and strategy.state_dtype != MASTER
     others = (is_half and not all_half) or strategy.param_dtype == "tf32"
     mixed = {**(mixed_precision(strategy) if others else {}), **kernels_of(found)}
 

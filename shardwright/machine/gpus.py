@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
+
 TERA = 1e12
-_HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _peaks(
     half: float, single: float, double: float, eighth: float = 0.0, *, tf32: bool = True
 ) -> tuple[tuple[str, float], ...]:
     """Peaks by dtype; products in TF32 have half the rate of those in 16 bits on all that do."""
-    found = [*((name, half) for name in _HALF), ("float32", single), ("float64", double)]
+    found = [*((name, half) for name in HALF_DTYPES), ("float32", single), ("float64", double)]
     if tf32:
         found.append(("tf32", half / 2))
     if eighth:

@@ -16,6 +16,7 @@ from math import prod
 from typing import TypeVar
 
 from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 from shardwright.machine.backends import BACKENDS, BackendSpec
 from shardwright.machine.calls import Timing
 from shardwright.machine.efficiency_curve import Curve
@@ -226,7 +227,7 @@ class Device:
     def fast_halves(self) -> tuple[str, ...]:
         """Of bfloat16 and float16 those with a higher peak than float32; none without figures."""
         slow = self.peak_flop_per_s("float32")
-        return tuple(d for d in ("bfloat16", "float16") if self.peak_flop_per_s(d) > slow)
+        return tuple(d for d in HALF_DTYPES if self.peak_flop_per_s(d) > slow)
 
     def multiplies_in(self, dtype: str) -> bool:
         """Whether it has products in this dtype of 8 bits, which are faster than in bfloat16."""

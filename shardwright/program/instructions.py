@@ -21,6 +21,7 @@ from shardwright.ir.layout import (
     part_length,
     zigzag_runs,
 )
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 from shardwright.ir.redistribution import Collective, steps_between
 from shardwright.program.lower.routing import Routing
 
@@ -222,7 +223,7 @@ def has_fused_blocks(dtype: str, widths: tuple[int, int], *, on_cpu: bool) -> bo
     key, value = widths
     if on_cpu:
         return key == value
-    return key == value and key % 8 == 0 and key <= 256 and dtype in ("bfloat16", "float16")
+    return key == value and key % 8 == 0 and key <= 256 and dtype in HALF_DTYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from shardwright.cli.console import columns, print_json, say, working, wrapped
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.planning import capturing, named_machines
 from shardwright.cli.writing import OutputFile
+from shardwright.ir.options.mixed_precision import HALF_DTYPES, MASTER
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.strategy.strategy import Strategy
 from shardwright.plan_io.files import save_plan
@@ -22,9 +23,6 @@ from shardwright.report.choice import fit
 from shardwright.report.summary import summary
 from shardwright.report.text import notes
 from shardwright.train.targets.target_text import Target
-
-_MASTER = "float32"
-_HALF = ("bfloat16", "float16")
 
 
 @click.command("price")
@@ -96,5 +94,5 @@ def _numerics(strategy: Strategy, given: Mapping[str, str]) -> Mapping[str, str]
     """The numerics of the capture: those of the strategy's dtypes, unless others are `given`."""
     if strategy.param_dtype is None:
         return given
-    mixed = strategy.param_dtype in (*_HALF, "tf32") and strategy.state_dtype == _MASTER
+    mixed = strategy.param_dtype in (*HALF_DTYPES, "tf32") and strategy.state_dtype == MASTER
     return {**(mixed_precision(strategy) if mixed else {"precision": "model"}), **given}

@@ -11,6 +11,7 @@ import click
 from shardwright.cli.console import working, wrapped
 from shardwright.cli.groups import MachineOptions
 from shardwright.cli.timings import measurement_age
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 from shardwright.machine.files.loading import load_machine, with_figures
 from shardwright.machine.model import Machine, MachineError
 from shardwright.machine.presets import preset
@@ -63,4 +64,4 @@ def host_fast_halves() -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
     wide = torch.cuda.is_bf16_supported(including_emulation=False)
-    return ("bfloat16", "float16") if wide else ("float16",)
+    return HALF_DTYPES if wide else ("float16",)

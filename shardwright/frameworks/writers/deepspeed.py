@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.frameworks.errors import FrameworkError
 from shardwright.frameworks.writers.nearest import WHOLE, ConfigFacts, Nearest
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 from shardwright.ir.strategy.recompute import NONE
 from shardwright.ir.strategy.strategy import Strategy
 
@@ -15,7 +16,7 @@ _DTYPES = {
     **{
         (param, reduced, kept, state): f"{_SHORT[param]} with gradients in {_SHORT[kept]}"
         for param, reduced, kept, state in itertools.product(
-            ("bfloat16", "float16"), _SHORT, _SHORT, ("float32", "bfloat16")
+            HALF_DTYPES, _SHORT, _SHORT, ("float32", "bfloat16")
         )
         if state == "float32" or (param == "bfloat16" and kept == "bfloat16")
     },
@@ -92,7 +93,7 @@ def settings(strategy: Strategy, facts: ConfigFacts) -> dict[str, Any]:
     samples, stage = facts.batch.samples, _stage_of(strategy)
     if samples is None:
         raise FrameworkError("the samples of a step are needed")
-    narrow = strategy.param_dtype in ("bfloat16", "float16")
+    narrow = strategy.param_dtype in HALF_DTYPES
     masters = strategy.state_dtype == "bfloat16"
     offload = "zero_optimization.offload_"
     return {

@@ -13,6 +13,7 @@ from shardwright.ir.options.numerics import Numerics
 
 MASTER = "float32"
 _COMPUTE = {"bf16": "bfloat16", "fp16": "float16"}
+HALF_DTYPES = tuple(_COMPUTE.values())  # of 16 bits
 
 
 def compute_dtype(numerics: Numerics) -> str | None:

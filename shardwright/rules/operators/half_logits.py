@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.ir.graph import Op
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 
 CROSS_ENTROPY = "shardwright.cross_entropy_loss.default"  # args: those of `aten.cross_entropy_loss`
-HALF = ("bfloat16", "float16")
 
 # Elements of the float32 copy of some rows: 16 MiB, which a GPU's cache holds, and enough for
 # kernels that take longer than their launch.
@@ -21,7 +21,7 @@ _PART = 2**22
 
 def casts_by_rows(op: Op, dtype: str) -> bool:
     """Whether `op` is the cross entropy of logits of `dtype` that it casts some rows at a time."""
-    return op.target == CROSS_ENTROPY and dtype in HALF
+    return op.target == CROSS_ENTROPY and dtype in HALF_DTYPES
 
 
 def row_parts(rows: int, classes: int) -> Iterator[slice]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, Op, Ref, argument
-from shardwright.rules.operators.half_logits import CROSS_ENTROPY, HALF
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
+from shardwright.rules.operators.half_logits import CROSS_ENTROPY
 
 _REDUCTIONS = (0, 2)  # ATen's Reduction enum: none and sum; means are sums by now
 _MOVES = (  # operators that move elements and change none
@@ -70,7 +71,7 @@ def _path(graph: Graph, loss: Op) -> tuple[Op, ...]:
         found.insert(0, op)
         if op.kind == "_to_copy":
             dtypes = graph.tensor[op.operands[0]].dtype, graph.tensor[name].dtype
-            return tuple(found) if dtypes[0] in HALF and dtypes[1] == "float32" else ()
+            return tuple(found) if dtypes[0] in HALF_DTYPES and dtypes[1] == "float32" else ()
         if op.kind not in _MOVES or len(op.operands) != 1 or len(op.outputs) != 1:
             return ()
         name = op.operands[0]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.ir.graph import Graph, Op, Ref
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 
 _VIEWS = ("view", "_unsafe_view", "reshape")
-_NARROW = ("bfloat16", "float16")
 _ROW_BYTES = {"float64": 8}  # of what is saved for a row; else 4
 
 
@@ -84,7 +84,7 @@ def _wide_copy_of(graph: Graph, name: str) -> str:
     if cast is None or cast.kind != "_to_copy" or graph.tensor[name].dtype != "float32":
         return name
     source = cast.operands[0]
-    return source if graph.tensor[source].dtype in _NARROW else name
+    return source if graph.tensor[source].dtype in HALF_DTYPES else name
 
 
 def _rounded(graph: Graph, norm: _Norm) -> _Norm:
@@ -95,7 +95,7 @@ def _rounded(graph: Graph, norm: _Norm) -> _Norm:
         return norm
     given = graph.tensor[cast.operands[0]].dtype
     made = graph.tensor[back.outputs[0]].dtype
-    same = given == made and given in _NARROW and graph.tensor[norm.x].dtype == "float32"
+    same = given == made and given in HALF_DTYPES and graph.tensor[norm.x].dtype == "float32"
     return replace(norm, x=cast.operands[0], last=back) if same else norm
 
 

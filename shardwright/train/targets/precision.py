@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, LeafKind
+from shardwright.ir.options.mixed_precision import HALF_DTYPES
 from shardwright.train.job import Job
 from shardwright.train.targets.target_text import ConfigTarget, Target, parse_target
 
@@ -67,12 +68,12 @@ def chosen_precision(
         reason = "as the job says" if job.precision in _MIXED else "as the job builds the model"
         return ChosenPrecision(None, reason, hint)
     name, dtype = found.file.name, _dtype(found)
-    if dtype in ("bfloat16", "float16") and "bfloat16" in fast_halves:
+    if dtype in HALF_DTYPES and "bfloat16" in fast_halves:
         half = "" if dtype == "bfloat16" else ", which names float16"
         return ChosenPrecision("bf16", f"from {name}{half}")
     if dtype == "float16" and dtype in fast_halves:
         return ChosenPrecision("fp16", f"from {name}")
-    if dtype in ("bfloat16", "float16"):
+    if dtype in HALF_DTYPES:
         slow = f"though {name} names {dtype}, in which this machine is no faster"
         return ChosenPrecision(None, slow, hint)
     if dtype == "float64":
