@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.program.step.message_buffer import ALIGNMENT
 from shardwright.runtime.backend.registry import backend_of
 
-_ALIGN = 64  # the alignment of tensors in one process, so that vector kernels round equally
 _HEADER = 512
 _TEXT = slice(8, _HEADER)
 _DATA, _TOKEN, _FAILED = 0, 1, 2
@@ -47,7 +47,7 @@ class MessageForm:
     def starts(self) -> list[int]:
         """The start of each tensor in a message, and the end of the message."""
         sizes = (
-            -(-prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+            -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
         return list(accumulate(sizes, initial=_HEADER))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from math import prod
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from shardwright.program.step.instructions import Recv, Send
+from shardwright.program.step.message_buffer import buffer_layout
 from shardwright.runtime.backend.base import Waited, wait_for
 from shardwright.runtime.backend.registry import backend_of
 from shardwright.runtime.executor.transfers import InFlight
-
-_ALIGN = 64  # bytes; the alignment of each value, for vector instructions
 
 
 class MessageEnd(Protocol):
@@ -37,15 +34,7 @@ class Messages:
         self.backend = backend_of(group)
         self.shapes = [one.shape for one in message.payload]
         self.dtypes: list[torch.dtype] = [getattr(torch, one.dtype) for one in message.payload]
-        sizes = [
-            prod(shape) * dtype.itemsize
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        ]
-        self.sizes = sizes
-        alone = len(sizes) == 1
-        rooms = sizes if alone else [-(-size // _ALIGN) * _ALIGN for size in sizes]
-        *self.starts, end = accumulate(rooms, initial=0)
-        self.bytes = max(1, end)
+        self.starts, self.sizes, self.bytes = buffer_layout(message.payload)
 
     def send(self, values: Sequence[torch.Tensor | None], device: torch.device) -> InFlight:
         """Start to send values of the message's dtypes; None is zeros."""

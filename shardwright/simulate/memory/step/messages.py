@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping
 
-from shardwright.ir.graph import ITEM_BYTES
 from shardwright.ir.op_memory import contiguous_strides
-from shardwright.program.step.instructions import Payload, Recv, Send
+from shardwright.program.step.instructions import Recv, Send
+from shardwright.program.step.message_buffer import buffer_layout
 from shardwright.simulate.memory.allocator import Allocator, Use
 from shardwright.simulate.memory.values import View
-
-_ALIGN = 64  # bytes: each of several values starts at a multiple of it
-
-
-def _bytes(payload: Sequence[Payload]) -> int:
-    """Bytes of a message's buffer."""
-    sizes = [prod(one.shape) * ITEM_BYTES[one.dtype] for one in payload]
-    if len(sizes) == 1:
-        return max(1, sizes[0])
-    return max(1, sum(-(-size // _ALIGN) * _ALIGN for size in sizes))
 
 
 def sending(
@@ -30,7 +19,7 @@ def sending(
     if view is not None and view.contiguous:
         buffer = allocator.own(view.block)
     else:
-        buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
+        buffer = allocator.new(buffer_layout(one.payload).bytes, Use.COMMUNICATION)
 
     def sent() -> list[View]:
         allocator.drop(buffer)
@@ -41,7 +30,7 @@ def sending(
 
 def receiving(allocator: Allocator, one: Recv) -> Callable[[], list[View]]:
     """Start to receive into one buffer, which the values share."""
-    buffer = allocator.new(_bytes(one.payload), Use.COMMUNICATION)
+    buffer = allocator.new(buffer_layout(one.payload).bytes, Use.COMMUNICATION)
 
     def results() -> list[View]:
         allocator.becomes(buffer, Use.WORKSPACE)
