@@ -96,8 +96,8 @@ class MeshLoop:
     machine: Machine
     options: PlanOptions = DEFAULTS
     notes: tuple[str, ...] = ()
-    found: list[Candidate] = field(default_factory=list)
-    known: list[Candidate] = field(default_factory=list)
+    found: list[Candidate] = field(default_factory=list)  # that were searched
+    known: list[Candidate] = field(default_factory=list)  # baselines and uniform strategies
     refused: list[str] = field(default_factory=list)
     searched: list[Searched] = field(default_factory=list)
     fastest: dict[Mesh, Seconds] = field(default_factory=dict)  # plan on each mesh, no stages

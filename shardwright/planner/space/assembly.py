@@ -118,7 +118,7 @@ class Assembly:
             (segment,) = at if len(at) == 1 else (None,)
             if segment is not None:  # then only this segment depends on its storage
                 self.segment_of[i] = segment
-        self.host_inputs: tuple[HostInput, ...] = ()  # of the problem that recomputes
+        self.host_inputs: tuple[HostInput, ...] = ()  # of the last `problem` that was made
         self._tables: dict[object, tuple[Floats, Ints]] = {}
         self._alive: list[object] = []  # objects whose ids are in the keys of `_tables`
 
@@ -162,7 +162,7 @@ class Assembly:
     def problem(self, recomputed: _Recomputed, once: Collection[str] = ()) -> Problem:
         """Nodes and edges with their costs, where some operators are recomputed.
 
-        The second run of those in `once` is left out.
+        The second run of those in `once` is left out. Sets `host_inputs` to those of this problem.
         """
         nodes = [
             Node(op.name, *costs)
