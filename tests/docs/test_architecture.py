@@ -47,3 +47,26 @@ def test_pages_show_every_stage_of_a_script_as_it_is_printed(script):
 def test_a_page_shows_every_pass():
     shown = {found[1].replace(" ", "_") for found in BLOCK.finditer(PAGES["passes"][0].read_text())}
     assert shown == {one.__name__ for one in STEP_PASSES}
+
+
+OBJECT = re.compile(r"\[`(\w+)`\]\(\.\./(shardwright/[\w/]+\.py)\)")
+
+
+def undefined(page):
+    """Linked names of a page that the file behind the link does not define."""
+    return [
+        name
+        for name, file in OBJECT.findall(page)
+        if not re.search(rf"^(?:class|def) {name}\b", (ROOT / file).read_text(), re.M)
+    ]
+
+
+def test_objects_are_where_the_page_says():
+    page = (DOCS / "architecture.md").read_text()
+    assert len(OBJECT.findall(page)) > 20
+    assert undefined(page) == []
+
+
+def test_an_object_of_another_file_is_found():
+    line = "[`Plan`](../shardwright/ir/plan.py) [`Graph`](../shardwright/ir/plan.py)"
+    assert undefined(line) == ["Graph"]
