@@ -40,8 +40,13 @@ class Share(NamedTuple):
 class Moment(NamedTuple):
     """Bytes that are alive in a step beside parameters, optimizer state and batch.
 
-    `what` is what runs then, by module. `gathered` are parameters that were gathered from other
-    ranks; the other fields are as in `Memory`.
+    Attributes:
+        what: what runs then, by module.
+        gradients: as in `Memory`.
+        saved: as in `Memory`.
+        gathered: parameters that were gathered from other ranks.
+        workspace: as in `Memory`.
+        communication: as in `Memory`.
     """
 
     what: str

@@ -34,10 +34,16 @@ class Track(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something that occupies a track for `seconds`, once all of `after`, by number, have ended.
+    """Something that occupies a track for some time.
 
-    `kind` is the part of the step it belongs to ("forward", "backward", ...), `where` the module.
-    What is `idle` keeps its track from doing other work, and does none.
+    Attributes:
+        name: the text of the task.
+        track: the stream that it occupies.
+        seconds: how long it does.
+        after: the numbers of the tasks that have to end before it starts.
+        kind: the part of the step that it belongs to: "forward", "backward", ...
+        where: the module.
+        idle: whether it keeps its track from doing other work, and does none.
     """
 
     name: str

@@ -97,10 +97,14 @@ class Redistribute:
 class Compute:
     """One operator on local tiles.
 
-    `regathers` are results of redistributions that it does not keep; they are
-    redistributed again in the backward pass. A mixture of experts that holds only some of its
-    experts has a `routing`. A linear layer whose products are in 8 bits has the key of their recipe
-    (`ir/options/fp8.py`) as `scaling`.
+    Attributes:
+        op: the operator, with local sizes among its arguments.
+        shapes: the local shapes of the results.
+        regathers: results of redistributions that it reads and does not keep; they are made again
+            in the backward pass.
+        routing: where a mixture of experts sends rows, if the device holds only some experts.
+        scaling: the key of the recipe (`ir/options/fp8.py`) of a linear layer whose products are in
+            8 bits; empty for none.
     """
 
     op: Op
@@ -173,11 +177,15 @@ class DroppedMlp:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """An operator that the devices along `axes` compute together, communicating inside of it.
+    """An operator that several devices compute together, communicating inside of it.
 
-    `tile` says which part of the classes of a cross entropy is this device's: start, length and
-    size of each of their atoms. Of other reductions the `first` device gives the result. `shapes`
-    are those of the local results.
+    Attributes:
+        op: the operator.
+        axes: the mesh axes along which these devices are.
+        tile: start, length and size of each atom of the classes of a cross entropy, as this device
+            has them.
+        first: of other reductions, whether this device is the one that gives the result.
+        shapes: the local shapes of the results.
     """
 
     op: Op
@@ -192,10 +200,15 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention that the devices along `axis` share, of which this one is at `position`.
+    """Attention over a sequence that the devices along one mesh axis share.
 
-    `queries` are the runs that each of them holds, one behind the other, and `keys` the same of
-    keys and values, which then go around all devices; without any everyone has them whole.
+    Attributes:
+        op: the operator.
+        axis: the name of the mesh axis.
+        position: that of this device along it.
+        queries: for each device the runs of queries that it holds, one behind the other.
+        keys: for each device the runs of keys and values, which go around all devices in a ring;
+            empty where every device has all of them.
     """
 
     op: Op
@@ -301,7 +314,16 @@ DRAWS_BY_INDEX = (Dropout, Uniform, DroppedMlp)  # each number of a tile is draw
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one rank: `leaves` are its inputs, `updates` new contents of buffers."""
+    """The forward pass of one rank, for the whole batch or one micro-batch.
+
+    Attributes:
+        mesh: the mesh of the devices; with micro-batches it has their axis, too.
+        rank: the rank in that mesh.
+        leaves: the inputs, parameters, buffers and constants that it is given.
+        instructions: what it does, in order.
+        outputs: the values that it returns.
+        updates: the new contents of buffers, as (buffer, value).
+    """
 
     mesh: Mesh
     rank: int

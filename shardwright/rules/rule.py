@@ -27,9 +27,14 @@ class FactorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One index of a rule. `atom` is the id of its atom in the unified graph, for names.
+    """One index of a rule.
 
-    `least` is the size in the shortest of several micro-batches, 0 where all are equal.
+    Attributes:
+        name: the index as it is written.
+        size: how many values it takes.
+        kind: what splitting it does.
+        atom: the id of its atom in the unified graph, for names; -1 for none.
+        least: the size in the shortest of several micro-batches; 0 where all are equal.
     """
 
     name: str
@@ -97,12 +102,15 @@ Tiling = tuple[Choice, ...]  # one choice per mesh axis
 
 @dataclass(frozen=True, slots=True)
 class AxisPlacements:
-    """The placements along one axis under one choice, of operands, results and gradients.
+    """The placements along one axis under one choice.
 
-    `operand_grads[i]` is the placement in which the backward pass produces the gradient of
-    operand i; `result_grads[i]` is the one in which it needs the gradient of result i.
-    `internal_reductions` are the tensors of `Rule.internal_reductions`: a Partial one is
-    all-reduced while the operator runs.
+    Attributes:
+        operands: of each operand, as it is read.
+        results: of each result, as it is made.
+        operand_grads: in which the backward pass produces the gradient of each operand.
+        result_grads: in which it needs the gradient of each result.
+        internal_reductions: of the tensors of `Rule.internal_reductions`: a Partial one is
+            all-reduced while the operator runs.
     """
 
     operands: tuple[Placement, ...]

@@ -52,8 +52,22 @@ class Space:
 
     Nodes are in this order: clusters, readings, parameters, then the twins and switches of segments
     that may be recomputed, and what decides which of their operators are kept and where inputs
-    wait. `op_nodes` maps every operator to its node, `stored[i]` lists the ways to store parameter
-    i, and `kept` is the problem without recomputation.
+    wait.
+
+    Attributes:
+        model: the cost model that priced it.
+        op_nodes: the node of every operator, by name.
+        readings: the readings, in the order of their nodes.
+        parameters: the parameters, in the order of their nodes.
+        stored: for each parameter the ways to store it.
+        folded: the problem, in which each run of repeats occurs once.
+        first_reading: the node of the first reading.
+        segment_of: the segment of each node that may be recomputed.
+        recompute_choice: the twins, switches and other nodes that recomputation adds.
+        kept: the problem without recomputation.
+        recomputed: for each operator that may be recomputed all that are recomputed with it.
+        kept_operators: the operators that may be kept while their segment is recomputed.
+        host_inputs: the inputs that may wait on the host until their segment is recomputed.
     """
 
     model: CostModel

@@ -17,7 +17,7 @@ ALIGNMENT = 64  # bytes; vector kernels round equally on values that are aligned
 
 
 class BufferLayout(NamedTuple):
-    """Where the values of a message are in its buffer.
+    """The places of the values of a message in its buffer.
 
     Attributes:
         starts: the byte at which each value starts.

@@ -18,11 +18,17 @@ from shardwright.rules.operators.half_logits import CROSS_ENTROPY
 class Region:
     """Operators without communication between them: a function of `inputs`.
 
-    Regions that do the same are one region. `variants` are its instructions for tiles that start
-    at different offsets of the whole tensor, as micro-batches have them; names of values are the
-    same in all. `trained` says which inputs have a gradient, `differentiable` which outputs do.
-    Of the inputs that are `dropped` nothing is saved for the backward pass: it is given them
-    again.
+    Regions that do the same are one region.
+
+    Attributes:
+        variants: the instructions, once for each set of offsets at which tiles start in the whole
+            tensor, as micro-batches have them; names of values are the same in all.
+        inputs: the names of the inputs inside of the region.
+        outputs: the names of the outputs inside of the region.
+        trained: for each input whether it has a gradient.
+        differentiable: for each output whether it has a gradient.
+        dropped: for each input whether nothing of it is saved for the backward pass, which is
+            given it again.
     """
 
     variants: tuple[tuple[Instruction, ...], ...]

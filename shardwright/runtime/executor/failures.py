@@ -30,9 +30,14 @@ class StepFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended at the instruction `position`, and transfers that it had started.
+    """A run that ended before its time.
 
-    `time` is that of the host's clock, in seconds, which hosts keep equal to less than a wait.
+    Attributes:
+        program: what it ran.
+        position: the instruction at which it ended.
+        in_flight: the transfers that it had started, by handle.
+        error: the error, in one line.
+        time: the host's clock then, in seconds, which hosts keep equal to less than a wait.
     """
 
     program: StepProgram

@@ -27,11 +27,15 @@ from shardwright.solve.elimination.problem import (
 
 @dataclass(frozen=True, slots=True)
 class FoldedChain:
-    """Nodes of the problem that represent `count` copies of themselves in a chain.
+    """Nodes of the problem that represent several copies of themselves in a chain.
 
-    `entry` is the node before the first copy; for every later copy the `exit`, one of `nodes`, of
-    the copy before takes its role. Edges from other nodes outside exist for every copy; the edges
-    from `exit` whose numbers are in `after` exist only for the last copy.
+    Attributes:
+        nodes: the nodes.
+        entry: the node before the first copy.
+        exit: the node of `nodes` that is to the next copy what `entry` is to the first.
+        count: the number of copies.
+        after: the numbers of the edges from `exit` that exist only for the last copy. Edges from
+            other nodes outside exist for every copy.
     """
 
     nodes: tuple[int, ...]

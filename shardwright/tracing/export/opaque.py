@@ -51,10 +51,18 @@ def _(tensors: Sequence[Tensor], key: str, kind: str) -> list[Tensor]:
 
 @dataclass
 class OpaqueCall:
-    """One form of call of one sub-module: `arguments` and `returned` hold slots for tensors.
+    """One form of call of one sub-module that is kept whole.
 
-    `module` is a copy without weights, `names` are the names of its own tensors that it is given,
-    `buffers` those that may change and `changed` those that do.
+    Attributes:
+        path: the module's path in the model.
+        module: a copy of it without weights.
+        names: the names of its own tensors that it is given.
+        buffers: the buffers that may change.
+        arguments: the arguments, with slots for tensors.
+        returned: what it returns, with slots for tensors.
+        changed: the buffers that do change.
+        results: shape and dtype of each tensor that it gives: those that it returns, and then the
+            changed buffers.
     """
 
     path: str

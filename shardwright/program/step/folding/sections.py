@@ -12,19 +12,12 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.ir.graph import Graph
-from shardwright.program.instructions import (
-    Attention,
-    Dropout,
-    DroppedMlp,
-    Instruction,
-    RunModule,
-    Uniform,
-)
+from shardwright.program.step.folding.equal_instructions import is_same
 from shardwright.program.step.folding.gradients import becoming_gradients
 from shardwright.program.step.folding.spanning import Span, homes_of, spans_of, split_by_size
 from shardwright.program.step.host_copies import HostCopy
@@ -32,7 +25,6 @@ from shardwright.program.step.instructions import (
     Backward,
     Forward,
     Free,
-    Relayout,
     StepInstruction,
     Transfer,
     Update,
@@ -40,7 +32,6 @@ from shardwright.program.step.instructions import (
     reads,
     writes,
 )
-from shardwright.program.step.region import Region
 from shardwright.program.step.step_program import StepProgram
 
 NOWHERE = -1  # the gap of sections that run no repeated layer
@@ -85,9 +76,15 @@ class FoldedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Instructions `start` to `stop`, which `track` runs for `layer`; `NOWHERE` is no layer.
+    """Consecutive instructions that run one layer, or no repeated layer.
 
-    A track is a pass of a micro-batch over the layers of a gap.
+    Attributes:
+        start: the first instruction.
+        stop: the one behind the last.
+        track: the number of the pass of a micro-batch over the layers of a gap that they belong to;
+            `NOWHERE` for none.
+        gap: the number of that gap; `NOWHERE` for none.
+        layer: the number of the layer, as in `Layer`.
     """
 
     start: int
@@ -108,8 +105,12 @@ class Seam(NamedTuple):
 class Sections:
     """A program divided into consecutive sections.
 
-    At `seams`, one of each track, the sections of layers were left out; `skipped` has their number
-    by gap. `spans` has, by the index of an instruction, its names of values of all layers.
+    Attributes:
+        program: the program of few layers.
+        sections: all sections, in order.
+        seams: where sections of layers were left out, one seam for each track.
+        skipped: by gap, how many layers were left out.
+        spans: by the index of an instruction, its names of values of all layers.
     """
 
     program: StepProgram
@@ -393,55 +394,3 @@ def _place_in_span(
             layer, index = span.find(slot)
             return span.gap, layer - section.layer, at, index
     return None
-
-
-def is_same(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
-    """Whether two instructions are equal but for names."""
-    if type(one) is not type(other):
-        return False
-    return _form(one) == _form(other) and _same_regions(program, one, other)
-
-
-def _form(one: StepInstruction) -> tuple[object, ...]:
-    """An instruction without names and regions."""
-    match one:
-        case Forward():
-            return len(one.inputs), one.saves, one.again, len(one.ops)
-        case Backward():
-            given = tuple(len(names) for names in one.given)
-            made = tuple(bool(name) for name in one.made)
-            at = tuple(at for at, _ in one.copies), tuple(at for at, _ in one.totals)
-            return one.part, given, made, at
-        case Transfer():
-            parts = tuple((p.atoms, p.local, p.move, p.shape, p.dtype) for p in one.parts)
-            return one.collective, one.channel, parts
-        case HostCopy():
-            return one.shape, one.dtype
-        case Relayout():
-            return one.atoms, one.local, one.shape, one.dtype
-    return (len(reads(one)), len(writes(one)))
-
-
-def _same_regions(program: StepProgram, one: StepInstruction, other: StepInstruction) -> bool:
-    """Whether two runs are of regions that differ in random numbers at most."""
-    if not isinstance(one, Forward | Backward) or not isinstance(other, Forward | Backward):
-        return True
-    a = one.variant if isinstance(one, Forward) else 0
-    b = other.variant if isinstance(other, Forward) else 0
-    if one.region == other.region:
-        return a == b
-    first, second = program.regions[one.region], program.regions[other.region]
-    return _without_numbers(first, a) == _without_numbers(second, b)
-
-
-def _without_numbers(region: Region, variant: int) -> Region:
-    """A variant of a region without the numbers that tell random operators apart."""
-    return replace(region, variants=(tuple(map(_numberless, region.variants[variant])),))
-
-
-def _numberless(one: Instruction) -> Instruction:
-    if isinstance(one, Dropout | Uniform):
-        return replace(one, op=replace(one.op, args=one.op.args[:-1]))
-    if isinstance(one, Attention | DroppedMlp | RunModule):
-        return replace(one, number=0)
-    return one

@@ -35,10 +35,15 @@ Home = tuple[int, int]  # the gap and the layer that a value belongs to
 
 
 class Span(NamedTuple):
-    """Names of the layers beside `gap` in one instruction: `each` of one layer, layer after layer.
+    """The names in one instruction that are of the layers beside a gap, layer after layer.
 
-    `first` is the place of the first name of layer 0; layer -1 has its names behind those, or with
-    `ascending` layers before them. The names from `begin` to `end` are of layers of this gap.
+    Attributes:
+        gap: the number of the gap.
+        each: how many names are of one layer.
+        first: the place of the first name of layer 0.
+        ascending: whether the names of layer -1 are before those; otherwise they are behind.
+        begin: the first place whose name is of a layer of this gap.
+        end: the place behind the last one.
     """
 
     gap: int

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.schedules.registry import orders, schedule_named
 from shardwright.ir.schedules.schedule import Kind, Pass
-from shardwright.program.step.folding.sections import NotPeriodicError, Section, is_same
+from shardwright.program.step.folding.equal_instructions import is_same
+from shardwright.program.step.folding.sections import NotPeriodicError, Section
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
     Forward,

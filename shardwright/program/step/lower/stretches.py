@@ -28,10 +28,15 @@ from shardwright.program.step.region import inner_axes
 
 @dataclass(frozen=True)
 class Stretch:
-    """Instructions without communication between them, all in one segment of recomputation or none.
+    """Instructions without communication between them, which become a region.
 
-    Of the inputs that are `dropped` nothing is to be saved: copies of parameters, views of these,
-    and what a recomputed segment makes again.
+    Attributes:
+        instructions: the instructions, in order.
+        segment: the segment of recomputation that all of them are in; 0 for none.
+        inputs: the values that they read and do not make.
+        outputs: the values that they make and others read.
+        dropped: inputs of which nothing is saved: copies of parameters, views of these, and what a
+            recomputed segment makes again.
     """
 
     instructions: tuple[Instruction, ...]

@@ -38,11 +38,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassMessages:
-    """One pass of a group, with its messages.
+    """One pass of a group, with its messages; between stages of one group nothing is sent.
 
-    Before the pass the group starts to receive `posts`, waits for `received`, which is one of the
-    messages that it has posted, and for those of its own that are `known_sent`. After the pass it
-    sends `sent`. Between stages of one group nothing is sent.
+    Attributes:
+        one: the pass.
+        posts: messages that the group starts to receive before it.
+        received: the message, posted by then, that it waits for before the pass.
+        known_sent: messages of its own that have arrived by then, and are waited for.
+        sent: the message that it sends after the pass.
     """
 
     one: Pass
