@@ -63,10 +63,8 @@ class ParallelModule(TrainModule):
         graph, mesh, tilings = captured.graph, decisions.mesh, decisions.tilings
         rank = place_in(device_mesh)
         self._sw_groups = tuple(device_mesh.get_all_groups()) if device_mesh else ()
-        # Whether the next call is the first, and the first with this rank's own part: both are
-        # compared over ranks.
-        self._sw_first = shares is None
-        self._sw_first_parts = device_mesh is not None
+        self._sw_first = shares is None  # whether batches of the next call are compared over ranks
+        self._sw_first_parts = device_mesh is not None  # the same of the next call with own parts
         self._sw_device = device
         self._sw_graph = graph
         self._sw_updates = tuple(buffer for buffer, _ in graph.updates)
