@@ -204,6 +204,7 @@ class SpaceFactory:
         segments: Sequence[range],
         decided: Skeleton = FREE,
     ) -> tuple[Space, ShortGraph]:
+        """The space of few layers, or of all where it cannot be folded, with its graph."""
         short = self.short
         if divides(segments, short):
             kept = kept_segments(segments, self.graph, short.graph)

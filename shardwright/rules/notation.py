@@ -120,6 +120,7 @@ class _Reader:
         return tuple(self._dim(word, size) for word, size in zip(words, shape, strict=True))
 
     def _dim(self, word: str, size: int) -> tuple[str, ...]:
+        """The indices of one dimension of this size, and the size of the one not known yet."""
         if word == "1" or (size == 1 and not word.startswith("(")):
             return ()
         names = []

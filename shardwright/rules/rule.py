@@ -216,6 +216,7 @@ class Rule:
         return {}  # layers share their rules, and many plans make the same choices
 
     def _axis_placements(self, choice: Choice) -> AxisPlacements:
+        """The placements along one axis under a choice, computed anew."""
         if choice is None:
             whole = (REPLICATE,) * len(self.operands)
             out = (REPLICATE,) * len(self.results)

@@ -140,6 +140,7 @@ class Modes:
             ours.training = theirs.training
 
     def _found(self, owner: nn.Module, model: nn.Module, rows: int | None = None) -> ModeModule:
+        """The module of the mode that `model` is in, or the reason why there is none."""
         mode = "training" if model.training else "evaluation"
         if rows is not None and (not self.is_copy or self.planned.opaque or self.planned.constants):
             return ModeModule(error="its graph needs the values of weights or constants")

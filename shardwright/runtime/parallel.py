@@ -128,6 +128,7 @@ def _parallelized(
     outputs: str,
     tune_host: bool,
 ) -> ParallelModule | PipelineModule | AsyncPipeline:
+    """The module that runs `plan`, with parameters that are not loaded yet."""
     if plan.numerics.fp8:
         require_8_bit(device)
     args, kwargs = example_call(plan.inputs, plan.constants)
@@ -267,6 +268,7 @@ def _asynchronous(
     device: torch.device,
     seed: int,
 ) -> AsyncPipeline:
+    """The asynchronous pipeline that runs `plan`."""
     assert plan.pipeline is not None and plan.pipeline.weights is not None
     if plan.numerics.precision == "fp16":
         raise PlanError(

@@ -263,6 +263,7 @@ class ParallelModule(TrainModule):
         on_loss: OnLoss | None,
         scaler: GradScaler | None = None,
     ) -> torch.Tensor:
+        """One call and its backward pass; the loss, detached."""
         returned = self(*args, **kwargs)
         (loss, *others) = select_outputs(returned)[1]
         if others or loss.dim() > 0:

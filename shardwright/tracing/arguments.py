@@ -279,6 +279,7 @@ def _no_such_tensor(path: str, given: Any, planned: _Planned) -> BatchError:
 
 
 def _difference(path: str, given: Any, planned: Any) -> str:
+    """A sentence on an argument that differs from the planned one, and what to do."""
     if planned is _NOTHING:
         return (
             f"the argument {path} is {_described_value(given)}, and the plan was made without it:"

@@ -63,6 +63,7 @@ def _captured(
     numerics: Numerics,
     outputs: str,
 ) -> Captured:
+    """The graph of a call; a module that cannot be traced is kept whole, and it starts again."""
     opaque = OpaqueModules(model)
     first: CaptureError | None = None
     found: Captured | None = None

@@ -63,6 +63,7 @@ def checkpointing_disabled() -> Iterator[CheckpointedFunctions]:
 
 
 def _patch() -> Callable[[], None]:
+    """Replace both kinds of checkpoint by plain calls, which are counted; returns the undo."""
     patched: Any = CheckpointFunction
     apply = patched.apply  # bound to the class
     generator = getattr(torch_checkpoint, _WITHOUT_REENTRANT)

@@ -158,6 +158,7 @@ class _Builder:
         self.draws = 0  # of random numbers
 
     def add_leaves(self, program: Functional, call: FlatCall) -> dict[str, torch.Tensor]:
+        """Add parameters, buffers, inputs and constants; return the values of the last."""
         aliases = _all_names(self.model)
         paths = iter(call.paths)
         constants: dict[str, torch.Tensor] = {}
@@ -192,6 +193,7 @@ class _Builder:
         return constants
 
     def add_node(self, node: fx.Node) -> None:
+        """Add the operator of a node, or only a name for what it leaves unchanged."""
         if node.target is operator.getitem:
             results, index = self.names[node.all_input_nodes[0]], node.args[1]
             assert isinstance(results, tuple) and isinstance(index, int)
@@ -258,6 +260,7 @@ class _Builder:
     def add_outputs(
         self, program: Functional
     ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """The names of outputs, and of buffers with their new contents."""
         (node,) = (n for n in program.graph.nodes if n.op == "output")
         outputs, updates = [], []
         for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
@@ -320,6 +323,7 @@ class _Builder:
         self.tensors[name] = Tensor(name, tuple(value.shape), dtype, grad, alias_of)
 
     def _arg(self, arg: Any) -> Arg:
+        """An argument as a graph holds it: names, numbers, texts and symbols."""
         if isinstance(arg, fx.Node):
             name = self.names[arg]
             assert isinstance(name, str)

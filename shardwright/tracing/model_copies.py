@@ -82,6 +82,7 @@ def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
 def _trial(
     call: FlatCall, model: nn.Module, given: Mapping[str, Tensor], device: torch.device
 ) -> ModelTrial:
+    """One more call of a model, prepared, with the tensors that it must not change."""
     for module in model.modules():
         if getattr(vars(module).get("forward"), "__module__", "").startswith("shardwright."):
             del vars(module)["forward"]  # the replaced forward of an opaque module

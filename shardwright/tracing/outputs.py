@@ -45,6 +45,8 @@ class OutputTree:
 
 # Not a closure that calls itself: it would keep the tensors until garbage collection.
 def _joined(structure: Any, tensors: Sequence[Tensor], device: torch.device) -> Any:
+    """A structure with `tensors` in its slots."""
+
     def visit(part: Any) -> Any:
         return _joined(part, tensors, device)
 
@@ -92,6 +94,7 @@ def split_outputs(value: Any, main: Sequence[Tensor]) -> tuple[OutputTree, list[
 
 
 def _visited(part: Any, path: str, visit: Any) -> Any:
+    """A container of outputs, with what `visit` makes of each item; refuses unknown classes."""
     before = f"{path}." if path else ""
 
     def all_of(items: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Snapshot:
     def _visit(
         self, location: StateLocation, path: str, value: Any, found: dict[str, Leaf], depth: int
     ) -> None:
+        """Note a value and, if it is a container, its parts, by path."""
         if isinstance(value, Tensor):
             version = 0 if value.is_inference() else version_of(value)
             found[path] = (Tensor, id(value), version)
@@ -164,6 +165,7 @@ class Snapshot:
             self._visit(location, f"{path}{key}", part, found, depth + 1)
 
     def _parts(self, value: Any, found: dict[str, Leaf], path: str) -> Iterator[tuple[str, Any]]:
+        """The parts of a container with their paths; notes its type and length."""
         if isinstance(value, Mapping):
             self._keep(value)
             found[path] = (type(value), len(value))

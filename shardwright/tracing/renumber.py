@@ -64,6 +64,8 @@ def renumbered(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def _renamed(op: Op, name: str, outputs: tuple[str, ...], names: Mapping[str, str]) -> Op:
+    """An operator under another name, with renamed values."""
+
     def rewrite(arg: Arg) -> Arg:
         if isinstance(arg, Ref):
             return Ref(names[arg.name])

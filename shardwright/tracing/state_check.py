@@ -165,6 +165,7 @@ class _Calls(TorchFunctionMode):
 def _error(
     location: StateLocation, trials: Sequence[Callable[[], ModelTrial]], name: str
 ) -> CaptureError:
+    """The error on a value that a call changes, with the line that does, if a trial shows it."""
     at = ""
     for make in trials:
         with contextlib.suppress(Exception), _side_effects_hidden():

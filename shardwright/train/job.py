@@ -270,6 +270,7 @@ class Job:
         return data() if callable(data) else data
 
     def _of(self, data: Data, shuffle: bool) -> Iterable[Batch] | Callable[[], Iterable[Batch]]:
+        """The batches of some data; a `Dataset` is read by samples of the example's batch size."""
         if not _is_dataset(data):
             batches: Iterable[Batch] | Callable[[], Iterable[Batch]] = data
             return batches

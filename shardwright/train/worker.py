@@ -106,6 +106,7 @@ def _shown(text: object) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
+    """Load job and plan, join the other ranks, and train under a watchdog."""
     job = load_job(options.target, options.batch, options.seq, options.set)
     job = replace(job, weights=options.weights or job.weights)
     job = replace(job, compiled=options.compile or job.compiled, steps=options.steps or job.steps)
@@ -146,6 +147,7 @@ def _run(options: argparse.Namespace) -> None:
 def _train(
     job: Job, plan: Plan, device: torch.device, options: argparse.Namespace, watchdog: Watchdog
 ) -> None:
+    """Build the module, resume, and run all steps with their reports and checkpoints."""
     model = build_without_memory(job)
     check_same_setup(plan, model)
     if options.export:

@@ -214,6 +214,7 @@ class PipelineSearch:
         return self._found[tried]
 
     def _search_one(self, tried: _Candidate) -> Gain:
+        """Search one candidate within the time that is left."""
         left = self.end - time.perf_counter()
         if left <= 0 and self.loop.found:
             return NOTHING

@@ -362,6 +362,7 @@ class Assembly:
         return Edge(tail, head, *self._known(key, mask))
 
     def _storage(self) -> list[Storage]:
+        """The ways to store each parameter; parameters with equal ways share them."""
         known: dict[object, Storage] = {}
         found = []
         for leaf in self.leaves:

@@ -140,6 +140,7 @@ class Clusters:
             yield self._sums[key]
 
     def _add(self, op: Op) -> None:
+        """Assign an operator to the cluster that it follows, or to one of its own."""
         model = self.model
         options = model.options(op)
         if all(name in self._constant for name in op.operands):

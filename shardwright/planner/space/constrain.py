@@ -212,6 +212,7 @@ class Limits:
         return model
 
     def _check_sizes(self, model: CostModel) -> None:
+        """Raise `ConstraintError` if a marked operator or parameter has no choice on the mesh."""
         for op in self._marked:
             if not len(model.options(op)):
                 rule = self._analysis.rules[op.name]

@@ -36,6 +36,8 @@ def fold(
 def _run(
     problem: Problem, owners: Sequence[frozenset[int]], repeat: Repeat, count: int
 ) -> FoldedChain | None:
+    """The chain that `count` copies of a repeat form; None where copies differ at their borders."""
+
     def members(copy: int) -> set[int]:
         span = repeat.copy(copy)
         return {i for i, owner in enumerate(owners) if owner and all(op in span for op in owner)}

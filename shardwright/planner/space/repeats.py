@@ -355,6 +355,7 @@ class _Numbers:
         return all(self._stays_inside(repeat, c) for c in range(1, repeat.count - 1))
 
     def _moves_on(self, repeat: Repeat, c: int) -> bool:
+        """Whether copy `c` reads what the copy before it reads, one period later, or its own."""
         own: dict[str, str] = {}
         for i, j in zip(repeat.copy(c - 1), repeat.copy(c), strict=True):
             for one, other in zip(self.operands[i], self.operands[j], strict=True):

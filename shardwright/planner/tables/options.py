@@ -180,6 +180,7 @@ def _key(rule: Rule) -> Hashable:
 
 
 def _meaning(rule: Rule) -> _Meaning:
+    """The placements and cuts of each choice of a rule along one axis, as arrays."""
     known = rule.choices()
     index = {factor.name: i for i, factor in enumerate(rule.factors)}
     cuts = np.zeros((len(known), len(rule.factors)), bool)
@@ -210,6 +211,7 @@ def _meaning(rule: Rule) -> _Meaning:
 
 
 def _every(meaning: _Meaning, mesh: Mesh, only: Only | None) -> _Every:
+    """All combinations of choices over the axes, with the codes of their layouts."""
     count = len(meaning.is_joint_split)
     per_axis: list[Sequence[int]] = [range(count if size > 1 else 1) for size in mesh.shape]
     if only is not None:

@@ -190,6 +190,7 @@ def _accumulated(
 def _reduction(
     analysis: Analysis, name: str, summed: Layout, stored: Layout, at: tuple[int, ...]
 ) -> Redistribute:
+    """The redistribution of a summed gradient to the layout of its parameter."""
     atoms = analysis.atoms[name]
     terms, tile = local_atoms(atoms, summed, at), local_atoms(atoms, stored, at)
     return Redistribute(

@@ -80,6 +80,7 @@ class _Writer:
         return self.casts[name]
 
     def _rewritten(self, one: Instruction) -> Instruction:
+        """The instruction with the casts that it needs; tracks which values are still float32."""
         match one:
             case Load():
                 if one.leaf in self.wide:

@@ -127,6 +127,7 @@ class StagedGraph:
 
 
 def _parts(graph: Graph, pipeline: Pipeline, *, copies: bool) -> tuple[Stage, ...]:
+    """The stages of `graph`; raises `PipelineError` if it cannot be cut so."""
     position = {op.name: i for i, op in enumerate(graph.ops)}
     loss = [graph.tensor[name] for name in graph.outputs]
     if len(loss) != 1 or loss[0].shape or not loss[0].requires_grad:

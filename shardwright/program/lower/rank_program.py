@@ -226,6 +226,7 @@ class _Writer:
                 self.reread.add(self.names[name])
 
     def operator(self, op: Op, op_layouts: OpLayouts) -> None:
+        """Write an operator with local arguments, after the redistributions that it needs."""
         operands = [
             self.read(name, layout, grad)
             for name, layout, grad in zip(

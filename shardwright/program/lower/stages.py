@@ -57,6 +57,7 @@ def splits_between(liveness: Liveness, start: int, end: int) -> bool:
 
 
 def _splits(graph: Graph, ops: Sequence[Op], handed_on: Iterable[str]) -> bool:
+    """Whether gradients of inputs and of weights of some operators can be computed apart."""
     received = set(handed_on)
     weights = {leaf.name for leaf in graph.leaves_of(LeafKind.PARAMETER)}
     read: set[str] = set()

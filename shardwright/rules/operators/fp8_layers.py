@@ -76,6 +76,7 @@ def experts_in_8_bit(graph: Graph, op: Op) -> bool:
 
 
 def _layers(graph: Graph) -> dict[str, bool]:
+    """The layers that a recipe applies to; of each whether it is the first reader of its input."""
     found: dict[str, bool] = {}
     seen: set[str] = set()
     followed = _followed(graph)

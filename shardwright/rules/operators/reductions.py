@@ -39,6 +39,7 @@ def reduced_dims(op: Op, rank: int) -> set[int]:
 
 
 def _reduced(call: Call, *, summed: bool) -> Notation:
+    """The notation of a reduction; only sums pass partial sums on."""
     shape = call.operands[0]
     if not shape:  # of a scalar, torch accepts dimension 0
         return Notation(((),), ((),) * len(call.results), {})

@@ -233,6 +233,7 @@ def parts(
 def _blocks(
     down: tuple[int, int, int, int], across: tuple[int, int, int], options: ScoreOptions
 ) -> Iterator[TilePart]:
+    """The blocks of scores of some rows and columns; under a causal mask without empty ones."""
     (top, row, length, step), (left, column, width) = down, across
     for start in range(0, length, step):
         end = min(start + step, length)
@@ -254,6 +255,7 @@ def _blocks(
 def _scores(
     query: Tensor, key: Tensor, mask: Tensor | None, part: TilePart, options: ScoreOptions
 ) -> Tensor:
+    """The scores of one block, in single precision at least, with mask and causal rule."""
     rows = query[..., part.rows, :]
     scores = _times(rows, key[..., part.columns, :].transpose(-2, -1))
     scores = scores.to(_exact(rows.dtype)).mul_(options.scale)

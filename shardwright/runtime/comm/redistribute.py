@@ -158,6 +158,7 @@ def _run(
 
 
 def _move(x: torch.Tensor, move: Move, mesh: DeviceMesh | None) -> torch.Tensor:
+    """`x` after one move: directly, or through DTensor where torch traces or differentiates."""
     if not move.collective.moves_data:
         return moved_locally(x, (move,))
     assert mesh is not None

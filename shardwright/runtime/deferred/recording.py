@@ -81,6 +81,7 @@ class Recording(TorchDispatchMode):
             self.busy = False
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of a call: recorded on the meta device; run where they depend on values."""
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if not any(t.is_meta for t in tensors) and not self._has_no_memory(
             func, tensors, args, kwargs
@@ -156,6 +157,7 @@ class Recording(TorchDispatchMode):
         return mapped(given, value)
 
     def _record(self, func: Any, args: Any, kwargs: Any, results: list[Any]) -> None:
+        """Record a call that makes, draws or changes values; views need none."""
         if operator_name(func) in EMPTY:
             return
         generator = _generator(args, kwargs)

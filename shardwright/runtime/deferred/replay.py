@@ -88,6 +88,7 @@ class Replay:
         return live[::-1], needed
 
     def _executed(self, ref: TensorRef, live: Sequence[Step], roots: Iterable[int]) -> torch.Tensor:
+        """The value of `ref` after the steps that it depends on, which are executed in order."""
         saved = torch.default_generator.get_state()
         try:
             with torch.inference_mode(False), torch.no_grad():

@@ -113,6 +113,7 @@ def segments(region: Region) -> list[Segment]:
 
 
 def _segment(region: Region, start: int, stop: int, last_read: dict[str, int]) -> Segment:
+    """Instructions `start` to `stop` as code that equal segments share, and what differs."""
     names: dict[str, str] = {}
     inputs: list[str] = []
     made: list[str] = []

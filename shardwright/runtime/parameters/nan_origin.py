@@ -81,6 +81,7 @@ class _Watching(fx.Interpreter):
 
 @contextmanager
 def _watched(module: ParallelModule | PipelineModule, found: _Found) -> Iterator[None]:
+    """A context in which operators note in `found` the first result that is not finite."""
     programs = module.programs()
     every = [one for one in module.modules() if isinstance(one, Regions)]
     ops = {part: _running_ops(regions, module.graph) for regions in every for part in regions.parts}

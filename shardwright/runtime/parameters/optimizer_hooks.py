@@ -135,6 +135,7 @@ def _mode(optimizer: Optimizer) -> type[TorchFunctionMode] | None:
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """The hook before a step: it splits groups, and enters the mode that tiles need."""
     if _given and all(p.grad is None for p in _parameters(optimizer)):
         _require_no_given(optimizer)
     join_groups(optimizer)  # after an error in the step before

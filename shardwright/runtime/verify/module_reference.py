@@ -195,6 +195,7 @@ class _Reference(TorchDispatchMode):
 
     @contextmanager
     def _seeded(self, module: nn.Module, calls: Iterator[OpaqueModule]) -> Iterator[None]:
+        """A context in which each call of an opaque module draws what its program draws."""
         run = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -214,6 +214,7 @@ def _in_this_process(payload: Mapping[str, Any]) -> Measured:
 def _compare(
     graph: Graph, plan: Plan, expected: Measured, parallel: Measured, module: ComparedModule
 ) -> Report:
+    """The report on a plan, from what the graph and the ranks computed."""
     errors = errors_between(expected, parallel, WIDE_FLOOR)
     most = {
         part: max((e for (kind, _), e in errors.items() if kind == part), default=0.0)

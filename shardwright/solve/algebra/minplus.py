@@ -195,6 +195,7 @@ def _objective_rows(
 
 
 def _join(join: Join, tables: Sequence[Rows]) -> Rows:
+    """The table of a join: the sum of its inputs, or the minimum of it over the eliminated node."""
     inputs = [_aligned(tables[number], axes, join) for number, axes in join.inputs]
     if not join.eliminates:
         return _sum(inputs)

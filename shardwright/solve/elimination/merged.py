@@ -157,6 +157,7 @@ class _Groups:
         return self._memo[key]
 
     def result(self) -> Merged:
+        """The problem of groups: nodes of a group are one, and so are edges between two groups."""
         folded = self.folded
         problem = folded.problem
         firsts = sorted(set(self.group))

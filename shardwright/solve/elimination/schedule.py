@@ -258,6 +258,7 @@ class _Builder:
     def build(
         self, order: Sequence[int], given: Mapping[int, tuple[int, ...]], kept: tuple[int, ...]
     ) -> EliminationSchedule:
+        """The schedule that eliminates nodes in `order`, until the nodes `kept` are left."""
         for number, node in enumerate(self.problem.nodes):
             self._add_leaf(node, (number,))
         for edge in self.problem.edges:

@@ -119,6 +119,7 @@ class Folded:
 
     @cached_property
     def _edge_ends(self) -> tuple[Ints, Ints, Ints]:
+        """For every edge of the whole problem its table, tail and head."""
         edges = self.problem.edges
         table = [np.arange(len(edges))]
         tail = [np.array([edge.tail for edge in edges], np.int64)]

@@ -89,6 +89,7 @@ def traced_control_flow() -> Iterator[None]:
 
 
 def _patch() -> Callable[[], None]:
+    """Keep torch's compiler of control flow out of the modes that watch a trace."""
     compiled: Any = torch.compile
 
     def compile(function: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -156,6 +157,7 @@ class _Writer:
 def _cond(
     writer: _Writer, taken: Any, yes: fx.Node, no: fx.Node, operands: Sequence[Any]
 ) -> list[fx.Node]:
+    """Both branches, and a selection between their results."""
     bodies = [writer.function(yes), writer.function(no)]
     if any(_draws(node) for body in bodies for node in body.graph.nodes):
         raise CaptureError(
@@ -189,6 +191,7 @@ def _scan(
     xs: Sequence[fx.Node],
     others: Sequence[Any],
 ) -> list[fx.Node]:
+    """The body once for each step, with what is carried from one to the next."""
     body, steps = writer.function(combine), _steps(writer, combine, xs)
     carried, rows = list(init), []
     for step in range(steps):

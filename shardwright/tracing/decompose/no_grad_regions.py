@@ -55,6 +55,7 @@ class _Regions:
         self.graph.erase_node(node)
 
     def _copied(self, owner: fx.GraphModule, call: fx.Node, operands: list[Any]) -> list[Any]:
+        """The results of a region whose nodes are copied in place of its call."""
         recorded, inner = call.args[0], call.args[1]
         assert isinstance(inner, fx.Node)
         region = getattr(owner, str(inner.target))

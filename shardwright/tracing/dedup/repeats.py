@@ -128,6 +128,7 @@ class Repeats:
     def _call(
         self, module: nn.Module, block: int, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """A block's call: traced in place, or rehearsed and replaced by an equal earlier one."""
         known = self._known.setdefault(block, [])
         number, self._calls = self._calls, self._calls + 1
         own: list[Tensor] = [t for _, t in module.named_parameters(remove_duplicate=False)]

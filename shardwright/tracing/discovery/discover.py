@@ -87,6 +87,7 @@ def with_rules(graph: Graph) -> Graph:
 
 
 def _rule(graph: Graph, op: Op) -> str:
+    """The rule of a call: the user's, a known one of the cache, or one by experiment."""
     key = _pattern(graph, op)
     if op.target == FUNCTION:
         return rule_of(op, key, lambda least: discover(op, graph, least))

@@ -165,6 +165,7 @@ class FlatCall(nn.Module):
         return result, known
 
     def _outputs(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The outputs of the model for these tensors, and its buffers updated in place."""
         given = (cast_input(tensor, self.numerics) for tensor in tensors)
         inputs = dict(zip(self.paths, given, strict=True))
         before = dict(self.model.named_buffers())
@@ -248,6 +249,7 @@ def _refusal(call: FlatCall, error: Exception, reason: str) -> CaptureError:
 def _export(
     call: FlatCall, example: tuple[torch.Tensor, ...], numerics: Numerics, *, strict: bool
 ) -> Functional:
+    """One export of the call, quietly, with repeated blocks shared where that is possible."""
     quiet, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)  # the error carries the message; no log lines besides
     try:

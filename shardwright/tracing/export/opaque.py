@@ -303,6 +303,7 @@ class OpaqueModules:
 
     @contextmanager
     def _replaced(self, path: str) -> Iterator[None]:
+        """A context in which a call of the module at `path` becomes one operator."""
         module = self.model.get_submodule(path)
         names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         real = [t.detach().requires_grad_(t.requires_grad) for t in names.values()]

@@ -137,6 +137,7 @@ class Functions:
         )
 
     def _known(self, cls: Any, arguments: Any, given: Sequence[Tensor]) -> tuple[str, FunctionCall]:
+        """The key and the record of a function's call; a new form of call is probed."""
         kinds = [FunctionTensor.of(t) for t in given]
         ties = [next(i for i, t in enumerate(given) if t is one) for one in given]
         form = (id(cls), repr(arguments), tuple(kinds), tuple(ties))
@@ -239,6 +240,7 @@ def _plain_members(cls: Any) -> Iterator[tuple[str, str]]:
 
 
 def _patch() -> Callable[[], None]:
+    """Intercept `apply` of autograd functions while they are captured; returns the undo."""
     before = vars(_BASE).get("apply")
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

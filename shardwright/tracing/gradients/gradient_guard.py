@@ -196,6 +196,7 @@ class GradientGuard(TorchFunctionMode):
     def _check(
         self, func: Any, name: str, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        """Raise for a function of torch that changes gradients outside of the graph."""
         of = self._parameters.get(id(first), "")
         if name in _HOOKS:
             if not self._whole or of:

@@ -230,6 +230,7 @@ class _WithoutDropout(TorchFunctionMode):
 def _run_graph(
     model: nn.Module, batch: Mapping[str, torch.Tensor], captured: Captured, device: torch.device
 ) -> list[torch.Tensor]:
+    """The outputs of a captured graph for a batch, operator by operator."""
     values: dict[str, torch.Tensor] = {}
     for leaf in captured.graph.leaves:
         if leaf.kind is LeafKind.PARAMETER:

@@ -78,6 +78,8 @@ def _made_alone(op: Op, dtype: str) -> Op:
 
 
 def _renamed(op: Op, names: dict[str, str]) -> Op:
+    """An operator that reads other values in place of some."""
+
     def rewrite(arg: Arg) -> Arg:
         if isinstance(arg, Ref):
             return Ref(names.get(arg.name, arg.name))

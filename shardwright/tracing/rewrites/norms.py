@@ -132,6 +132,7 @@ def _of_split_features(graph: Graph, norm: _Norm) -> bool:
 
 
 def _fused(graph: Graph, norm: _Norm) -> Op:
+    """The kernel that computes a norm, in place of its last operator."""
     shape, dtype = graph.tensor[norm.x].shape, graph.tensor[norm.x].dtype
     operands = (norm.x,) if norm.weight is None else (norm.x, norm.weight)
     trained = any(graph.tensor[name].requires_grad for name in operands)

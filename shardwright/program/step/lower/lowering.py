@@ -50,6 +50,7 @@ def lower_step(step: LoweringInput) -> StepProgram:
 
 
 def _lowered_whole(step: LoweringInput) -> StepProgram:
+    """The program of a whole batch, which takes gradients of its results at a `Seed`."""
     (program,) = step.programs
     builder = StepBuilder(step)
     batch = MicroBatchBuilder(builder, program, 0)

@@ -75,6 +75,7 @@ def _chains(program: StepProgram) -> list[tuple[str, ...]]:
             batches[name].append(batch)
 
     def fits(chain: Sequence[str], second: str) -> bool:
+        """Whether the calls `second` can follow `chain` in one region, in every micro-batch."""
         first = chain[-1]
         if batches[first] != batches[second]:
             return False
