@@ -28,7 +28,7 @@ ON_RANKS = {
     HOW_TO / "async.md": "",
     HOW_TO / "pipelines.md": "plan = sw.plan(model, kwargs=batch, machine=machine, stages=[2])\n"
     "assert plan.stages == 2",
-    HOW_TO / "training.md": "plan = sw.plan(model, kwargs=batch, machine=machine)",
+    HOW_TO / "own-loop-state.md": "plan = sw.plan(model, kwargs=batch, machine=machine)",
 }
 ALONE = {
     HOW_TO / "constraints.md": "from tests.harness.models import gpt2\n"
@@ -56,7 +56,7 @@ def run_all(folder):
     os.chdir(folder)
     found = {page.name: run(page, beginning) for page, beginning in ON_RANKS.items()}
     losses = [float(found[name]["loss"]) for name in ("README.md", "pipelines.md", "async.md")]
-    return losses, found["training.md"]["run"].step
+    return losses, found["own-loop-state.md"]["run"].step
 
 
 def test_parts_of_programs_run_on_ranks(tmp_path):

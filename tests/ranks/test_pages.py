@@ -12,7 +12,7 @@ from tests.harness.script_ranks import run_script
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages whose blocks without a title are parts of a longer program; tests of their subjects run it.
-PARTS = ("async.md", "big-models.md", "constraints.md", "pipelines.md", "training.md")
+PARTS = ("async.md", "big-models.md", "constraints.md", "own-loop-state.md", "pipelines.md")
 PAGES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
 PRINTS = {"train.py": 5, "finetune.py": 1, "lora.py": 1}  # how often a file prints a loss
 BLOCK = re.compile(r"^```python(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.M | re.S)
