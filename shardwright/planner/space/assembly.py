@@ -156,8 +156,14 @@ class Assembly:
 
     def kept_operators(self, recomputed: _Recomputed) -> tuple[KeptOperator, ...]:
         """The operators that may be kept inside of recomputed segments."""
-        given = self.clusters, self._segment, recomputed, self._given.kept
-        return tuple(KeptOperators(*given, chains=self._given.chains).found())
+        operators = KeptOperators(
+            self.clusters,
+            segment=self._segment,
+            recomputed=recomputed,
+            named=self._given.kept,
+            chains=self._given.chains,
+        )
+        return tuple(operators.found())
 
     def problem(self, recomputed: _Recomputed, once: Collection[str] = ()) -> Problem:
         """Nodes and edges with their costs, where some operators are recomputed.
@@ -262,8 +268,14 @@ class Assembly:
         written, op_nodes = self.clusters.written, self.clusters.op_nodes
         edges = []
         kept: set[tuple[str, int]] = set()  # (value, segment) that an edge pays for
-        given = self.clusters, self._segment, self.segment_of, recomputed
-        hosts = HostInputs(*given, self._given.host_bytes, last_moves=self._given.last_moves)
+        hosts = HostInputs(
+            self.clusters,
+            segment=self._segment,
+            segment_of=self.segment_of,
+            recomputed=recomputed,
+            share=self._given.host_bytes,
+            last_moves=self._given.last_moves,
+        )
         for number, reading in enumerate(self.readings, len(self.clusters.leaders)):
             source = written[reading.value]
             again = reading.readers[0].name in recomputed

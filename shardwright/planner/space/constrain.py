@@ -205,8 +205,16 @@ class Limits:
             like = self._other._models.get(key)
         measure = Duration(machine, mesh, self._routes) if like is None else like.measure
         pricing = Pricing(optimizer, measure, micro_batches, buckets, gradient_sync, compiled)
-        given = self._graph, self._analysis, machine, mesh, pricing, self.allowed(mesh)
-        model = CostModel(*given, known, like)
+        model = CostModel(
+            self._graph,
+            self._analysis,
+            machine,
+            mesh,
+            pricing,
+            self.allowed(mesh),
+            meshless=known,
+            like=like,
+        )
         self._models.setdefault(key, model)
         self._check_sizes(model)
         return model

@@ -68,10 +68,16 @@ class PlanLowering:
 
         Both share what does not depend on that.
         """
-        decisions = replace(self.decisions, ahead=ahead)
-        given = self.graph, self.analysis, decisions, self._alone_bytes, self._split
-        other = PlanLowering(*given, self._sum_bytes, few=self._few)
-        other._prepared = self._prepared
+        other = PlanLowering(
+            self.graph,
+            self.analysis,
+            replace(self.decisions, ahead=ahead),
+            self._alone_bytes,
+            self._split,
+            self._sum_bytes,
+            few=self._few,
+        )
+        other._prepared = self._prepared  # one dict: what either lowers, both have
         return other
 
     @cached_property
