@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import ITEM_BYTES, Arg, Graph, Op, Ref, Symbol, Tensor, argument
+from shardwright.rules.operators.views import RESHAPES
 
 LINEAR_CROSS_ENTROPY = "shardwright.linear_cross_entropy.default"
 # args: x, weight, bias, target, class weights, ignore_index, label_smoothing, chunks, logits dtype
 CHUNKS, DTYPE = 7, 8  # positions among its arguments
 
 _SUM = 2  # ATen's Reduction enum
-_VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
 _SAME = ("clone", "contiguous", "alias")
 
 
@@ -142,7 +142,7 @@ def _passes(graph: Graph, op: Op, classes: int) -> bool:
     if op.kind == "slice":
         dim = argument(op, 1, "dim", 0)
         return isinstance(dim, int) and dim % len(before.shape) != len(before.shape) - 1
-    return op.kind in _VIEWS or op.kind in _SAME
+    return op.kind in RESHAPES or op.kind in _SAME
 
 
 def _rewrite(one: _Loss, count: int, ops: dict[str, Op], values: dict[str, Tensor]) -> None:
@@ -160,7 +160,7 @@ def _rewrite(one: _Loss, count: int, ops: dict[str, Op], values: dict[str, Tenso
         shape = (*made.shape[:-1], given.shape[-1])
         args: tuple[Arg, ...] = (Ref(now), *step.args[1:])
         ops[step.name] = replace(step, args=args)
-        if step.kind in _VIEWS:
+        if step.kind in RESHAPES:
             target = "aten.view.default" if made.alias_of else "aten.reshape.default"
             ops[step.name] = replace(step, target=target, args=(Ref(now), shape), kwargs=())
         values[made.name] = replace(

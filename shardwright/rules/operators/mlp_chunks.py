@@ -19,6 +19,7 @@ from itertools import takewhile
 from shardwright.ir.graph import Arg, Graph, Op, Ref, Source, json_argument
 from shardwright.rules.operators.steps import PART
 from shardwright.rules.operators.table import ELEMENTWISE, LINEAR
+from shardwright.rules.operators.views import RESHAPES
 
 CHUNKED_MLP = "shardwright.chunked_mlp.default"
 # args: x, weights of its products, their biases, last weight, its bias, turned, chunks, steps, and
@@ -26,7 +27,6 @@ CHUNKED_MLP = "shardwright.chunked_mlp.default"
 DOWN, TURNED, CHUNKS, STEPS, _NUMBER = 3, 5, 6, 7, 8  # positions among its arguments
 
 _MOST_PRODUCTS = 2
-_VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
 _SPLITS = ("split", "split_with_sizes", "chunk")
 _POINTWISE = (ELEMENTWISE | LINEAR | {"add", "sub", "mul", "div"}) - {"detach"}
 
@@ -164,7 +164,7 @@ def _mlp(graph: Graph, last: _Product) -> _Mlp | None:
     source = last.op.source
     if odd:
         raise MlpChunksError(f"the MLP of {source} has {odd} inside")
-    if all(op.kind in (*_VIEWS, *_SPLITS) for op in between):
+    if all(op.kind in (*RESHAPES, *_SPLITS) for op in between):
         return None
     if len(products) > _MOST_PRODUCTS or len({one.x for one in products}) > 1:
         raise MlpChunksError(f"the MLP of {source} has not one input of one or two products")
@@ -217,7 +217,7 @@ def _before(graph: Graph, last: _Product) -> tuple[tuple[_Product, ...], tuple[O
         as_wide = made.shape[-1:] == inner.shape[-1:] and made.num_elements == inner.num_elements
         if as_wide and (one := _product(graph, op)) is not None:
             products[op.name] = one
-        elif as_wide and op.operands and op.kind in (*_POINTWISE, *_VIEWS, "dropout"):
+        elif as_wide and op.operands and op.kind in (*_POINTWISE, *RESHAPES, "dropout"):
             wanted[op.name] = op
             left += op.operands
         else:
@@ -245,7 +245,7 @@ def _steps(
     number = {one.op.outputs[0]: i for i, one in enumerate(products)}
     steps: list[list[object]] = []
     for op in between:
-        if op.kind in _VIEWS:
+        if op.kind in RESHAPES:
             number[op.outputs[0]] = number[op.operands[0]]
             continue
         if op.kind in _SPLITS:

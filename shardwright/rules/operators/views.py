@@ -10,6 +10,8 @@ from shardwright.ir.graph import whole_number, whole_numbers
 from shardwright.rules.call import Call
 from shardwright.rules.notation import Notation, Shape, elementwise, parse, reshape
 
+RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")  # kinds of operators
+
 
 def view(call: Call) -> Notation:
     """Views and reshapes."""
