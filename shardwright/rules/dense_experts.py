@@ -60,7 +60,7 @@ def dense_experts(graph: Graph) -> list[DenseExperts]:
 def dense_experts_note(graph: Graph) -> str:
     """A sentence on such layers, with what to do; empty if there are none.
 
-    Equal numbers of experts are told of the first layer that has them.
+    Of layers with equally many experts the first is reported.
     """
     found = dense_experts(graph)
     sentences = []

@@ -37,7 +37,7 @@ _LEAST_OPERATORS = 8
 
 @dataclass(frozen=True, slots=True)
 class SharedCode:
-    """The operators of a segment, without what tells it apart from equal ones.
+    """The operators of a segment, without what distinguishes it from equal ones.
 
     Equal code is one module. `variants` are as in `Region`. The numbers of random operators are
     zero, and `texts` are the arguments, in which 1, 1.0 and True differ.

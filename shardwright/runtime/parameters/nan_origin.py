@@ -86,7 +86,7 @@ def _watched(module: ParallelModule | PipelineModule, found: _Found) -> Iterator
     every = [one for one in module.modules() if isinstance(one, Regions)]
     ops = {part: _running_ops(regions, module.graph) for regions in every for part in regions.parts}
     executed = [regions.executed for regions in every]
-    for regions in every:  # compiled segments are not told operator by operator
+    for regions in every:  # compiled segments do not run operator by operator
         regions.executed = tuple(regions.parts)
     for program in programs:
         program.forward = _Watching(program, found, ops.get(program)).run

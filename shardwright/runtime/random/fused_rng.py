@@ -25,7 +25,7 @@ from shardwright.tracing.export.operators import call_op
 
 
 def seed_of(state: torch.Tensor, *what: object) -> int:
-    """A seed for one call, from a `random_state` and whatever else tells calls apart."""
+    """A seed for one call, from a `random_state` and whatever else distinguishes calls."""
     seed, step = state[:2].tolist()
     digest = hashlib.blake2b(repr((seed, step, what)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
