@@ -35,10 +35,6 @@ class Stage:
     received: tuple[str, ...]
     sent: tuple[str, ...]
 
-    def returning_gradient(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The values among `names` whose gradient is received."""
-        return tuple(name for name in names if self.graph.tensor[name].requires_grad)
-
 
 def splits_backward(stage: Stage) -> bool:
     """Whether torch can compute a stage's gradients of inputs and of weights apart.
