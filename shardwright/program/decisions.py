@@ -43,7 +43,8 @@ class Decisions:
     (`ir/strategy/fields.py`) is kept in the memory of the host, but for inputs of the recomputed
     segments `on_device`. Layers run `compiled` or eagerly. Parameters are updated in groups of at
     most `update_group_bytes` of a rank's tiles, with 0 all at once; None is not decided. Of the
-    operators `in_8_bit` the products are in 8 bits. With a `pipeline`, `mesh` is that of one of its
+    operators `in_8_bit` the products are in 8 bits. Tokens go to their experts by hosts of
+    `host_devices` devices, 0 if there is one host. With a `pipeline`, `mesh` is that of one of its
     groups.
     """
 
@@ -64,6 +65,7 @@ class Decisions:
     update_group_bytes: int | None = None
     in_8_bit: frozenset[str] = frozenset()
     separates_gathers: bool = False
+    host_devices: int = 0
 
     @property
     def update(self) -> UpdateForm:
