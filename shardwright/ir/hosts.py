@@ -33,7 +33,7 @@ def axis_strides(mesh: Mesh) -> Mapping[str, int]:
 
 
 def neighbours(mesh: Mesh, host_devices: int) -> dict[str, int]:
-    """How many devices of a host lie along each axis that joins several hosts.
+    """The number of devices of a host along each axis that joins several hosts.
 
     Axes with a single device of each host are left out, and those that hosts divide unevenly.
     `host_devices` are those of a host; 0 if there is one host.
