@@ -1,4 +1,4 @@
-"""What a plan says of devices that hold different experts."""
+"""The placement of experts as a plan states it: the busiest device, and hosts."""
 
 from __future__ import annotations
 
