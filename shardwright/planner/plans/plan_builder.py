@@ -366,7 +366,7 @@ class PlanBuilder:
         )
 
     def _experts(self, ops: list[PlannedOp]) -> ExpertPlacement:
-        """Where the experts of the mixtures among `ops` are."""
+        """The placement of the experts of the mixtures among `ops`."""
         every = ((self.space.model.analysis.rules[self._rep(op.name)], op) for op in ops)
         return expert_placement(self.space.model, [one for one in every if one[0].routes])
 
