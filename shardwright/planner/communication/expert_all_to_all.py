@@ -20,12 +20,12 @@ from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.rule import Route, Rule
+from shardwright.simulate.costs.expert_visits import visited_share
 from shardwright.simulate.costs.workload import (
     Workload,
     product_of,
     routed_bytes,
     routed_choices,
-    visited_share,
 )
 
 _CHOICE_BYTES = 4  # of an expert's index in a message
@@ -69,7 +69,7 @@ def exchanges(
     for axis, here in enumerate(routed):
         for hop in hops[axis]:
             devices = np.where(here, devices * hop.devices, devices)
-            share = visited_share(experts, chosen, devices)
+            share = visited_share(experts, chosen, devices, work.limit)
             moved = np.ceil(share * (there + back)).astype(np.int64)
             forward[axis] += np.where(here, hop.cost(moved), 0.0)
             largest = np.where(here, share * np.maximum(there, back), largest)

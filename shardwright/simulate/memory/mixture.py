@@ -15,7 +15,7 @@ from shardwright.ir.op_memory import Seen
 from shardwright.ir.redistribution import Exchange
 from shardwright.machine.expert_loads import busiest_share
 from shardwright.program.instructions import Compute
-from shardwright.simulate.costs.workload import visited_share
+from shardwright.simulate.costs.expert_visits import visited_share
 from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape

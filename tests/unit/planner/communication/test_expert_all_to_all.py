@@ -16,10 +16,12 @@ from shardwright.machine.topology import hop_links, links
 from shardwright.planner.plans.expert_placement import expert_placement
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
+from shardwright.rules.group_limits import GroupLimit
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
-from shardwright.simulate.costs.workload import routed_bytes, visited_share
+from shardwright.simulate.costs.expert_visits import visited_share
+from shardwright.simulate.costs.workload import routed_bytes
 from tests.harness.drawn_tensors import f, i, u
 from tests.harness.operator_calls import CALLS, GATED, call
 
@@ -150,6 +152,23 @@ def test_received_rows_are_workspace():
     chosen, scores = sizes["n"] * 2 * 8, sizes["n"] * 2 * ITEM
     held = 2 * (x + weights + scores + x) + chosen
     assert costs.workspace(ONE.op)[routed] == held + 2 * 2 * (20 * 0.75 * WIDTH * ITEM)
+
+
+@pytest.mark.parametrize("limit", [GroupLimit(4, 2), GroupLimit(2, 1), GroupLimit(4, 3)])
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_a_router_that_limits_groups_sends_tokens_to_fewer_devices(limit, chosen, devices):
+    experts, size = 8, 8 // limit.groups
+    every = [
+        one
+        for groups in combinations(range(limit.groups), limit.chosen)
+        for one in combinations([e for e in range(experts) if e // size in groups], chosen)
+    ]
+    each = experts // devices
+    visited = sum(len({e // each for e in one}) for one in every) / len(every)
+    (share,) = visited_share(experts, chosen, np.array([devices]), limit)
+    assert share == pytest.approx(visited / chosen)
+    assert share <= visited_share(experts, chosen, np.array([devices]))[0] + 1e-12
 
 
 @pytest.mark.parametrize("experts, chosen, devices", [(8, 2, 4), (8, 3, 2), (6, 6, 3), (9, 1, 3)])
