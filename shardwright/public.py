@@ -80,6 +80,8 @@ class Plan(ir_plan.Plan):
         contention: part of a message by which it delays one along another axis.
         expert_skew: rows of the busiest device over the mean where devices hold different experts,
             else 0.
+        host_devices: devices of a host where tokens go to hosts first, and from there to the
+            devices of their experts, else 0.
         notes: sentences about the plan, such as broken constraints.
         remarks: operators whose rule was found by experiment, and modules that were decomposed.
         numerics: how far the graph departs from one device (`ir/options/numerics.py`).

@@ -3,10 +3,12 @@
     python -m benchmarks.published
     python -m benchmarks.published --minutes 5 --sources vtrain torchtitan
     python -m benchmarks.published --rows 150
+    python -m benchmarks.published --sources torchtitan megatron-bridge --older
     python -m benchmarks.published --page
 
 A run that is stopped, or ends after `--minutes`, goes on where it was; rows without a prediction
-are counted on the page as not yet priced.
+are counted on the page as not yet priced. With `--older` the score has predictions by earlier code
+for rows that this one has not priced, and the page names the commits.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="stop pricing after so long")
     parser.add_argument("--sources", nargs="+", choices=sorted(sources()), help="price only these")
     parser.add_argument("--rows", type=int, help="price a sample of so many rows")
+    parser.add_argument(
+        "--older", action="store_true", help="score also what earlier code has priced"
+    )  # fmt: skip
     parser.add_argument("--page", action="store_true", help="write the page of the kept result")
     asked = parser.parse_args()
     if not asked.page:
         rows = read()
         _price(asked)
-        write(result_of(rows, kept_predictions(rows)), RESULT, seed=0)
+        write(result_of(rows, kept_predictions(rows, older=asked.older)), RESULT, seed=0)
     page.write(RESULT, FITTED, OWN, OVERLAP)
     points = json.loads(RESULT.read_text())["points"]
     used = comparisons.held_out(json.loads(FITTED.read_text()), read())

@@ -86,6 +86,7 @@ def written(
             data["excluded"],
         ),
         _origin(data, "result.json"),
+        *_commits(data),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -433,6 +434,18 @@ def _origin(data: Mapping[str, Any], file: str) -> str:
         f" `benchmarks/published/{file}`. Predictions by the code with hash"
         f" `{data['code'][:16]}`."
     )
+
+
+def _commits(data: Mapping[str, Any]) -> Iterator[str]:
+    """The commits at which rows were priced, where these are several."""
+    by = data.get("commits", {})
+    if len({commit for counts in by.values() for commit in counts}) < 2:
+        return
+    each = "; ".join(
+        f"{source} {', '.join(f'{count} at {commit}' for commit, count in counts.items())}"
+        for source, counts in by.items()
+    )
+    yield f"Rows were priced at these commits: {each}."
 
 
 def _percent(value: float) -> str:

@@ -1,7 +1,7 @@
 """Prices all rows and keeps a prediction, or the reason against one, for each.
 
 A run that is stopped goes on where it was: finished rows are kept in `predictions.rows`, each
-with a hash of itself and of the code that priced it.
+with hashes of itself and of the code that priced it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.published.setups import (
     optimizer_of,
     strategy_of,
 )
+from benchmarks.record import commit
 from shardwright.ir.layout import Bytes
 from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.ir.plan import Plan
@@ -60,6 +61,7 @@ class Prediction:
         capacity_gib: memory of a device of the preset.
         unpriced: why there is no prediction; empty where there is one.
         approximated: differences between the priced step and the published one.
+        commit: at which it was made; empty before it is kept.
     """
 
     key: str
@@ -69,6 +71,7 @@ class Prediction:
     capacity_gib: float | None = None
     unpriced: str = ""
     approximated: tuple[str, ...] = ()
+    commit: str = ""
 
 
 def predict(row: Row) -> Prediction:
@@ -141,10 +144,11 @@ def predictions(rows: Sequence[Row], workers: int, log: Path = LOG) -> Iterator[
             yield from (replace(kept[name], key=row.key) for row in equal)
     missing = [equal[0] for name, equal in by_setup.items() if name not in kept]
     names = {row.key: _digest(row) for row in missing}
+    here, by = commit(), code()
     with log.open("a") as out:
-        for one in _priced(sorted(missing, key=_graph_order), workers):
-            name = names[one.key]
-            out.write(json.dumps({"digest": name, **asdict(one)}) + "\n")
+        for found in _priced(sorted(missing, key=_graph_order), workers):
+            one, name = replace(found, commit=here), names[found.key]
+            out.write(json.dumps({"digest": name, "code": by, **asdict(one)}) + "\n")
             out.flush()
             yield from (replace(one, key=row.key) for row in by_setup[name])
 
@@ -169,9 +173,14 @@ def _all_of(rows: Sequence[Row]) -> list[Prediction]:
     return [predict(row) for row in rows]
 
 
-def kept_predictions(rows: Sequence[Row], log: Path = LOG) -> dict[str, Prediction]:
-    """The predictions that are kept for these rows, by the rows' keys."""
-    kept = _kept(log)
+def kept_predictions(
+    rows: Sequence[Row], log: Path = LOG, *, older: bool = False
+) -> dict[str, Prediction]:
+    """The predictions that are kept for these rows, by the rows' keys.
+
+    With `older`, rows without one by this code have the last one by other code.
+    """
+    kept = _kept(log, older=older)
     found = {row.key: kept.get(_digest(row)) for row in rows}
     return {key: replace(one, key=key) for key, one in found.items() if one is not None}
 
@@ -191,7 +200,7 @@ def _digest(row: Row) -> str:
         row, path="", commit="", line=0, metric="", published=None, step_seconds=None,
         memory_gib=None, memory_kind="", verdict="", note="",
     )  # fmt: skip
-    return hashlib.sha256(repr((code(), setup, _has_memory(row))).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((setup, _has_memory(row))).encode()).hexdigest()[:24]
 
 
 def _graph_order(row: Row) -> tuple[bool, str, str, int, str]:
@@ -200,12 +209,16 @@ def _graph_order(row: Row) -> tuple[bool, str, str, int, str]:
     return deep, hashlib.sha256(shape.encode()).hexdigest(), row.gpu, row.gpus, row.key
 
 
-def _kept(log: Path) -> dict[str, Prediction]:
+def _kept(log: Path, *, older: bool = False) -> dict[str, Prediction]:
     lines = log.read_text().splitlines() if log.exists() else []
-    records = [json.loads(line) for line in lines]
-    for record in records:
-        record["approximated"] = tuple(record["approximated"])
-    return {record.pop("digest"): Prediction(**record) for record in records}
+    records, here = [json.loads(line) for line in lines], code()
+    now = [record for record in records if record["code"] == here]
+    found = {}
+    for record in (*records, *now) if older else now:
+        approximated = tuple(record["approximated"])
+        fields = {k: v for k, v in record.items() if k not in ("digest", "code")}
+        found[record["digest"]] = Prediction(**(fields | {"approximated": approximated}))
+    return found
 
 
 def _one_thread() -> None:

@@ -88,6 +88,7 @@ def result_of(rows: Sequence[Row], found: Mapping[str, Prediction]) -> dict[str,
     }
     return {
         "code": code(),
+        "commits": _commits(rows, found),
         "counts": _counts(rows, found),
         "overall": _overall(pairs),
         "by": {name: _split(pairs, key) for name, key in by.items()},
@@ -100,6 +101,15 @@ def result_of(rows: Sequence[Row], found: Mapping[str, Prediction]) -> dict[str,
         ),
         "points": [_point(pair) for pair in pairs],
     }
+
+
+def _commits(rows: Sequence[Row], found: Mapping[str, Prediction]) -> dict[str, dict[str, int]]:
+    """Rows that were priced at each commit, by source."""
+    counts = defaultdict[str, Counter[str]](Counter)
+    for row in rows:
+        if not row.excluded and row.key in found:
+            counts[row.source][found[row.key].commit[:8]] += 1
+    return {source: dict(count.most_common()) for source, count in counts.items()}
 
 
 def _counts(rows: Sequence[Row], found: Mapping[str, Prediction]) -> dict[str, dict[str, int]]:

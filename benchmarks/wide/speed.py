@@ -65,12 +65,13 @@ def compared(
             texts = [plan_to_json(plan) for plan in plans]
             key = "".join(texts)
             if key not in measured:
-                measured[key] = _ratios(on_ranks(RANKS, _timed, name, texts, rounds))
+                measured[key] = ratios(on_ranks(RANKS, _timed, name, texts, rounds))
             row["measured"] = measured[key]
         yield row
 
 
-def _ratios(seconds: list[list[float]]) -> dict[str, Any]:
+def ratios(seconds: list[list[float]]) -> dict[str, Any]:
+    """Medians and the ratio of two plans, of the seconds of each in every round."""
     chosen, other = seconds
     ratios = [a / b for a, b in zip(chosen, other, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -84,8 +85,14 @@ def _ratios(seconds: list[list[float]]) -> dict[str, Any]:
 
 
 def _timed(name: str, texts: Sequence[str], rounds: int) -> list[list[float]]:
+    return timed_in_turn(MODELS[name][0], texts, rounds)
+
+
+def timed_in_turn(
+    make: Callable[[], Built], texts: Sequence[str], rounds: int
+) -> list[list[float]]:
     """Seconds of each plan's steps, the slowest rank's, in rounds whose order changes."""
-    steps = [_stepper(name, text) for text in texts]
+    steps = [_stepper(make, text) for text in texts]
     for _ in range(2):
         first, second = (float(step()) for step in steps)
         if abs(first - second) > _ALIKE * abs(first):
@@ -102,8 +109,8 @@ def _timed(name: str, texts: Sequence[str], rounds: int) -> list[list[float]]:
     return found
 
 
-def _stepper(name: str, text: str) -> Callable[[], Tensor]:
-    model, batch = MODELS[name][0]()
+def _stepper(make: Callable[[], Built], text: str) -> Callable[[], Tensor]:
+    model, batch = make()
     parallel = sw.parallelize(model, sw.Plan.from_json(text), tune_host=record.TUNE_HOST)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4, foreach=True)
     return lambda: parallel.train_step(optimizer, batch)

@@ -212,7 +212,8 @@ class Plan:
       `gather_overlap`: the same of parameter gathers and their gradients (None: equal);
     * `contention`: the factor by which collectives along two axes delay each other;
     * `expert_skew`: rows of the busiest device over the mean, where devices hold different experts;
-      0 where none do;
+      0 where none do; `host_devices`: devices of a host, where tokens go to hosts first and from
+      there to the devices of their experts (`ir/hosts.py`), else 0;
     * `timeline`: when everything of a step runs, as its step program was simulated; None where it
       was not; of an asynchronous pipeline it has several steps, from an empty pipeline on;
     * `gradient_sync`: after which micro-batches gradients are reduced, `"every"` or `"last"`; None
@@ -270,6 +271,7 @@ class Plan:
     gather_overlap: float | None = None
     contention: float = 1.0
     expert_skew: float = 0.0
+    host_devices: int = 0
     useful_seconds: Seconds = _UNKNOWN
     dtype: str = ""  # of matrix products
     notes: tuple[str, ...] = field(default=())

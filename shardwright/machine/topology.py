@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.hosts import axis_strides, neighbours
 from shardwright.ir.layout import Mesh, Seconds
-from shardwright.ir.pipeline import AXIS, whole_mesh
+from shardwright.ir.pipeline import whole_mesh
 from shardwright.machine.model import Level, Machine
 
 
@@ -57,6 +59,31 @@ def links(machine: Machine, mesh: Mesh) -> tuple[Link, ...]:
     return tuple(_link(machine.levels, axis, whole.size) for axis in _axes_of(mesh))
 
 
+def host_devices(machine: Machine) -> int:
+    """Devices below the outermost level, as those of a host; 0 if there is one level."""
+    return prod(level.size for level in machine.levels[:-1]) if len(machine.levels) > 1 else 0
+
+
+@cache
+def hop_links(machine: Machine, mesh: Mesh) -> tuple[tuple[Link, ...], ...]:
+    """For each mesh axis the links of a message that goes to hosts first.
+
+    Where an axis joins hosts, each with several of its devices, the first link is between devices
+    at the same place of all hosts, and the second one within a host. Else it is that of the axis.
+    """
+    devices = _with_pipeline(mesh).size
+    near = neighbours(mesh, host_devices(machine))
+    found = list[tuple[Link, ...]]()
+    for name, axis, whole in zip(mesh.names, _axes_of(mesh), links(machine, mesh), strict=True):
+        if name not in near:
+            found.append((whole,))
+            continue
+        here = near[name]
+        parts = _Axis(axis.size // here, axis.stride * here), _Axis(here, axis.stride)
+        found.append(tuple(_link(machine.levels, part, devices) for part in parts))
+    return tuple(found)
+
+
 @cache
 def crossed_levels(machine: Machine, mesh: Mesh) -> tuple[frozenset[int], ...]:
     """For each mesh axis the numbers of the levels that its groups' messages cross."""
@@ -92,12 +119,8 @@ class _Axis(NamedTuple):
 
 def _axes_of(mesh: Mesh) -> Iterator[_Axis]:
     """The axes of a mesh, without that of pipeline stages."""
-    whole = _with_pipeline(mesh)
-    stride = whole.size
-    for name, size in whole.axes:
-        stride //= size
-        if mesh.pipeline is None or name != AXIS:
-            yield _Axis(size, stride)
+    strides = axis_strides(mesh)
+    return (_Axis(size, strides[name]) for name, size in mesh.axes)
 
 
 def contention_of(machine: Machine, mesh: Mesh, one: str, other: str) -> float:

@@ -54,6 +54,8 @@ class Decisions:
         in_8_bit: operators whose products are in 8 bits.
         separates_gathers: whether gathers of parameters have channels of their own where
             reductions of gradients are in flight beside them.
+        host_devices: how many devices each host has, by which tokens go to their experts; 0 if
+            there is one host.
     """
 
     mesh: Mesh
@@ -73,6 +75,7 @@ class Decisions:
     update_group_bytes: int | None = None
     in_8_bit: frozenset[str] = frozenset()
     separates_gathers: bool = False
+    host_devices: int = 0
 
     @property
     def update(self) -> UpdateForm:

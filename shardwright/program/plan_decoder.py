@@ -80,6 +80,7 @@ def read_plan(
         update_group_bytes=plan.update_group_bytes,
         in_8_bit=frozenset(fp8_layers(graph)),
         separates_gathers=plan.separates_gathers,
+        host_devices=plan.host_devices,
     )
 
 

@@ -19,7 +19,7 @@ from shardwright.report.headline import headline
 from shardwright.report.other_plans import ALTERNATIVES, OtherPlans, spread
 from shardwright.report.summary import split_along
 from shardwright.report.text.explain import gap
-from shardwright.report.units import count, milliseconds, size
+from shardwright.report.units import count, milliseconds, size, steps
 
 _CAUSES = 4  # parts of the peak that are named
 _LEAST = 0.01  # of the peak, or of the step: less is not named
@@ -187,7 +187,7 @@ def _costliest(plan: Plan) -> list[str]:
     """The collective and axis that take most of the communication; empty if there is none."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for one in plan.transfers:
-        seconds[" + ".join(one.collectives)] += one.seconds
+        seconds[steps(one.collectives)] += one.seconds
     return [f"most: {max(seconds, key=lambda name: seconds[name])}"] if seconds else []
 
 

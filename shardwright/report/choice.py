@@ -14,7 +14,7 @@ from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.report.accuracy import time_interval, verdict
 from shardwright.report.summary import shares_nothing
 from shardwright.report.text.module_rows import module_tree
-from shardwright.report.units import milliseconds, size
+from shardwright.report.units import milliseconds, size, steps
 
 _EQUAL = 1e-3  # relative difference of step times that is not mentioned
 _REASONS = 2  # the most transfers named per baseline
@@ -201,7 +201,7 @@ def _name(transfer: PlannedTransfer, modules: dict[str, str], parameters: set[st
     else:
         module = modules.get(transfer.consumer, "")
         what = f"activations into {_folded(module) or 'the loss'}"
-    return f"{' + '.join(transfer.collectives)} for {_OF[transfer.phase]}{what}"
+    return f"{steps(transfer.collectives)} for {_OF[transfer.phase]}{what}"
 
 
 def _folded(path: str) -> str:

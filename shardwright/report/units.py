@@ -1,6 +1,9 @@
-"""Formats seconds, bytes and counts: ms, MiB, GiB, millions."""
+"""Formats seconds, bytes, counts and collectives: ms, MiB, GiB, millions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
 
 
 def milliseconds(seconds: float) -> str:
@@ -43,6 +46,17 @@ def count(number: int) -> str:
         return f"{number:,}"
     value, unit = (number / 1e9, "B") if number >= 1e9 else (number / 1e6, "M")
     return f"{value:.{_decimals(value)}f} {unit}"
+
+
+def steps(collectives: Sequence[str]) -> str:
+    """The collectives of a transfer in the order in which they run.
+
+    >>> steps(["all_gather cp", "all_gather dp_shard"]), steps(["all_to_all ep"] * 2)
+    ('all_gather cp + all_gather dp_shard', 'all_to_all ep (twice)')
+    """
+    counted = ((name, len([*same])) for name, same in groupby(collectives))
+    often = {1: "", 2: " (twice)"}
+    return " + ".join(f"{name}{often.get(n, f' ({n} times)')}" for name, n in counted)
 
 
 def _decimals(value: float) -> int:

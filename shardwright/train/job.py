@@ -127,7 +127,9 @@ class Job:
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
             given = getattr(self, name)
-            if not (callable(given) or (given is None and name != "model")):
+            # A module is callable, too.
+            makes = callable(given) and not hasattr(given, "named_parameters")
+            if not (makes or (given is None and name != "model")):
                 kind, what = type(given).__name__, "the model" if name == "model" else "one"
                 raise JobError(
                     f"Job.{name} is a {kind}, not a function that makes {what}; write"

@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shardwright.ir.hosts import neighbours
 from shardwright.ir.layout import Mesh, Replicate
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Dropout, Joint, SharedAttention, Uniform
@@ -28,8 +29,8 @@ from shardwright.runtime.random.dropout import GlobalDropout, GlobalUniform, ran
 from shardwright.runtime.sharded_ops.experts import LocalExperts
 from shardwright.runtime.verify.verify_reference import in_parts
 from shardwright.tracing.export.operators import call_op, to_torch
-from tests.harness.drawn_tensors import f
-from tests.harness.operator_calls import CALLS, call
+from tests.harness.drawn_tensors import f, i, u
+from tests.harness.operator_calls import CALLS, GATED, call
 from tests.harness.rank_threads import Meeting
 from tests.harness.resized_calls import free_sizes, resized
 from tests.harness.rotation import rotating
@@ -98,6 +99,22 @@ def test_tiles_in_zigzag_order_give_results_in_that_order(one):
     _check(one, mesh, [tiling for tiling in found if tiling[0] is not None], zigzag=True)
 
 
+@pytest.mark.parametrize("mesh, host", [("a=4", 2), ("a=6", 3), ("a=4 b=2", 4)])
+def test_tokens_that_go_to_hosts_first_give_the_same_sums(mesh, host):
+    """Three experts for each token; tokens and experts are not divided evenly."""
+    one = call(
+        "shardwright.experts.default",
+        *(f(17, 6), i(17, 3, below=11), u(17, 3), f(11, 14, 6), f(11, 6, 7), [True, True]),
+        "transformers.grouped_mm_fallback.default",
+        GATED,
+    )  # fmt: skip
+    mesh = Mesh.parse(mesh)
+    found = [tiling for tiling, _ in tilings(analyze(one.graph).rules["y"], mesh)]
+    routed = [tiling for tiling in found if isinstance(tiling[0], Route)]
+    assert routed and "a" in neighbours(mesh, host)
+    _check(one, mesh, routed, host=host)
+
+
 def test_operators_that_ask_for_positions_keep_tiles_of_neighbours():
     """They have splits along which results depend on where a tile lies."""
     asking = set()
@@ -112,7 +129,7 @@ def test_operators_that_ask_for_positions_keep_tiles_of_neighbours():
     assert asking >= {"amax", "dropout", "local_batch_norm"}, asking
 
 
-def _check(one, mesh, given=None, *, zigzag=False):
+def _check(one, mesh, given=None, *, zigzag=False, host=0):
     """Compare tiled runs with the serial one under the tilings `given`, or all."""
     analysis = analyze(one.graph)
     assert not analysis.unknown
@@ -120,7 +137,7 @@ def _check(one, mesh, given=None, *, zigzag=False):
     found = [tiling for tiling, _ in tilings(rule, mesh)] if given is None else given
     alone = _run(one, analysis, Mesh.parse("a=1"), (None,)) if found else {}
     for tiling in found:
-        tiled = _run(one, analysis, mesh, tiling, zigzag=zigzag)
+        tiled = _run(one, analysis, mesh, tiling, zigzag=zigzag, host=host)
         expected = alone
         if one.op.kind == "local_batch_norm":  # which depends on the parts, and on nothing else
             parts = replace(
@@ -167,7 +184,7 @@ def _describe(one):
     return f"{rule}; splits: {split or 'nothing'}; passes partial sums of: {partial or 'nothing'}"
 
 
-def _run(one, analysis, mesh, tiling, *, zigzag=False):
+def _run(one, analysis, mesh, tiling, *, zigzag=False, host=0):
     """Results and gradients of a call whose ranks each have their tiles."""
     op = one.op
     op_layouts = op_layouts_of(one.graph, analysis, mesh, {"y": tiling})["y"]
@@ -185,7 +202,7 @@ def _run(one, analysis, mesh, tiling, *, zigzag=False):
 
     def run_rank(rank):
         tiles = [of_ranks[rank] for of_ranks in operands]
-        return _run_rank(one, analysis, mesh, op_layouts, rank, tiles, meeting)
+        return _run_rank(one, analysis, op_layouts, rank, tiles, meeting, host)
 
     agreeing = any(
         not all(isinstance(p, Replicate) for p in a.placements)
@@ -220,9 +237,10 @@ def _run(one, analysis, mesh, tiling, *, zigzag=False):
     return found
 
 
-def _run_rank(one, analysis, mesh, op_layouts, rank, tiles, meeting):
+def _run_rank(one, analysis, op_layouts, rank, tiles, meeting, host):
+    mesh = meeting.mesh
     placed = ProgramLayouts(mesh, {"y": op_layouts}, {})
-    decisions = Decisions(mesh, {"y": op_layouts.tiling}, {})
+    decisions = Decisions(mesh, {"y": op_layouts.tiling}, {}, host_devices=host)
     program = write(one.graph, analysis, placed, decisions, rank)
     kinds = Compute | Dropout | Uniform | Joint | SharedAttention
     (instruction,) = (i for i in program.instructions if isinstance(i, kinds))
@@ -241,7 +259,7 @@ def _run_rank(one, analysis, mesh, op_layouts, rank, tiles, meeting):
     values = dict(zip(reversed(instruction.op.operands), reversed(tiles), strict=True))
     how = instruction.routing
     if how is not None:
-        peers = [meeting.peers(rank, axis) for axis, _ in how.hops]
+        peers = [meeting.peers(rank, hop.axis) for hop in how.hops]
         experts = LocalExperts(how, peers, CPU)
         results = [experts(*(to_torch(arg, values, CPU) for arg in instruction.op.args))]
     else:

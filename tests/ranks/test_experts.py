@@ -27,6 +27,7 @@ MESHES = {  # by their number of ranks, with the models that are tried on them
     4: {
         "a=4": ("qwen3 moe", "deepseek", "gpt-oss"),  # five experts are not cut in four
         "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss"),
+        "a=4 on hosts of 2": ("qwen3 moe",),  # whose tokens have three experts each
     },
 }
 # Every mesh and every model: the pairs of a number of ranks.
@@ -137,7 +138,8 @@ def _compare(cases, subjects):
     """What mixtures saw of skew; all is compared on every rank."""
     seen, meshes = [], {}
     for text, name in cases:
-        mesh = Mesh.parse(text)
+        axes, _, host = text.partition(" on hosts of ")
+        mesh = Mesh.parse(axes)
         if text not in meshes:
             meshes[text] = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names)
         one, serial = subjects[name]
@@ -156,7 +158,8 @@ def _compare(cases, subjects):
             }
             again = frozenset(key for key in storage if draw.random() < 0.5)
             segments = some_segments(one.graph, draw) if draw.random() < 0.5 else {}
-            module = one.module(mesh, chosen, storage, meshes[text], again, segments)
+            given = mesh, chosen, storage, meshes[text], again, segments
+            module = one.module(*given, host_devices=int(host or 0))
             parallel = stepped(one, module)
             errors = {key: error(serial[key], parallel[key]) for key in serial}
             worst = max(errors, key=errors.get)

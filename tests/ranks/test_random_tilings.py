@@ -8,6 +8,7 @@ because a Hugging Face loss casts its logits to float32 whatever the model's pre
 
 import functools
 import random
+from dataclasses import replace
 
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
@@ -121,11 +122,14 @@ class Widened:
         regathered=frozenset(),
         segments=None,
         micro_batches=1,
+        host_devices=0,
     ):
+        kept = frozenset(regathered), segments or {}
+        decisions = Decisions(mesh, chosen, storage, *kept, micro_batches)
         return ParallelModule(
             self.captured,
             self.analysis,
-            Decisions(mesh, chosen, storage, frozenset(regathered), segments or {}, micro_batches),
+            replace(decisions, host_devices=host_devices),
             ModuleOptions(self.weights, self.buffers, seed=3),
             device_mesh,
         )

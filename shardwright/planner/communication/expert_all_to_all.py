@@ -2,9 +2,9 @@
 
 Along each axis that routes, an operator runs two all-to-alls of tokens in the forward pass and
 their reverse in the backward pass. A token goes once to each device that has some of its experts,
-with its choice and its scores. The busiest device receives `Machine.expert_skew` times the mean
-number, and all others wait for it. As routing depends on the data, devices exchange the numbers of
-tokens first.
+with its choice and its scores, and over several hosts once to each of them first
+(`ir/hosts.py`). The busiest device receives `Machine.expert_skew` times the mean number, and all
+others wait for it. As routing depends on the data, devices exchange the numbers of tokens first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shardwright.ir.redistribution import Collective
 from shardwright.planner.tables.objective import Objective
 from shardwright.planner.tables.options import Options
 from shardwright.rules.rule import Route, Rule
+from shardwright.simulate.costs.expert_visits import visited_share
 from shardwright.simulate.costs.workload import (
     Workload,
     product_of,
     routed_bytes,
     routed_choices,
-    visited_share,
 )
 
 _CHOICE_BYTES = 4  # of an expert's index in a message
@@ -36,11 +36,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ExpertAllToAll:
-    """Seconds along each mesh axis under each option, (axes, K), and bytes of the tokens, (K,)."""
+    """Seconds along each mesh axis under each option, (axes, K), and bytes of the tokens, (K,).
+
+    `hops` are the numbers of exchanges along each axis.
+    """
 
     forward: Floats
     backward: Floats
     bytes: Ints
+    hops: tuple[int, ...]
 
     def seconds(self, again: bool) -> Floats:
         """Seconds of a step, with a second forward pass if `again`: (K,)."""
@@ -61,14 +65,17 @@ def exchanges(
     there *= 1.0 + choice / (width * work.operands[0].item_bytes)
     forward, largest = np.zeros(routed.shape), np.zeros(routed.shape[1])
     devices = np.ones(routed.shape[1])
+    hops = [measure.token_hops(axis, chosen) for axis in range(len(mesh.axes))]
     for axis, here in enumerate(routed):
-        devices = np.where(here, devices * mesh.shape[axis], devices)
-        share = visited_share(experts, chosen, devices)
-        moved = np.ceil(share * (there + back)).astype(np.int64)
-        forward[axis] = np.where(here, measure.exchanges(axis, moved), 0.0)
-        largest = np.where(here, share * np.maximum(there, back), largest)
+        for hop in hops[axis]:
+            devices = np.where(here, devices * hop.devices, devices)
+            share = visited_share(experts, chosen, devices, work.limit)
+            moved = np.ceil(share * (there + back)).astype(np.int64)
+            forward[axis] += np.where(here, hop.cost(moved), 0.0)
+            largest = np.where(here, share * np.maximum(there, back), largest)
     backward = forward if work.has_backward else np.zeros(routed.shape)
-    return ExpertAllToAll(forward, backward, np.ceil(largest).astype(np.int64))
+    counts = tuple(len(found) for found in hops)
+    return ExpertAllToAll(forward, backward, np.ceil(largest).astype(np.int64), counts)
 
 
 def exchanged(
@@ -83,7 +90,7 @@ def exchanged(
             value="",
             consumer="",
             phase=phase,
-            collectives=(f"{Collective.ALL_TO_ALL.value} {name}",) * 2,
+            collectives=(f"{Collective.ALL_TO_ALL.value} {name}",) * (2 * found.hops[axis]),
             bytes=Bytes(int(found.bytes[k])),
             seconds=Seconds(times * float(seconds[axis, k])),
             times=times,

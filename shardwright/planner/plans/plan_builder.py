@@ -24,7 +24,7 @@ from shardwright.ir.plan import (
     PlannedTransfer,
     Remark,
 )
-from shardwright.machine.expert_loads import busiest_over_mean
+from shardwright.planner.plans.expert_placement import ExpertPlacement, expert_placement
 from shardwright.planner.plans.plan_ops import ANYWHERE, Again, PlanEntries
 from shardwright.planner.plans.zigzag_swaps import zigzag_swaps
 from shardwright.planner.settle import charged_seconds
@@ -34,7 +34,6 @@ from shardwright.planner.space.repeats import ShortGraph
 from shardwright.planner.space.space import Space
 from shardwright.planner.tables.layout_codes import digits, local_elements
 from shardwright.planner.tables.memory import fixed_bytes
-from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule_notes import remarks
 from shardwright.simulate.costs.update import host_group_bytes
 from shardwright.solve.elimination.problem import Ints, Point
@@ -334,6 +333,7 @@ class PlanBuilder:
         leaves = self.graph.leaves_of(LeafKind.INPUT)
         tensors = [(leaf.keys[0], self.graph.tensor[leaf.name]) for leaf in leaves]
         seconds = Seconds(point.time - saved + sum(swap.seconds for swap in swaps))
+        experts = self._experts(ops)
         return Plan(
             fingerprint=self.graph.fingerprint,
             machine=machine.name,
@@ -360,20 +360,15 @@ class PlanBuilder:
             overlap=machine.overlap,
             gather_overlap=machine.gather_overlap,
             contention=machine.contention,
-            expert_skew=self._skew(ops),
+            expert_skew=experts.skew,
+            host_devices=experts.host_devices,
             dtype=dtypes_of(self.graph)[0],
         )
 
-    def _skew(self, ops: list[PlannedOp]) -> float:
-        """The rows of the busiest device over the mean; 0 if every device has all experts."""
-        model, found = self.space.model, 0.0
-        for op in ops:
-            rule = model.analysis.rules[self._rep(op.name)]
-            tiling = parse_tiling(rule, op.tiling) if rule.routes else ()
-            if tiling and (parts := rule.owner_parts(tiling, model.mesh.shape)) > 1:
-                owned = -(-rule.owners // parts) / rule.owners
-                found = max(found, busiest_over_mean(model.machine.expert_skew, owned))
-        return found
+    def _experts(self, ops: list[PlannedOp]) -> ExpertPlacement:
+        """The placement of the experts of the mixtures among `ops`."""
+        every = ((self.space.model.analysis.rules[self._rep(op.name)], op) for op in ops)
+        return expert_placement(self.space.model, [one for one in every if one[0].routes])
 
     def _operators(
         self, choice: tuple[int, ...], segment_numbers: dict[int, int], *, shares: bool

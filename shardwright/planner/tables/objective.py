@@ -6,17 +6,19 @@ second column.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.graph import Tensor
+from shardwright.ir.hosts import goes_by_host
 from shardwright.ir.layout import Atoms, Mesh
 from shardwright.ir.redistribution import Collective, Exchange
 from shardwright.machine.model import Machine
-from shardwright.machine.topology import links
+from shardwright.machine.topology import Link, hop_links, links
 from shardwright.planner.communication.prices import Prices, Routes
 from shardwright.planner.tables.layout_codes import Ints
 from shardwright.simulate.costs.collectives import charged_part, step_price
@@ -26,6 +28,19 @@ from shardwright.simulate.costs.update import update_seconds
 from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
+
+
+class TokenHop(NamedTuple):
+    """One exchange of tokens with the devices of their experts, forward.
+
+    Attributes:
+        devices: how many exchange tokens.
+        cost: of all-to-alls of rows there and of results back, by the bytes that the busiest device
+            receives in both together: (K,) -> (K,).
+    """
+
+    devices: int
+    cost: Callable[[Ints], Floats]
 
 
 class Objective(Protocol):
@@ -63,11 +78,8 @@ class Objective(Protocol):
     def redistributions(self, atoms: Atoms, item_bytes: int, src: Ints, dst: Ints) -> Floats:
         """Redistributions from each of `src` to that entry of `dst`: codes (N,), (N,) -> (N,)."""
 
-    def exchanges(self, axis: int, moved: Ints) -> Floats:
-        """All-to-alls of rows to their experts and of the results back: (K,) -> (K,).
-
-        `moved` are the bytes that the busiest device receives in both together, (K,).
-        """
+    def token_hops(self, axis: int, chosen: int) -> Sequence[TokenHop]:
+        """The exchanges of tokens along an axis, in order, where a token has `chosen` experts."""
 
     def launches(self, kind: Collective) -> Floats:
         """The cost of a step of `kind` along each mesh axis apart from its size: (axes,)."""
@@ -138,9 +150,15 @@ class Duration:
         """Seconds of all steps of each redistribution."""
         return self._prices.seconds(atoms, item_bytes, src, dst)
 
-    def exchanges(self, axis: int, moved: Ints) -> Floats:
+    def token_hops(self, axis: int, chosen: int) -> Sequence[TokenHop]:
         """Seconds of both all_to_alls, the exchange of counts before them, and sorting of rows."""
-        price = step_price(Exchange.ROWS, links(self._machine, self._mesh)[axis], self._machine)
+        machine, mesh = self._machine, self._mesh
+        by_host = goes_by_host(chosen)
+        hops = hop_links(machine, mesh)[axis] if by_host else (links(machine, mesh)[axis],)
+        return [TokenHop(link.ranks, partial(self._exchanged, link)) for link in hops]
+
+    def _exchanged(self, link: Link, moved: Ints) -> Floats:
+        price = step_price(Exchange.ROWS, link, self._machine)
         return price.fixed + price.per_larger * moved.astype(np.float64)
 
     def launches(self, kind: Collective) -> Floats:

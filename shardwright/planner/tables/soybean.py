@@ -23,6 +23,7 @@ graph has none. Operands may be partial sums (a bias if a reduction is split), a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import final
 
@@ -33,6 +34,7 @@ from shardwright.ir.graph import Tensor
 from shardwright.ir.layout import Atoms, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.ir.redistribution import KINDS, Collective, CrossingParts
 from shardwright.planner.tables.layout_codes import FIRST_ATOM, WHOLE, Ints, digits
+from shardwright.planner.tables.objective import TokenHop
 from shardwright.simulate.costs.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -73,10 +75,11 @@ class Communication:
         """Nothing: no bytes between devices."""
         return np.zeros(moved.shape)
 
-    def exchanges(self, axis: int, moved: Ints) -> Floats:
+    def token_hops(self, axis: int, chosen: int) -> Sequence[TokenHop]:
         """Bytes that leave their device, over all devices."""
-        parts = self._mesh.shape[axis]
-        return moved * (parts - 1) / parts * self._mesh.size
+        del chosen  # tokens go along an axis at once
+        parts, size = self._mesh.shape[axis], self._mesh.size
+        return [TokenHop(parts, lambda moved: moved * (parts - 1) / parts * size)]
 
     def launches(self, kind: Collective) -> Floats:
         """Nothing: latency does not count."""

@@ -7,10 +7,12 @@ and the partial results of the other devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 
 from shardwright.ir.graph import Op, argument, with_argument
+from shardwright.ir.hosts import goes_by_host
 from shardwright.ir.layout import Mesh, Partial
 from shardwright.program.instructions import Compute, Joint, Run, SharedAttention
 from shardwright.program.lower.routing import routing
@@ -26,9 +28,17 @@ Runs = tuple[Run, ...]
 
 
 def placed_call(
-    op: Op, op_layouts: OpLayouts, mesh: Mesh, positions: Positions, shapes: tuple[Shape, ...]
+    op: Op,
+    op_layouts: OpLayouts,
+    mesh: Mesh,
+    near: Mapping[str, int],
+    positions: Positions,
+    shapes: tuple[Shape, ...],
 ) -> Compute | Joint | None:
-    """The local call `op` where its tile has to know its position; None where any call would do."""
+    """The local call `op` where its tile has to know its position; None where any call would do.
+
+    `near` are the `neighbours` of each device along axes that join several hosts.
+    """
     if (dimension := placed_dimension(op)) is not None:
         operand, dim = dimension
         dims = positions(operand)
@@ -38,7 +48,9 @@ def placed_call(
         if op.kind == "embedding_bags":
             return _embedding_bags(op, tile, shapes)
         if op.kind == "experts":
-            return _experts(op, op_layouts, tile, shapes)
+            chosen = prod(size for _, _, size in positions(1)[-1])
+            by_host = near if goes_by_host(chosen) else {}
+            return _experts(op, op_layouts, tile, shapes, by_host)
         return _cross_entropy(op, op_layouts, mesh, tile, shapes)
     if op_layouts.internal_reductions:
         return _reduction(op, op_layouts, mesh, positions, shapes)
@@ -84,12 +96,17 @@ def _embedding_bags(op: Op, tile: Tile, shapes: tuple[Shape, ...]) -> Compute | 
 
 
 def _experts(
-    op: Op, op_layouts: OpLayouts, tile: Tile, shapes: tuple[Shape, ...]
+    op: Op,
+    op_layouts: OpLayouts,
+    tile: Tile,
+    shapes: tuple[Shape, ...],
+    near: Mapping[str, int],
 ) -> Compute | None:
     if len(tile) != 1:  # of one expert
         return None
     ((start, length, size),) = tile
-    found = routing(op_layouts.operands[0], op_layouts.operands[3], size, (start, length))
+    tokens, experts = op_layouts.operands[0], op_layouts.operands[3]
+    found = routing(tokens, experts, size, (start, length), near)
     return Compute(op, shapes, routing=found) if found else None
 
 

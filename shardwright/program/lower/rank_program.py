@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shardwright.ir.graph import OPAQUE, Graph, LeafKind, Op, Ref, VerifyError, argument
+from shardwright.ir.hosts import neighbours
 from shardwright.ir.layout import REPLICATE, Layout, Mesh, Partial, atom_range, atom_runs
 from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import (
@@ -208,6 +209,7 @@ class _Writer:
         self.regathered, self.on_host = decisions.regathered, decisions.hosts_parameters
         self.rereads = decisions.rereads or self.on_host
         self.in_8_bit = decisions.in_8_bit
+        self.near = neighbours(placed.mesh, decisions.host_devices)
         # What is not kept of a parameter: a copy, the parameter itself, or a view -> that copy.
         self.copies: dict[str, str] = {}
         self.reread: set[str] = set()  # parameters themselves, under the names that are read
@@ -283,7 +285,9 @@ class _Writer:
             self.write(shared_attention(local, choice, *at, *key_runs))
         elif op.target == OPAQUE:
             self.write(RunModule(local, _AFTER_DRAWS + self.number[op.name]))
-        elif placed := placed_call(local, op_layouts, self.placed.mesh, positions, tuple(shapes)):
+        elif placed := placed_call(
+            local, op_layouts, self.placed.mesh, self.near, positions, tuple(shapes)
+        ):
             if isinstance(placed, Compute) and not self.segment:
                 placed = replace(placed, regathers=tuple(kept))
             self.write(placed)

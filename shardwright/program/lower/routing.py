@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from shardwright.ir.layout import Layout, Shard, atom_range
 
 Owners = tuple[int, ...]  # of each expert, the coordinate of the devices that hold it
 
 
+class Hop(NamedTuple):
+    """One exchange of rows along a mesh axis.
+
+    Attributes:
+        axis: its name.
+        to: of each expert, the position along the axis to which rows for it go.
+        owners: of each expert, the position along the axis of the devices that hold it.
+    """
+
+    axis: str
+    to: Owners
+    owners: Owners
+
+    @property
+    def is_last(self) -> bool:
+        """Whether rows are at the position of their expert after it."""
+        return self.to == self.owners
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """The experts of one device among those of others.
 
-    It holds `length` of them from `start` on. Along the axis of each of `hops`, outermost first,
-    rows are sent to the device that holds their expert. `split` says which experts lie in which
+    It holds `length` of them from `start` on. Rows are sent to the devices that hold their experts
+    in `hops`, those along the outermost axis first. `split` says which experts lie in which
     tile along the axes that cut experts but not tokens, all of them taken together: devices
     there have the same tokens, and each works on the rows of its own tile.
     """
 
     start: int
     length: int
-    hops: tuple[tuple[str, Owners], ...]
+    hops: tuple[Hop, ...]
     split: Owners
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which rows are sent."""
+        return tuple(dict.fromkeys(hop.axis for hop in self.hops))
+
     def __str__(self) -> str:
-        return f"routed over {' '.join(axis for axis, _ in self.hops)}" if self.hops else ""
+        if not self.hops:
+            return ""
+        by_host = {hop.axis for hop in self.hops if not hop.is_last}
+        words = (f"{axis} (by host)" if axis in by_host else axis for axis in self.axes)
+        return f"routed over {' '.join(words)}"
 
 
 def routing(
-    tokens: Layout, experts: Layout, size: int, local_experts: tuple[int, int]
+    tokens: Layout,
+    experts: Layout,
+    size: int,
+    local_experts: tuple[int, int],
+    near: Mapping[str, int],
 ) -> Routing | None:
     """The routing of rows to the `size` experts; None where every device has all of them.
 
     `tokens` is how the tokens lie and `experts` how the weights do, both cut in their first
-    dimension; `local_experts` is the first expert of this device, and how many it has.
+    dimension; `local_experts` is the first expert of this device, and how many it has. `near` are
+    numbers of devices that share a host (`ir/hosts.py`), of the axes along which rows go to hosts
+    first.
     """
     mesh = experts.mesh
     cut = [axis for axis, placement in enumerate(experts.placements) if placement == Shard(0)]
@@ -49,12 +85,22 @@ def routing(
         for expert in atom_range(size, (0, 0), experts, tuple(coordinate)):
             for owner, at in zip(owners, tile, strict=True):
                 owner[expert] = at
-    hops: list[tuple[str, Owners]] = []
+    hops: list[Hop] = []
     split = (0,) * size
     for axis, owner in zip(cut, owners, strict=True):
         placement = tokens.placements[axis]
         if isinstance(placement, Shard) and placement.dim == 0:
-            hops.append((mesh.names[axis], tuple(owner)))
+            name, here = mesh.names[axis], owner[local_experts[0]]
+            hops += _hops(name, tuple(owner), here, near.get(name, 1))
         else:
             split = tuple(a * mesh.shape[axis] + b for a, b in zip(split, owner, strict=True))
     return Routing(*local_experts, tuple(hops), split)
+
+
+def _hops(axis: str, owners: Owners, here: int, near: int) -> Iterator[Hop]:
+    """The hops along an axis of the device at position `here`, with `near` on each host."""
+    if near == 1:
+        yield Hop(axis, owners, owners)
+        return
+    yield Hop(axis, tuple(owner // near * near + here % near for owner in owners), owners)
+    yield Hop(axis, owners, owners)

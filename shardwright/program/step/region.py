@@ -66,5 +66,5 @@ def inner_axes(one: Instruction) -> tuple[str, ...]:
     if isinstance(one, SharedAttention):
         return (one.axis,)
     if isinstance(one, Compute) and one.routing is not None:
-        return tuple(axis for axis, _ in one.routing.hops)
+        return one.routing.axes
     return ()

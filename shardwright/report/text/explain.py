@@ -136,6 +136,12 @@ def head(plan: Plan, width: int = WIDTH) -> list[str]:
     if plan.expert_skew:
         often = f"the busiest device is taken to have {plan.expert_skew:g} times the mean of rows"
         lines.append(_item("experts", often))
+    if plan.host_devices:
+        how = (
+            f"tokens go once to each host of {plan.host_devices} devices that has some of their"
+            " experts, and from there to these devices"
+        )
+        lines.append(_item("" if plan.expert_skew else "experts", how))
     precision = [("trained in", plan.chosen_precision)] if plan.chosen_precision else []
     lines += [_item(name, text) for name, text in (*precision, *plan.numerics.lines())]
     lines += notes.lines(plan, width)

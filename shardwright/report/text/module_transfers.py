@@ -12,6 +12,7 @@ from pathlib import PurePath
 
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
 from shardwright.report.text.module_rows import moves_data
+from shardwright.report.units import steps
 
 _OF = {Phase.FORWARD: "", Phase.RECOMPUTE: "again ", Phase.BACKWARD: "gradient of "}
 
@@ -36,7 +37,7 @@ class ModuleTransfer:
     def kind(self) -> str:
         """The collective, its axis and its reader: `all_reduce tp: linear`."""
         often = f"{self.times} x " if self.times > 1 else ""
-        return f"{often}{' + '.join(self.collectives)}: {self.what}"
+        return f"{often}{steps(self.collectives)}: {self.what}"
 
     def __str__(self) -> str:
         mib = self.bytes / 2**20

@@ -3,7 +3,8 @@
 A token goes once to each device that has experts of its choice, which sends the sum of their
 results back. No token is dropped, however many choose one expert: devices exchange the numbers of
 tokens before the tokens ("dropless"; Hwang et al., "Tutel", MLSys 2023). Along several axes they
-are sent along one axis after the other, the outermost first.
+are sent along one axis after the other, the outermost first, and along one that joins hosts once to
+each host first (`ir/hosts.py`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,19 @@ class _Tokens(NamedTuple):
     scores: Tensor
 
 
+class _Exchange(NamedTuple):
+    """One hop, on the device.
+
+    Each expert's tokens go `to` a peer, and `owners` hold it. This device is peer number `here`.
+    `first` says whether no hop along this axis is before it.
+    """
+
+    to: Tensor
+    owners: Tensor
+    here: int
+    first: bool
+
+
 Back = Callable[[Tensor], Tensor]  # results of tokens that came -> sums by token that was sent
 
 
@@ -89,8 +103,13 @@ class LocalExperts(nn.Module):
         self._tile = routing.split[routing.start]
         self._split = torch.tensor(routing.split, device=device)
         self._hops = [
-            (torch.tensor(owners, device=device), owners[routing.start])
-            for _, owners in routing.hops
+            _Exchange(
+                torch.tensor(hop.to, device=device),
+                torch.tensor(hop.owners, device=device),
+                hop.owners[routing.start],
+                first=hop.axis not in (earlier.axis for earlier in routing.hops[:at]),
+            )
+            for at, hop in enumerate(routing.hops)
         ]
         assert len({*routing.split[here]}) == 1, "experts of one device lie in one tile"
 
@@ -116,7 +135,7 @@ class LocalExperts(nn.Module):
         tokens, pairs = _Tokens(x, self._own(chosen), scores), 0
         ways_back: list[Back] = []
         for at, (peers, hop) in enumerate(zip(self.peers, self._hops, strict=True)):
-            tokens, pairs, back = self._hop(tokens, peers, *hop, None if at else wide)
+            tokens, pairs, back = self._hop(tokens, peers, hop, None if at else wide)
             ways_back.append(back)
         if not ways_back:
             pairs = self._load(tokens.chosen, chosen)
@@ -163,25 +182,25 @@ class LocalExperts(nn.Module):
         return expert[:pairs], order[:pairs]
 
     def _hop(
-        self, tokens: _Tokens, peers: Peers, owner: Tensor, here: int, dtype: torch.dtype | None
+        self, tokens: _Tokens, peers: Peers, hop: _Exchange, dtype: torch.dtype | None
     ) -> tuple[_Tokens, int, Back]:
-        """Send each token once to every peer along one axis that has some of its experts.
+        """Send each token once to every peer along one axis to which its experts' tokens go.
 
-        Returns the tokens that came, the number of experts that they want here, and a function that
-        sends results back and sums them by token, in `dtype` if it is given. `owner` has the peer
-        of each expert, and this device is peer number `here`.
+        Returns the tokens that came, the number of experts here that tokens of all peers want, and
+        a function that sends results back and sums them by token, in `dtype` if it is given.
         """
         count, length = peers.count, len(tokens.chosen)
         flat = tokens.chosen.long()
         wants = flat >= 0
-        to = torch.where(wants, owner[flat.clamp(min=0)], count)
+        to = torch.where(wants, hop.to[flat.clamp(min=0)], count)
         goes = to.new_zeros(length, count + 1).scatter_(1, to, 1)[:, :count]
-        chosen = _counts(flat.clamp(min=0).reshape(-1), len(owner), wants.reshape(-1))
+        chosen = _counts(flat.clamp(min=0).reshape(-1), len(hop.to), wants.reshape(-1))
         table = peers.gather(torch.cat([goes.sum(0), chosen]))  # (peers, peers and experts)
-        loads = chosen.new_zeros(count).index_add(0, owner, table[:, count:].sum(0))
+        loads = chosen.new_zeros(count).index_add(0, hop.owners, table[:, count:].sum(0))
         # The only wait for the device.
-        sent, received, every = torch.stack([goes.sum(0), table[:, here], loads]).tolist()
-        self.skew.add(every)
+        sent, received, every = torch.stack([goes.sum(0), table[:, hop.here], loads]).tolist()
+        if hop.first:
+            self.skew.add(every)
         order = (goes == 0).t().reshape(-1).to(torch.uint8).sort(stable=True).indices[: sum(sent)]
         at, peer = order % max(1, length), order // max(1, length)
         wanted = flat[at].masked_fill(to[at] != peer.unsqueeze(1), -1).to(torch.int32)
@@ -192,7 +211,7 @@ class LocalExperts(nn.Module):
             (found,) = peers.send((results,), received, sent)
             return summed(found if dtype is None else found.to(dtype), at, goes.sum(1))
 
-        return came, every[here], back
+        return came, every[hop.here], back
 
     def extra_repr(self) -> str:
         routing, last = self.routing, self.routing.start + self.routing.length - 1
@@ -311,7 +330,7 @@ def local_experts(
 ) -> LocalExperts:
     """The module of a mixture on this rank of a device mesh, given axis by axis."""
     return LocalExperts(
-        routing, [GroupPeers(axes[axis].get_group()) for axis, _ in routing.hops], device
+        routing, [GroupPeers(axes[hop.axis].get_group()) for hop in routing.hops], device
     )
 
 

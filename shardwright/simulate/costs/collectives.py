@@ -125,8 +125,7 @@ def _rows(link: Link, machine: Machine) -> StepPrice:
     """The price of rows sent to the devices of their experts and results sent back, by their bytes.
 
     The bytes are those of the busiest device. Numbers of rows are gathered first, then there are
-    three all-to-alls, one of scores, which counts where results are scaled and scores stay, too.
-    Rows are put in order before and after each.
+    two all-to-alls. Rows are put in order before and after each.
     """
     calls = _CALLS_OF_ROWS * (machine.collective_launch_seconds + link.lap_seconds)
     launches = _SORTING * machine.device.launch_seconds
@@ -139,7 +138,7 @@ def _hop(link: Link, machine: Machine) -> float:
     return machine.collective_launch_seconds + link.lap_seconds / (link.ranks - 1)
 
 
-_CALLS_OF_ROWS = 4  # numbers of rows, rows, scores, results
+_CALLS_OF_ROWS = 3  # numbers of rows, rows with their scores, results
 _SORTING = 12  # kernels that put rows in order and back, on both sides
 PRICES = ByKind[Callable[[Link, Machine], StepPrice]](
     "that has a price",

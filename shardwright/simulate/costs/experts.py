@@ -1,9 +1,10 @@
 """The kernels of a mixture of experts: its grouped products, routing of rows and steps between.
 
 Counted in `tracing/own_operators/experts.py`: rows are sorted by expert, gathered, pass the steps
-between the products, are copied to the order of tokens and summed. Scores scale the narrower side
-of the second product. In 8 bits, rows before each product and weights are cast as those of a linear
-layer.
+between the products, are copied to the order of tokens and summed. On a device that has some of the
+experts (`runtime/sharded_ops/experts.py`) they are summed where they are. Scores scale the narrower
+side of the second product. In 8 bits, rows before each product and weights are cast as those of a
+linear layer.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shardwright.simulate.costs.workload import (
 _INDEX_KERNELS = 6  # sort, division, positions, search, cast, and the scores in the order of rows
 _INDEX_BYTES = 16  # that each of them reads and writes for a row
 _BY_ROW = (2, 1, 2, 1)  # rows moved by: gather, zeros, copy, sum
+_BY_ROW_OF_SOME = (2, 0, 1, 1)  # by: gather, a sort of indices, reading and writing of the sum
 _SCALED = 2  # rows, or inputs of the second product, moved by their scale
 _BIASED = 5  # rows moved by a bias: its look-up, and the sum
 _TWICE = 2  # backward: gradients of both factors of a product, and sums of gradients
@@ -114,7 +116,9 @@ def row_kernels(work: Workload, sizes: Ints, *, backward: bool = False) -> Itera
     item_bytes, rows = work.operands[0].item_bytes, _rows(work, sizes)
     nothing = np.zeros(sizes.shape[1], np.int64)
     moved = [_INDEX_BYTES * rows.count] * _INDEX_KERNELS
-    moved += [count * rows.count * rows.width * item_bytes for count in _BY_ROW]
+    width, every = rows.width * item_bytes, expert_share(work, sizes) == 1.0
+    for whole, some in zip(_BY_ROW, _BY_ROW_OF_SOME, strict=True):
+        moved.append(np.where(every, whole, some) * rows.count * width)
     moved += [_SCALED * rows.count * _scaled_width(work, rows) * item_bytes]
     moved += [step.tensors * rows.count * rows.inner * item_bytes for step in work.steps]
     moved += [_BIASED * rows.count * width * item_bytes for width in _bias_widths(work, sizes)]

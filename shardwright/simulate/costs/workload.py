@@ -14,6 +14,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole
 from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.machine.expert_loads import ExpertSkew, busiest_share
 from shardwright.program.instructions import has_fused_blocks
+from shardwright.rules.group_limits import ANY, GroupLimit, group_limit
 from shardwright.rules.operators import loss_chunks, mlp_chunks
 from shardwright.rules.operators.half_logits import casts_by_rows
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
@@ -151,6 +152,7 @@ class Workload:
     steps: tuple[ElementStep, ...] = ()  # of experts and MLPs: those between the products
     skew: ExpertSkew = 1.0  # of experts
     routed: tuple[int, ...] = ()  # factors of the rows that may be sent to experts, `SPREAD` last
+    limit: GroupLimit = ANY  # of experts: groups in which a token has all of its own
     form: UnsizedCall | None = None  # the call, if the device has timings of it
     added: tuple[int, ...] = ()
     again: bool = False  # whether the backward pass computes its function again
@@ -250,6 +252,7 @@ def workload(
         steps=_steps(op) if op.kind == "experts" or op.target == CHUNKED_MLP else (),
         skew=skew if op.kind == "experts" else 1.0,
         routed=_routed(rule, index),
+        limit=group_limit(op, graph) if rule.routes else ANY,
         form=form_of(op, rule, graph) if op.target in known and not (fusion or fp8) else None,
         added=_all_added(op, graph, fusion),
         again=_FUNCTIONS.get(op.kind, False),
@@ -283,20 +286,6 @@ def expert_share(work: Workload, sizes: Ints) -> Floats:
     every = product_of(np.array(work.sizes)[:, None], work.experts)
     share: Floats = product_of(sizes, work.experts) / every
     return busiest_share(work.skew, share)
-
-
-def visited_share(experts: int, chosen: int, devices: Floats) -> Floats:
-    """Devices to which a token goes over the experts that it has chosen: (K,).
-
-    `devices` (K,) share the experts evenly, and every choice of `chosen` of them is as likely.
-
-    >>> visited_share(128, 8, np.array([1.0, 8.0, 64.0])).round(3)
-    array([0.125, 0.667, 0.972])
-    """
-    drawn = np.arange(chosen)[:, None]
-    others = np.maximum(0.0, experts - experts / devices - drawn) / (experts - drawn)
-    share: Floats = devices * (1.0 - others.prod(axis=0)) / chosen
-    return share
 
 
 def routed_choices(work: Workload) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from shardwright.ir.op_memory import Seen
 from shardwright.ir.redistribution import Exchange
 from shardwright.machine.expert_loads import busiest_share
 from shardwright.program.instructions import Compute
-from shardwright.simulate.costs.workload import visited_share
+from shardwright.simulate.costs.expert_visits import visited_share
 from shardwright.simulate.memory.collectives import exchange_bytes
 from shardwright.simulate.memory.instructions import Kept, stated
 from shardwright.simulate.memory.tape import Tape
@@ -30,7 +30,8 @@ def local_experts(tape: Tape, one: Compute) -> None:
     names = tuple(dict.fromkeys(op.operands))
     views = [tape.views[name] for name in names]
     tokens = views[0].shape[0]
-    offered = tokens * prod(tape.sizes[axis] for axis, _ in routing.hops)
+    devices = prod(tape.sizes[axis] for axis in routing.axes)
+    offered = tokens * devices
     owned = np.array(routing.length / len(routing.split))
     here = ceil(offered * float(busiest_share(tape.skew, owned)))
     given = tuple(
@@ -48,7 +49,6 @@ def local_experts(tape: Tape, one: Compute) -> None:
     each = tape.views[op.operands[1]].shape[1]
     moving = 0
     if routing.hops:
-        devices = prod(tape.sizes[axis] for axis, _ in routing.hops)
         share = visited_share(len(routing.split), each, np.array([float(devices)]))[0]
         row = ceil(row * each * share)
         moving = exchange_bytes(Exchange.ROWS, tokens * row, here * row)

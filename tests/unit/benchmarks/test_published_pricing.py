@@ -240,6 +240,20 @@ def test_predictions_are_kept_until_the_row_changes(kept_graphs, tmp_path, monke
     changed = replace(ROW, micro_batch=4)
     assert [one.unpriced for one in predictions([changed], 1, log)] == ["anew"]
     assert kept_predictions([ROW], log) == {ROW.key: first[ROW.key]}
+    assert first[ROW.key].commit
+
+
+def test_predictions_by_other_code_count_on_request_until_there_are_new_ones(
+    kept_graphs, tmp_path, monkeypatch
+):
+    log = tmp_path / "log"
+    (old,) = predictions([ROW], 1, log)
+    monkeypatch.setattr(run, "code", lambda: "other")
+    assert kept_predictions([ROW], log) == {}
+    assert kept_predictions([ROW], log, older=True) == {ROW.key: old}
+    (new,) = predictions([ROW], 1, log)
+    assert kept_predictions([ROW], log, older=True) == kept_predictions([ROW], log)
+    assert kept_predictions([ROW], log) == {ROW.key: new}
 
 
 def made(line, published, predicted, **changes):

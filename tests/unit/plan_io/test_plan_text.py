@@ -41,6 +41,14 @@ def test_a_plan_file_says_who_chose_the_precision():
     assert "chosen_precision" not in DATA
 
 
+def test_a_plan_file_says_that_tokens_go_to_hosts_first():
+    by_host = replace(PLAN, expert_skew=1.25, host_devices=8)
+    assert plan_from_json(plan_to_json(by_host)) == by_host
+    page = " ".join(explain(by_host).split())
+    assert "1.25 times the mean of rows tokens go once to each host of 8 devices" in page
+    assert "host_devices" not in DATA
+
+
 def test_a_plan_that_is_older_than_fused_logits_runs_on_the_graph_with_their_cast():
     data = json.loads(TEXT)
     assert data.pop("logits") == "fused"

@@ -36,6 +36,7 @@ def test_a_mapping_calls_by_keyword_and_a_tuple_by_position():
     "changes, message",
     [
         ({"model": nn.Linear(2, 1).state_dict()}, "Job.model is a OrderedDict, not a function"),
+        ({"model": nn.Linear(2, 1)}, "Job.model is a Linear, not a function that makes the model"),
         ({"optimizer": "adamw"}, "Job.optimizer is a str, not a function .*lambda parameters: …"),
         ({"data": 3}, "Job.data is a int; give batches, a function of none"),
         ({"schedule": 3}, "Job.schedule is a int, not a function .*lambda optimizer: …"),

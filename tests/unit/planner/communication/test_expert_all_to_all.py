@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations
 from math import ceil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ from shardwright.ir.layout import Mesh
 from shardwright.ir.plan import Phase
 from shardwright.ir.redistribution import Exchange
 from shardwright.machine.presets import preset
-from shardwright.machine.topology import links
+from shardwright.machine.topology import hop_links, links
+from shardwright.planner.plans.expert_placement import expert_placement
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
+from shardwright.rules.group_limits import GroupLimit
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
-from shardwright.simulate.costs.workload import routed_bytes, visited_share
-from tests.harness.operator_calls import CALLS
+from shardwright.simulate.costs.expert_visits import visited_share
+from shardwright.simulate.costs.workload import routed_bytes
+from tests.harness.drawn_tensors import f, i, u
+from tests.harness.operator_calls import CALLS, GATED, call
 
 # 9 tokens of 6 numbers choose 2 of 5 experts, with 7 inner units, in float64.
 ONE = next(one for one in CALLS if one.op.kind == "experts")
@@ -55,6 +60,38 @@ def test_rows_of_the_busiest_device_are_sent_there_and_back():
     table = costs.operator(ONE.op)
     own = costs.measure.operator(costs.meshless.workload(ONE.op), costs.options(ONE.op).sizes)
     assert table.seconds[k] == pytest.approx(own[k] + sent[0].seconds + sent[2].seconds)
+
+
+def test_tokens_with_many_experts_go_to_hosts_first():
+    """Along an axis of two hosts, with four devices of each: two devices exchange, then four."""
+    one = call(
+        "shardwright.experts.default",
+        *(f(24, 6), i(24, 3, below=16), u(24, 3), f(16, 14, 6), f(16, 6, 7), [True, True]),
+        "transformers.grouped_mm_fallback.default",
+        GATED,
+    )
+    analysis, mesh = analyze(one.graph), Mesh.parse("ep=8")
+    rule = analysis.rules["y"]
+    machine = replace(preset("2x4xH100"), expert_skew=1.0)
+    costs = CostModel(one.graph, analysis, machine, mesh)
+    k = costs.options(one.op).find(rule, parse_tiling(rule, ("n>e",)))
+    forward, backward = costs.internal_transfers(one.op, k)
+    assert forward.collectives == backward.collectives == ("all_to_all ep",) * 4
+    between, within = hop_links(machine, mesh)[0]
+    assert (between.ranks, within.ranks) == (2, 4) and between.bytes_per_s < within.bytes_per_s
+    rows, choice = 24 * 3 / 8, 3 * (4 + ITEM)
+    share = visited_share(16, 3, np.array([2.0, 8.0]))
+    total = sum(
+        price.fixed + price.per_larger * rows * part * (2 * WIDTH * ITEM + choice)
+        for link, part in zip((between, within), share, strict=True)
+        for price in [step_price(Exchange.ROWS, link, machine)]
+    )
+    assert forward.seconds == backward.seconds == pytest.approx(total, rel=1e-3)
+    placed = expert_placement(costs, [(rule, SimpleNamespace(tiling=("n>e",)))])
+    assert placed == (1.0, 4)
+    assert expert_placement(costs, [(rule, SimpleNamespace(tiling=("n",)))]) == (0.0, 0)
+    alone = CostModel(one.graph, analysis, preset("8xH100"), mesh)
+    assert expert_placement(alone, [(rule, SimpleNamespace(tiling=("n>e",)))]).host_devices == 0
 
 
 def test_only_what_sends_rows_pays_for_it():
@@ -115,6 +152,23 @@ def test_received_rows_are_workspace():
     chosen, scores = sizes["n"] * 2 * 8, sizes["n"] * 2 * ITEM
     held = 2 * (x + weights + scores + x) + chosen
     assert costs.workspace(ONE.op)[routed] == held + 2 * 2 * (20 * 0.75 * WIDTH * ITEM)
+
+
+@pytest.mark.parametrize("limit", [GroupLimit(4, 2), GroupLimit(2, 1), GroupLimit(4, 3)])
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_a_router_that_limits_groups_sends_tokens_to_fewer_devices(limit, chosen, devices):
+    experts, size = 8, 8 // limit.groups
+    every = [
+        one
+        for groups in combinations(range(limit.groups), limit.chosen)
+        for one in combinations([e for e in range(experts) if e // size in groups], chosen)
+    ]
+    each = experts // devices
+    visited = sum(len({e // each for e in one}) for one in every) / len(every)
+    (share,) = visited_share(experts, chosen, np.array([devices]), limit)
+    assert share == pytest.approx(visited / chosen)
+    assert share <= visited_share(experts, chosen, np.array([devices]))[0] + 1e-12
 
 
 @pytest.mark.parametrize("experts, chosen, devices", [(8, 2, 4), (8, 3, 2), (6, 6, 3), (9, 1, 3)])

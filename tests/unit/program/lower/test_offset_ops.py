@@ -13,13 +13,15 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Compute, Joint, Redistribute
 from shardwright.program.lower.offset_ops import shared_attention
 from shardwright.program.lower.rank_program import lower
+from shardwright.program.lower.routing import Hop
 from shardwright.rules.analysis import analyze
 from shardwright.rules.placements import parse_tiling
 from shardwright.rules.rule import JointSplit, Route, Split
 from shardwright.tracing.capture import capture_call
 from shardwright.tracing.own_operators.lookup import embedding_tile, local_index
 from tests.harness.cost_queries import Asking
-from tests.harness.operator_calls import CALLS
+from tests.harness.drawn_tensors import f, i, u
+from tests.harness.operator_calls import CALLS, GATED, call
 
 CLASSES, WIDTH = 11, 4
 MESH = Mesh.parse("tp=3")
@@ -164,12 +166,31 @@ def test_rows_are_sent_to_experts_where_they_are_split_and_kept_where_they_are_w
     owners = tuple(int(expert >= -(-count // 2)) for expert in range(count))
     (rows_and_experts,) = analysis.rules["y"].routes
     for choice, expected in (
-        (Route(*rows_and_experts), ((("ep", owners),), (0,) * count)),
+        (Route(*rows_and_experts), ((Hop("ep", owners, owners),), (0,) * count)),
         (Split(rows_and_experts[1]), ((), owners)),
     ):
         instructions = lower(one.graph, analysis, Decisions(mesh, {"y": (choice,)}, {}), 1)
         (found,) = (i.routing for i in instructions.instructions if isinstance(i, Compute))
         assert (found.hops, found.split) == expected
+
+
+@pytest.mark.parametrize("chosen, hops", [(2, 1), (3, 2)])
+def test_tokens_with_more_than_two_experts_go_to_hosts_first(chosen, hops):
+    one = call(
+        "shardwright.experts.default",
+        *(f(8, 6), i(8, chosen, below=4), u(8, chosen), f(4, 14, 6), f(4, 6, 7), [True, True]),
+        "transformers.grouped_mm_fallback.default",
+        GATED,
+    )
+    analysis, mesh = analyze(one.graph), Mesh.parse("ep=4")
+    (rows_and_experts,) = analysis.rules["y"].routes
+    decisions = Decisions(mesh, {"y": (Route(*rows_and_experts),)}, {}, host_devices=2)
+    (found,) = (
+        i.routing
+        for i in lower(one.graph, analysis, decisions, 1).instructions
+        if isinstance(i, Compute)
+    )
+    assert len(found.hops) == hops
 
 
 def test_rows_that_no_table_has_are_no_number():

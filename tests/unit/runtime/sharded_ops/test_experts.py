@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.program.lower.routing import Routing
+from shardwright.program.lower.routing import Hop, Routing
 from shardwright.runtime.sharded_ops.experts import (
     LocalExperts,
     _packed,
@@ -69,10 +69,11 @@ def test_the_host_waits_once_for_a_tile(monkeypatch):
 
 
 def test_the_host_waits_once_for_an_exchange_and_a_token_goes_once_to_a_peer(monkeypatch):
-    hopping = experts((0, 0, 0, 0), (("ep", (0, 0, 1, 1)),))
+    owners = (0, 0, 1, 1)
+    hopping = experts((0, 0, 0, 0), (Hop("ep", owners, owners),))
     given = _Tokens(torch.randn(4, 3), CHOSEN, torch.rand(4, 2))
     with Host(monkeypatch) as host:
-        came, pairs, back = hopping._hop(given, hopping.peers[0], *hopping._hops[0], torch.float64)
+        came, pairs, back = hopping._hop(given, hopping.peers[0], hopping._hops[0], torch.float64)
     assert host.found == ["tolist"]
     # Four tokens have experts here and come from both peers; three of them have some elsewhere.
     assert len(came.rows) == 8 and pairs == 10

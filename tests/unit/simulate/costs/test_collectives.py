@@ -112,10 +112,10 @@ def test_messages_and_swaps_cost_a_hop_and_bytes():
         assert collective_seconds(kind, link, 48, 48, NCCL) == 2 + 1 + 48 * per_byte
 
 
-def test_rows_cost_four_calls_and_their_sorting():
+def test_rows_cost_three_calls_and_their_sorting():
     (link,) = links(NCCL, MESH)
     price = step_price(Exchange.ROWS, link, NCCL)
-    assert price.fixed == 4 * (2 + 3) + 12 * NCCL.device.launch_seconds
+    assert price.fixed == 3 * (2 + 3) + 12 * NCCL.device.launch_seconds
     assert price.per_larger > link.exchange_seconds_per_byte
 
 
