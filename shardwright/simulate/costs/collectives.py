@@ -46,9 +46,6 @@ class StepPrice(NamedTuple):
         moved = self.per_before * before + self.per_after * after
         return Seconds(self.fixed + moved + self.per_larger * max(before, after))
 
-    def and_then(self, other: StepPrice) -> StepPrice:
-        return StepPrice(*(a + b for a, b in zip(self, other, strict=True)))
-
 
 def hidden_part(kind: CommKind, machine: Machine) -> float:
     """The fraction of a message of parameters or their gradients that operators hide.
