@@ -105,7 +105,8 @@ class OffFrontierPlans:
         best: Plan | None = None
         enough = Seconds(than / (1 + _GAIN))
         queue: list[tuple[Seconds, int, Candidate]] = []
-        # The least ratio of seconds of what fits by kind, which other forms of the graph share.
+        # The least ratio of seconds by kind, with as many buckets ahead as make a step faster:
+        # another form of the graph may have memory for them.
         slower: dict[Hashable, float] = {}
         groups = [_Group(list(found), share, again) for again, found in self._by_search]
 
@@ -144,9 +145,9 @@ class OffFrontierPlans:
             groups[number].share = compared.peak_bytes / candidate.peak
             may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < than
             if compared.peak_bytes <= limit and may_win:
-                compared = self._deepen(compared, limit)
-                ratio = compared.step_seconds / plan.step_seconds
+                ratio = self._deepen(compared, None).step_seconds / plan.step_seconds
                 slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))
+                compared = self._deepen(compared, limit)
                 if compared.step_seconds < than:
                     best, than = compared, compared.step_seconds
                     enough = Seconds(than / (1 + _GAIN))

@@ -237,6 +237,25 @@ def test_forms_of_a_graph_on_one_mesh_tell_of_each_other():
     assert settled == [1.0, 1.2], "the other form on the mesh is likely to take twice as long, too"
 
 
+def test_a_form_with_memory_for_more_buckets_ahead_is_tried():
+    """The plain form has no memory for the buckets that make a step much faster."""
+    made = [Made("plain", 1.0, 60, 60, mesh="a"), Made("chunked", 1.01, 40, 40, mesh="a")]
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def compare(plan):
+        return replace(plan, step_seconds=2 * plan.step_seconds)
+
+    def deepen(plan, limit):
+        fits = limit is None or plan.peak_bytes + 20 <= limit
+        return replace(plan, step_seconds=plan.step_seconds * (0.6 if fits else 1))
+
+    others = OffFrontierPlans(cast(list[Candidate], made), write, compare, deepen)
+    found = others.faster(Bytes(70), Seconds(2.1), 1.0)
+    assert found is not None and found.step_seconds == 0.6 * 2 * 1.01
+
+
 def test_plans_that_are_simulated_at_once_are_of_several_meshes():
     class Foresight:
         width, expected = 2, []
