@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def kind(self) -> Hashable:
-        """What decides how much longer than its seconds its step is, in any form of the graph."""
+        """Candidates of one kind take as much longer than by the tables, in any form of a graph."""
         model = self.writer.space.model
         return model.mesh.shape, model.micro_batches, self.writer.optimizer, self.again
 
