@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from shardwright.ir.frontier import Frontier, costs_of
-from shardwright.planner.plans.searched_frontier import SearchedFrontier
+from shardwright.planner.plans.searched_frontier import LEAST_SHARE, SearchedFrontier
 
 F = TypeVar("F", bound=Frontier, covariant=True)
 
@@ -51,15 +51,17 @@ def if_tight(run: Search[F], limit: str | int | None = None) -> F:
 
     Micro-batches and chunks of the loss save memory and never make a step faster. So they are tried
     only if none of the plans that are about as fast as the fastest fits. To decide this, the plan
-    of least memory among them is simulated. `limit` is as in `Frontier.fastest`. A frontier down to
-    the least memory (`PlanOptions.whole`) needs them in any case, and is not searched by this.
+    of least memory among them is simulated, unless it is far too large. `limit` is as in
+    `Frontier.fastest`. A frontier down to the least memory (`PlanOptions.whole`) needs them in any
+    case, and is not searched by this.
     """
     plain = run(tight=False)
     most = plain.limit(limit)
     smallest = plain.good - 1
-    if most is None or plain.costs[smallest][1] <= most:
+    added = plain.costs[smallest][1]
+    if most is None or added <= most:
         return plain
-    if plain.simulated_peak(plain[smallest]) <= most:
+    if LEAST_SHARE * added <= most and plain.simulated_peak(plain[smallest]) <= most:
         return plain
     more = run(tight=True)
     return replace(more, search_seconds=plain.search_seconds + more.search_seconds)

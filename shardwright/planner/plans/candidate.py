@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.layout import Bytes, Seconds
@@ -36,6 +36,12 @@ class Candidate:
     @property
     def cost(self) -> tuple[Seconds, Bytes]:
         return Seconds(self.point.time), self.peak
+
+    @property
+    def kind(self) -> Hashable:
+        """Candidates of one kind take as much longer than by the tables, in any form of a graph."""
+        model = self.writer.space.model
+        return model.mesh.shape, model.micro_batches, self.writer.optimizer, self.again
 
     @property
     def least(self) -> int:

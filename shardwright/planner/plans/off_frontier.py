@@ -10,8 +10,9 @@ This file tries the candidates of every mesh in order of time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import final
 
 from shardwright.ir.frontier import MOST_PREFETCHED
@@ -29,15 +30,16 @@ _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 class _Group:
     """The candidates of one search, fastest first.
 
-    `share` is the last known ratio of simulated to additive memory, and `slower` that of seconds.
-    `again` marks the candidates of a second search (`bottlenecks.py`), which need less memory than
-    others of equal additive memory, so that `share` may be too large for them.
+    `share` is the last known ratio of simulated to additive memory, and `slower` that of seconds,
+    None if none is simulated. `again` marks the candidates of a second search (`bottlenecks.py`),
+    which need less memory than others of equal additive memory, so that `share` may be too large
+    for them.
     """
 
     left: list[Candidate]
     share: float
     again: bool
-    slower: float = 1.0
+    slower: float | None = None
 
     def next(self, limit: Bytes, enough: Seconds) -> Candidate | None:
         """Remove and return the fastest candidate that is likely to fit, or None.
@@ -103,16 +105,26 @@ class OffFrontierPlans:
         best: Plan | None = None
         enough = Seconds(than / (1 + _GAIN))
         queue: list[tuple[Seconds, int, Candidate]] = []
+        # The least ratio of seconds by kind, with as many buckets ahead as make a step faster:
+        # another form of the graph may have memory for them.
+        slower: dict[Hashable, float] = {}
         groups = [_Group(list(found), share, again) for again, found in self._by_search]
+
+        def likely(number: int, candidate: Candidate) -> Seconds:
+            """Seconds that a simulation is likely to find; less if only other forms tell them."""
+            seconds = candidate.cost[0] if self._adds_up else self._written(candidate).step_seconds
+            if (ratio := groups[number].slower) is None:
+                ratio = max(1.0, slower.get(candidate.kind, 1.0) / (1 + _GAIN))
+            return Seconds(ratio * seconds)
+
+        def add(number: int, candidate: Candidate) -> None:
+            if (seconds := likely(number, candidate)) < enough:
+                heapq.heappush(queue, (seconds, number, candidate))
 
         def offer(number: int) -> None:
             candidate = groups[number].next(limit, enough)
-            if candidate is None:
-                return
-            seconds = candidate.cost[0] if self._adds_up else self._written(candidate).step_seconds
-            likely = Seconds(seconds * groups[number].slower)
-            if likely < enough:
-                heapq.heappush(queue, (likely, number, candidate))
+            if candidate is not None:
+                add(number, candidate)
 
         for number in range(len(groups)):
             offer(number)
@@ -122,14 +134,19 @@ class OffFrontierPlans:
                 heapq.heappop(queue)
             if not queue:
                 break
-            _, number, candidate = heapq.heappop(queue)
+            seconds, number, candidate = heapq.heappop(queue)
+            if seconds < likely(number, candidate):
+                add(number, candidate)  # others of its kind were simulated since
+                continue
             plan = self._written(candidate)
-            self._expect(plan, queue, _TRIES - tried, limit)
+            self._expect(candidate, queue, _TRIES - tried, limit)
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
             may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < than
             if compared.peak_bytes <= limit and may_win:
+                ratio = self._deepen(compared, None).step_seconds / plan.step_seconds
+                slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))
                 compared = self._deepen(compared, limit)
                 if compared.step_seconds < than:
                     best, than = compared, compared.step_seconds
@@ -140,17 +157,22 @@ class OffFrontierPlans:
 
     def _expect(
         self,
-        plan: Plan,
+        candidate: Candidate,
         queue: Sequence[tuple[Seconds, int, Candidate]],
         tries: int,
         limit: Bytes,
     ) -> None:
-        """Simulate `plan` at once with those of the `queue` that are next, if it is not known."""
-        if self._foresight is None or self._foresight.knows(plan):
+        """Simulate a candidate at once with those of the `queue` that are next, if it is not known.
+
+        Each is of another kind: the first of a kind may tell that others need no simulation.
+        """
+        if self._foresight is None or self._foresight.knows(self._written(candidate)):
             return
-        most = min(self._foresight.width, tries) - 1
-        following = [self._written(one) for _, _, one in heapq.nsmallest(most, queue)]
-        self._foresight.expect(deepened=[plan, *following], limit=limit)
+        first = {candidate.kind: candidate}
+        for _, _, one in sorted(queue):
+            first.setdefault(one.kind, one)
+        few = islice(first.values(), min(self._foresight.width, tries))
+        self._foresight.expect(deepened=[self._written(one) for one in few], limit=limit)
 
     def _written(self, candidate: Candidate) -> Plan:
         """The plan of a candidate, built once."""

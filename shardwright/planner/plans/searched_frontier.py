@@ -190,7 +190,7 @@ class SearchedFrontier(Frontier):
 
     def _found_fitting(self, limit: Bytes) -> Plan | None:
         index, share = self._fastest_listed(limit)
-        found = self._best_from(index, limit) if index is not None else None
+        found = None if index is None else self._first(index, limit)
         seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
         found = self._best_of_baselines(found, seconds, limit)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
@@ -198,26 +198,41 @@ class SearchedFrontier(Frontier):
             other = self.off_frontier(limit, than, min(share, 1.0))
             if other is not None and (found is None or other.step_seconds < found.step_seconds):
                 found = other
+        if index is not None and found is not None:
+            found = self._best_behind(index, found, limit)
         return self._or_pipeline(found, limit)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
         if None not in self.chosen:
-            found = self._best_of_baselines(self._best_from(0, None), self.costs[0][0], None)
-            self.chosen[None] = self._or_pipeline(found, None)
+            found = self._best_of_baselines(self._first(0, None), self.costs[0][0], None)
+            assert found is not None
+            self.chosen[None] = self._or_pipeline(self._best_behind(0, found, None), None)
         best = self.chosen[None]
         assert best is not None
         return best
 
-    def _best_from(self, first: int, limit: Bytes | None) -> Plan:
-        """The fastest of the plan at `first`, which fits, and the slower ones, once simulated.
+    def _first(self, index: int, limit: Bytes | None) -> Plan:
+        """The plan at `index`, with as many buckets ahead as make it faster.
+
+        Baselines that may be faster are simulated at once.
+        """
+        plan = self.compared(self.plans[index])
+        if self.foresight is not None and self.foresight.width > 1 and self.chooses_baselines:
+            near = self._near(Seconds(_NEAR_TIE * self.costs[index][0]), limit)
+            likely = (one for one in near if self._least_seconds(one) < plan.step_seconds)
+            few = [_as_far_ahead(one, plan) for one in islice(likely, self.foresight.width - 1)]
+            self.foresight.expect(deepened=[self.plans[index]], seconds=few, limit=limit)
+        return self.deepened(plan, limit)
+
+    def _best_behind(self, first: int, best: Plan, limit: Bytes | None) -> Plan:
+        """The fastest of `best` and the plans that are slower than that at `first`, simulated.
 
         Operators hide messages only in part, so the order of additive times is not that of steps.
         """
-        self._expect_first(first, limit)
-        best = self.deepened(self.compared(self.plans[first]), limit)
-        most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
-        stalls = Stalls()
+        one, stalls = self._first(first, limit), Stalls()
+        most = _MOST_TRIED if one.timeline is None else _MOST_WHOLE
+        stalls.learn(self.plans[first], one.step_seconds)
         for index in range(first + 1, min(first + most, len(self.plans))):
             if self.costs[index][0] >= best.step_seconds:
                 break

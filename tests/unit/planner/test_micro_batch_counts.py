@@ -26,6 +26,7 @@ from shardwright.planner.tight_memory import if_tight
 from shardwright.rules.analysis import analyze
 from shardwright.rules.micro_batches import MicroBatchError
 from tests.harness.layered_graphs import BATCH, residual_layers
+from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import added_seconds, fastest_by_sums
 from tests.unit.planner.test_planner import priced_from_scratch
 
@@ -190,6 +191,18 @@ def test_micro_batches_are_tried_where_a_limit_asks_for_them():
         plain.fastest(less)
     assert if_tight(run, less).fastest(less).micro_batches == 2
     assert asked[2:] == [False, True]
+
+
+def test_memory_is_not_simulated_of_plans_that_are_far_too_large():
+    def peak(_plan):
+        raise AssertionError("the plan needs three quarters of its additive memory at least")
+
+    def run(*, tight):
+        found = search(GRAPH, MACHINE, PlanOptions.of(meshes=[MESH], micro_batches=(1,)))
+        return found if tight else replace(found, simulation=FunctionSimulation(peak=peak))
+
+    limit = min(most for _, most in run(tight=True).costs) // 2
+    assert if_tight(run, limit).simulated_peak(run(tight=True)[-1]) > limit
 
 
 def test_a_whole_frontier_goes_down_to_the_least_memory_where_memory_is_ample():

@@ -74,6 +74,7 @@ class Refinement:
         self._memories = MemoryRefinement(machine, optimizer, tracer)
         self._known = KnownPlans()
         self._seconds: dict[Hashable, Seconds] = {}  # by `_choices`
+        self._peaks: dict[Hashable, Bytes] = {}  # by `_choices`, of copies of plans as well
         self._read: tuple[Plan, Decisions] | None = None
         self._last: tuple[Plan, PlanLowering] | None = None
 
@@ -116,7 +117,11 @@ class Refinement:
         plan = known.given
         if plan.memory is not None or plan.pipeline is not None:
             return self.compared(plan).peak_bytes
-        return (self._peak_of_few_layers(plan) or self._with_memory(plan)).peak_bytes
+        key = _choices(plan)
+        if key not in self._peaks:
+            found = self._peak_of_few_layers(plan) or self._with_memory(plan)
+            self._peaks[key] = found.peak_bytes
+        return self._peaks[key]
 
     def reserved(self, plan: Plan) -> Bytes:
         """Bytes of tensors and fragments that torch's allocator reserves in the plan of `settled`.

@@ -5,8 +5,10 @@ pass, in the backward pass and across micro-batches (FSDP, arXiv 2304.11277, sec
 for the backward part is not started before the `Seed`, as the backward part may never be asked for.
 
 A bucket that is gathered along one axis and then along another takes its first step another bucket
-earlier. In a pipeline copies that are gathered once a step are there together sooner or later, so
-each stage starts all of them at once, and has them before its first micro-batch arrives.
+earlier. Before that step tiles are small, so several buckets may share it: then it starts while the
+buckets of the step before are read. In a pipeline copies that are gathered once a step are there
+together sooner or later, so each stage starts all of them at once, and has them before its first
+micro-batch arrives.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import ne
 
 from shardwright.program.step.instructions import (
     Seed,
@@ -56,6 +60,8 @@ def _prefetched(
     moved = {id(one) for _, bucket in buckets for one in (*bucket.first, *bucket.second)}
     at_once = _are_kept(program, known)
     ahead = len(buckets) if at_once else program.ahead
+    groups = [tuple(map(id, bucket.first)) for _, bucket in buckets]
+    of_first = list(accumulate(map(ne, groups[1:], groups), initial=0))  # groups share first steps
     found: list[StepInstruction] = []
     started: set[int] = set()
 
@@ -67,11 +73,13 @@ def _prefetched(
 
     def start_from(number: int) -> None:
         """Start what is in flight before the bucket with this number is waited for."""
-        coming = [bucket for _, bucket in buckets[number : number + ahead + 1]]
-        for place, bucket in enumerate(coming):
-            if place < ahead or bucket.second:
+        for index in range(number, len(buckets)):
+            if of_first[index] - of_first[number] > ahead:
+                break
+            _, bucket = buckets[index]
+            if index < number + ahead or bucket.second:
                 start(bucket.first)
-        for bucket in coming[:ahead]:
+        for _, bucket in buckets[number : number + ahead]:
             start(bucket.second)
 
     if at_once:
@@ -109,13 +117,15 @@ def _buckets(
         for name in arrived.keys() & reads(one):
             readers[arrived[name]].add(id(one))
     found = {handle: _Bucket((one,)) for handle, one in firsts.items()}
-    for one in copies:
+    seconds = [one for one in copies if one.handle not in firsts and arrived.keys() & reads(one)]
+    again = {id(one) for one in seconds}
+    for one in seconds:
         given = dict.fromkeys(arrived.get(name, "") for name in reads(one))
-        if one.handle not in firsts and all(readers[handle] == {id(one)} for handle in given):
+        if "" not in given and all(again.issuperset(readers[handle]) for handle in given):
             waited = [waits[handle] for handle in given]
             found[one.handle] = _Bucket(tuple(firsts[h] for h in given), (*waited, one))
             for handle in given:
-                del found[handle]
+                found.pop(handle, None)  # others may read it, too
     return [(handle, found[handle]) for handle in waits if handle in found]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.harness.plans import simple
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A candidate of mesh `writer` that adds up to `peak` bytes and needs `needs`."""
+    """A candidate of the search `writer` that adds up to `peak` bytes and needs `needs`."""
 
     writer: str
     seconds: float
@@ -31,6 +31,11 @@ class Made:
     needs: int
     least: int = 0
     again: bool = False
+    mesh: str = ""
+
+    @property
+    def kind(self):
+        return self.mesh or self.writer
 
     @property
     def cost(self):
@@ -211,3 +216,65 @@ def test_of_a_second_search_the_last_that_would_be_faster_is_tried_although_unli
     found = others.faster(Bytes(70), Seconds(1.35), 0.95)
     assert found is not None and (found.step_seconds, found.peak_bytes) == (1.3, 68)
     assert settled == [1.3]
+
+
+def test_forms_of_a_graph_on_one_mesh_tell_of_each_other():
+    slower = {1.0: 2.0, 1.01: 2.0, 1.2: 1.3}
+    settled = []
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def settle(plan):
+        settled.append(plan.step_seconds)
+        return replace(plan, step_seconds=slower[plan.step_seconds] * plan.step_seconds)
+
+    made = [Made("plain", 1.0, 50, 50, mesh="a"), Made("chunked", 1.01, 50, 50, mesh="a")]
+    made.append(Made("other", 1.2, 50, 50, mesh="b"))
+    others = OffFrontierPlans(cast(list[Candidate], made), write, settle, as_it_is)
+    found = others.faster(Bytes(70), Seconds(1.9), 1.0)
+    assert found is not None and found.step_seconds == 1.3 * 1.2
+    assert settled == [1.0, 1.2], "the other form on the mesh is likely to take twice as long, too"
+
+
+def test_a_form_with_memory_for_more_buckets_ahead_is_tried():
+    """The plain form has no memory for the buckets that make a step much faster."""
+    made = [Made("plain", 1.0, 60, 60, mesh="a"), Made("chunked", 1.01, 40, 40, mesh="a")]
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def compare(plan):
+        return replace(plan, step_seconds=2 * plan.step_seconds)
+
+    def deepen(plan, limit):
+        fits = limit is None or plan.peak_bytes + 20 <= limit
+        return replace(plan, step_seconds=plan.step_seconds * (0.6 if fits else 1))
+
+    others = OffFrontierPlans(cast(list[Candidate], made), write, compare, deepen)
+    found = others.faster(Bytes(70), Seconds(2.1), 1.0)
+    assert found is not None and found.step_seconds == 0.6 * 2 * 1.01
+
+
+def test_plans_that_are_simulated_at_once_are_of_several_meshes():
+    class Foresight:
+        width, expected = 2, []
+
+        def knows(self, _plan):
+            return False
+
+        def expect(self, *, deepened, limit):
+            self.expected.append([plan.step_seconds for plan in deepened])
+
+    made = [Made("plain", 1.0, 50, 50, mesh="a"), Made("chunked", 1.01, 50, 50, mesh="a")]
+    made.append(Made("other", 1.2, 50, 50, mesh="b"))
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    foresight = cast(Any, Foresight())
+    others = OffFrontierPlans(
+        cast(list[Candidate], made), write, lambda plan: plan, as_it_is, foresight=foresight
+    )
+    assert others.faster(Bytes(70), Seconds(1.9), 1.0) is not None
+    assert foresight.expected == [[1.0, 1.2]]

@@ -117,3 +117,28 @@ def test_plans_are_compared_with_the_buckets_ahead_that_fit():
     assert (chosen.name, chosen.ahead, chosen.peak_bytes) == ("second", 8, 80)
     assert found.fastest("unlimited").name == "first"
     assert found.fastest(95) is chosen, "what was found is kept"
+
+
+@pytest.mark.parametrize("other", [1.2, 1.6])
+def test_slower_plans_are_simulated_where_those_off_the_frontier_leave_a_gain(other):
+    """Additive and simulated seconds of plans; the first one is too large."""
+    steps = {0.9: 0.9, 1.0: 2.0, 1.3: 1.5}
+    timed = []
+
+    def compare(plan):
+        return replace(plan, step_seconds=steps.get(plan.step_seconds, plan.step_seconds))
+
+    def seconds(plan):
+        timed.append(plan.step_seconds)
+        return steps[plan.step_seconds]
+
+    plans = [made("searched", time, 100 - place) for place, time in enumerate(steps)]
+    plans[2] = replace(plans[2], micro_batches=2)  # of which the others do not tell
+    found = SearchedFrontier(
+        plans,
+        simulation=FunctionSimulation(compare, seconds=seconds),
+        least=lambda index: 0,
+        off_frontier=lambda limit, than, share: made("searched", other, 90),
+    )
+    assert found.fastest(99).step_seconds == min(other, 1.5)
+    assert timed == ([] if other == 1.2 else [1.3])

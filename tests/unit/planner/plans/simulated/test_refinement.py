@@ -118,6 +118,14 @@ def test_plans_that_are_compared_stay_the_same_objects_when_others_tell_of_them(
     assert refinement.compared(plan) is one
 
 
+def test_the_memory_of_a_copy_of_a_plan_is_not_simulated_again(subject, monkeypatch):
+    plan, refinement = plan_of(subject, "dp_shard=4"), refinement_of(subject)
+    peak = refinement.peak(plan)
+    monkeypatch.setattr(Refinement, "_with_memory", None)
+    monkeypatch.setattr(Refinement, "_peak_of_few_layers", None)
+    assert refinement.peak(replace(plan, name="a copy")) == peak
+
+
 def test_the_memory_of_most_buckets_ahead_is_not_simulated_where_fewer_are_taken(monkeypatch):
     monkeypatch.setattr("shardwright.planner.plans.simulated.refinement.DEPTHS", (2, 4))
     graph = residual_layers(28)
