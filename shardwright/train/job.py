@@ -127,8 +127,9 @@ class Job:
     def __post_init__(self) -> None:
         for name, example in _FUNCTIONS.items():
             given = getattr(self, name)
-            # A module is callable, too.
-            makes = callable(given) and not hasattr(given, "named_parameters")
+            # A module is callable, too, and its class makes one.
+            is_module = hasattr(given, "named_parameters") and not isinstance(given, type)
+            makes = callable(given) and not is_module
             if not (makes or (given is None and name != "model")):
                 kind, what = type(given).__name__, "the model" if name == "model" else "one"
                 raise JobError(

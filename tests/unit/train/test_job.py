@@ -52,6 +52,10 @@ def test_a_wrong_field_is_named(changes, message):
         job(**changes)
 
 
+def test_a_class_without_arguments_makes_the_model():
+    assert job(model=nn.Identity).model is nn.Identity
+
+
 def test_what_training_needs_is_not_needed_before():
     bare = Job(model=lambda: nn.Linear(2, 1), batch=BATCH)
     assert bare.call() == ((), BATCH)
