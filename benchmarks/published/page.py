@@ -13,11 +13,11 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.page import table
-from benchmarks.published import plots
+from benchmarks.published import causes, plots
 from benchmarks.published.comparisons import coverage, held_out
 from benchmarks.published.fit import NOT_FITTED, NOT_FITTED_BECAUSE
 from benchmarks.published.row import read, sources
-from benchmarks.published.score import OUTCOMES
+from benchmarks.published.score import OUTCOMES, commits
 from shardwright.machine.fitted import OVERLAP
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,6 +73,7 @@ def written(
         *_hosts(fitted),
         *_overall(data),
         *_rows(data),
+        *causes.section(data, _percent),
         *_splits(data),
         *_own(own),
         *_intervals(fitted),
@@ -86,7 +87,7 @@ def written(
             data["excluded"],
         ),
         _origin(data, "result.json"),
-        *_commits(data),
+        *commits(data),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -434,18 +435,6 @@ def _origin(data: Mapping[str, Any], file: str) -> str:
         f" `benchmarks/published/{file}`. Predictions by the code with hash"
         f" `{data['code'][:16]}`."
     )
-
-
-def _commits(data: Mapping[str, Any]) -> Iterator[str]:
-    """The commits at which rows were priced, where these are several."""
-    by = data.get("commits", {})
-    if len({commit for counts in by.values() for commit in counts}) < 2:
-        return
-    each = "; ".join(
-        f"{source} {', '.join(f'{count} at {commit}' for commit, count in counts.items())}"
-        for source, counts in by.items()
-    )
-    yield f"Rows were priced at these commits: {each}."
 
 
 def _percent(value: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from benchmarks.published.causes import cause_of
 from benchmarks.published.comparisons import comparison
 from benchmarks.published.fit import NOT_FITTED
 from benchmarks.published.row import Row
@@ -92,6 +93,7 @@ def result_of(rows: Sequence[Row], found: Mapping[str, Prediction]) -> dict[str,
         "counts": _counts(rows, found),
         "overall": _overall(pairs),
         "by": {name: _split(pairs, key) for name, key in by.items()},
+        "causes": _split(pairs, cause_of),
         "memory": _memory(pairs),
         "verdicts": _verdicts(pairs),
         "excluded": _reasons((row.source, row.excluded) for row in rows if row.excluded),
@@ -246,3 +248,15 @@ def _rounded(value: float | None) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def commits(data: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence with the commits at which rows were priced, where these are several."""
+    by = data["commits"]
+    if len({commit for counts in by.values() for commit in counts}) < 2:
+        return
+    each = "; ".join(
+        f"{source} {', '.join(f'{count} at {commit}' for commit, count in counts.items())}"
+        for source, counts in by.items()
+    )
+    yield f"Rows were priced at these commits: {each}."
