@@ -212,7 +212,7 @@ def _graph_order(row: Row) -> tuple[bool, str, str, int, str]:
 def _kept(log: Path, *, older: bool = False) -> dict[str, Prediction]:
     lines = log.read_text().splitlines() if log.exists() else []
     records, here = [json.loads(line) for line in lines], code()
-    now = [record for record in records if record["code"] == here]
+    now = [record for record in records if record.get("code") == here]
     found = {}
     for record in (*records, *now) if older else now:
         approximated = tuple(record["approximated"])

@@ -25,7 +25,7 @@ from shardwright.ir.graph import (
     verify,
 )
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.rules.dense_experts import dense_experts_note
+from shardwright.rules.mixtures.dense_experts import dense_experts_note
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional

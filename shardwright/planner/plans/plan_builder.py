@@ -367,8 +367,10 @@ class PlanBuilder:
 
     def _experts(self, ops: list[PlannedOp]) -> ExpertPlacement:
         """The placement of the experts of the mixtures among `ops`."""
-        every = ((self.space.model.analysis.rules[self._rep(op.name)], op) for op in ops)
-        return expert_placement(self.space.model, [one for one in every if one[0].routes])
+        model = self.space.model
+        every = ((model.graph.op[self._rep(op.name)], op) for op in ops)
+        mixtures = [one for one in every if model.analysis.rules[one[0].name].routes]
+        return expert_placement(model, mixtures)
 
     def _operators(
         self, choice: tuple[int, ...], segment_numbers: dict[int, int], *, shares: bool

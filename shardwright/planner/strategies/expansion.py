@@ -28,7 +28,7 @@ from shardwright.planner.strategies.roles import mesh_of, role_axes
 from shardwright.planner.strategies.tilings import StorageKind, Tilings
 from shardwright.planner.strategies.unpriced import require_priced
 from shardwright.program.lower.stages import needs_one_stage
-from shardwright.rules.dense_experts import dense_experts_note
+from shardwright.rules.mixtures.dense_experts import dense_experts_note
 from shardwright.simulate.time.stragglers import skewed, stretch
 from shardwright.solve.elimination.problem import Ints
 

@@ -18,17 +18,12 @@ class Hop(NamedTuple):
     Attributes:
         axis: its name.
         to: of each expert, the position along the axis to which rows for it go.
-        owners: of each expert, the position along the axis of the devices that hold it.
+        is_last: whether that is the position of the devices that hold it.
     """
 
     axis: str
     to: Owners
-    owners: Owners
-
-    @property
-    def is_last(self) -> bool:
-        """Whether rows are at the position of their expert after it."""
-        return self.to == self.owners
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +94,7 @@ def routing(
 
 def _hops(axis: str, owners: Owners, here: int, near: int) -> Iterator[Hop]:
     """The hops along an axis of the device at position `here`, with `near` on each host."""
-    if near == 1:
-        yield Hop(axis, owners, owners)
-        return
-    yield Hop(axis, tuple(owner // near * near + here % near for owner in owners), owners)
-    yield Hop(axis, owners, owners)
+    if near > 1:
+        to_hosts = tuple(owner // near * near + here % near for owner in owners)
+        yield Hop(axis, to_hosts, is_last=False)
+    yield Hop(axis, owners, is_last=True)

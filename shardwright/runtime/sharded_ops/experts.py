@@ -78,14 +78,13 @@ class _Tokens(NamedTuple):
 class _Exchange(NamedTuple):
     """One hop, on the device.
 
-    Each expert's tokens go `to` a peer, and `owners` hold it. This device is peer number `here`.
-    `first` says whether no hop along this axis is before it.
+    Each expert's tokens go `to` a peer, which holds it if the hop `is_last`. This device is peer
+    number `here`.
     """
 
     to: Tensor
-    owners: Tensor
     here: int
-    first: bool
+    is_last: bool
 
 
 Back = Callable[[Tensor], Tensor]  # results of tokens that came -> sums by token that was sent
@@ -103,13 +102,8 @@ class LocalExperts(nn.Module):
         self._tile = routing.split[routing.start]
         self._split = torch.tensor(routing.split, device=device)
         self._hops = [
-            _Exchange(
-                torch.tensor(hop.to, device=device),
-                torch.tensor(hop.owners, device=device),
-                hop.owners[routing.start],
-                first=hop.axis not in (earlier.axis for earlier in routing.hops[:at]),
-            )
-            for at, hop in enumerate(routing.hops)
+            _Exchange(torch.tensor(hop.to, device=device), hop.to[routing.start], hop.is_last)
+            for hop in routing.hops
         ]
         assert len({*routing.split[here]}) == 1, "experts of one device lie in one tile"
 
@@ -196,10 +190,10 @@ class LocalExperts(nn.Module):
         goes = to.new_zeros(length, count + 1).scatter_(1, to, 1)[:, :count]
         chosen = _counts(flat.clamp(min=0).reshape(-1), len(hop.to), wants.reshape(-1))
         table = peers.gather(torch.cat([goes.sum(0), chosen]))  # (peers, peers and experts)
-        loads = chosen.new_zeros(count).index_add(0, hop.owners, table[:, count:].sum(0))
+        loads = chosen.new_zeros(count).index_add(0, hop.to, table[:, count:].sum(0))
         # The only wait for the device.
         sent, received, every = torch.stack([goes.sum(0), table[:, hop.here], loads]).tolist()
-        if hop.first:
+        if hop.is_last:
             self.skew.add(every)
         order = (goes == 0).t().reshape(-1).to(torch.uint8).sort(stable=True).indices[: sum(sent)]
         at, peer = order % max(1, length), order // max(1, length)

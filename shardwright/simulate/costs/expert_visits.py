@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.rules.group_limits import ANY, GroupLimit
+from shardwright.rules.mixtures.group_limits import ANY, GroupLimit
 
 Floats = NDArray[np.float64]
 

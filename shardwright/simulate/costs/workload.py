@@ -14,7 +14,7 @@ from shardwright.ir.graph import ITEM_BYTES, Graph, Op, extra_scales_with, whole
 from shardwright.ir.options.fp8 import Fp8Recipe
 from shardwright.machine.expert_loads import ExpertSkew, busiest_share
 from shardwright.program.instructions import has_fused_blocks
-from shardwright.rules.group_limits import ANY, GroupLimit, group_limit
+from shardwright.rules.mixtures.group_limits import ANY, GroupLimit, group_limit
 from shardwright.rules.operators import loss_chunks, mlp_chunks
 from shardwright.rules.operators.half_logits import casts_by_rows
 from shardwright.rules.operators.loss_chunks import LINEAR_CROSS_ENTROPY
@@ -221,14 +221,6 @@ def workload(
     operands = tuple(port(n, dims) for n, dims in zip(op.operands, rule.operands, strict=True))
     results = tuple(port(n, dims) for n, dims in zip(op.outputs, rule.results, strict=True))
     work = tuple(index[name] for name in rule.work)
-    # Operands without a factor of the contraction (a bias, a scale) are not multiplied.
-    contracted = tuple(
-        i
-        for i, operand in enumerate(operands)
-        if i not in rule.additive and set(operand.factors) & set(work)
-    )
-    if op.target == LINEAR_CROSS_ENTROPY:
-        contracted = contracted[:2]  # hidden states and weight
     names = (*op.operands, *op.outputs)
     return Workload(
         kind=(kind := _class(op, rule, graph)),
@@ -236,7 +228,7 @@ def workload(
         sizes=tuple(factor.size for factor in rule.factors),
         operands=operands,
         results=results,
-        contracted=contracted,
+        contracted=_contracted(op, rule, operands, work),
         work=work,
         lookup=op.kind in _LOOKUPS,
         extra=_extra(op, work, list(zip(names, (*operands, *results), strict=True)), graph),
@@ -261,6 +253,18 @@ def workload(
         chunks=whole_number(op.args[_CHUNKS[op.target]]) if op.target in _CHUNKS else 1,
         fp8=fp8,
     )
+
+
+def _contracted(
+    op: Op, rule: Rule, operands: Sequence[Port], work: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The operands that are multiplied: not those without a factor of `work` (a bias, a scale)."""
+    found = tuple(
+        i
+        for i, operand in enumerate(operands)
+        if i not in rule.additive and set(operand.factors) & set(work)
+    )
+    return found[:2] if op.target == LINEAR_CROSS_ENTROPY else found  # hidden states and weight
 
 
 def _all_added(op: Op, graph: Graph, fusion: Fusion | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from shardwright.machine.topology import hop_links, links
 from shardwright.planner.plans.expert_placement import expert_placement
 from shardwright.planner.tables.model import CostModel
 from shardwright.rules.analysis import analyze
-from shardwright.rules.group_limits import GroupLimit
+from shardwright.rules.mixtures.group_limits import GroupLimit
 from shardwright.rules.placements import parse_tiling
 from shardwright.simulate.costs.collectives import step_price
 from shardwright.simulate.costs.compute import forward_seconds
@@ -87,11 +87,13 @@ def test_tokens_with_many_experts_go_to_hosts_first():
         for price in [step_price(Exchange.ROWS, link, machine)]
     )
     assert forward.seconds == backward.seconds == pytest.approx(total, rel=1e-3)
-    placed = expert_placement(costs, [(rule, SimpleNamespace(tiling=("n>e",)))])
+    placed = expert_placement(costs, [(one.op, SimpleNamespace(tiling=("n>e",)))])
     assert placed == (1.0, 4)
-    assert expert_placement(costs, [(rule, SimpleNamespace(tiling=("n",)))]) == (0.0, 0)
+    assert expert_placement(costs, [(one.op, SimpleNamespace(tiling=("n",)))]) == (0.0, 0)
+    few = CostModel(ONE.graph, ANALYSIS, preset("2x2xH100"), Mesh.parse("ep=4"))  # two experts each
+    assert expert_placement(few, [(ONE.op, SimpleNamespace(tiling=("n>e",)))]).host_devices == 0
     alone = CostModel(one.graph, analysis, preset("8xH100"), mesh)
-    assert expert_placement(alone, [(rule, SimpleNamespace(tiling=("n>e",)))]).host_devices == 0
+    assert expert_placement(alone, [(one.op, SimpleNamespace(tiling=("n>e",)))]).host_devices == 0
 
 
 def test_only_what_sends_rows_pays_for_it():

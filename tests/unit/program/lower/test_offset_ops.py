@@ -166,7 +166,7 @@ def test_rows_are_sent_to_experts_where_they_are_split_and_kept_where_they_are_w
     owners = tuple(int(expert >= -(-count // 2)) for expert in range(count))
     (rows_and_experts,) = analysis.rules["y"].routes
     for choice, expected in (
-        (Route(*rows_and_experts), ((Hop("ep", owners, owners),), (0,) * count)),
+        (Route(*rows_and_experts), ((Hop("ep", owners, is_last=True),), (0,) * count)),
         (Split(rows_and_experts[1]), ((), owners)),
     ):
         instructions = lower(one.graph, analysis, Decisions(mesh, {"y": (choice,)}, {}), 1)

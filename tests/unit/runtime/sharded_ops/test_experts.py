@@ -70,7 +70,7 @@ def test_the_host_waits_once_for_a_tile(monkeypatch):
 
 def test_the_host_waits_once_for_an_exchange_and_a_token_goes_once_to_a_peer(monkeypatch):
     owners = (0, 0, 1, 1)
-    hopping = experts((0, 0, 0, 0), (Hop("ep", owners, owners),))
+    hopping = experts((0, 0, 0, 0), (Hop("ep", owners, is_last=True),))
     given = _Tokens(torch.randn(4, 3), CHOSEN, torch.rand(4, 2))
     with Host(monkeypatch) as host:
         came, pairs, back = hopping._hop(given, hopping.peers[0], hopping._hops[0], torch.float64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.ir.graph import Graph, Op
 
-_SAME_ELEMENTS = (  # of a mask of groups, on its way to a mask of experts
+_MASK_VIEWS = (  # operators between a mask of groups and the mask of experts
     "view", "reshape", "expand", "unsqueeze", "clone", "_to_copy", "bitwise_not", "logical_not",
     "repeat_interleave", "alias",
 )  # fmt: skip
@@ -56,6 +56,6 @@ def group_limit(op: Op, graph: Graph) -> GroupLimit:
 def _origin(name: str, graph: Graph) -> Op | None:
     """The operator that makes the elements of a value, before views, copies and negations."""
     op = graph.producer.get(name)
-    while op is not None and op.kind in _SAME_ELEMENTS:
+    while op is not None and op.kind in _MASK_VIEWS:
         op = graph.producer.get(op.operands[0])
     return op

@@ -6,7 +6,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.ir.strategy.recompute import StrategyError
-from shardwright.rules.dense_experts import DenseExperts, dense_experts, dense_experts_note
+from shardwright.rules.mixtures.dense_experts import DenseExperts, dense_experts, dense_experts_note
 
 EXPERTS, WIDTH, INNER = 4, 8, 12
 

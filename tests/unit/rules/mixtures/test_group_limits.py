@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.rules.group_limits import ANY, GroupLimit, group_limit
+from shardwright.rules.mixtures.group_limits import ANY, GroupLimit, group_limit
 from shardwright.tracing.capture import capture_call
 from tests.harness.operator_calls import GATED
 from tests.ranks.test_experts import deepseek

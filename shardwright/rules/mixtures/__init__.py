@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers that limit groups, and experts that compute every token."""
