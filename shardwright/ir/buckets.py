@@ -1,7 +1,8 @@
 """Communication buckets: of gradients that are summed, of sharded parameters that are gathered.
 
-The passes of step programs and the cost tables use these functions. A bucket has a size, and ends
-with a layer once it is half full, so that equal layers have equal buckets.
+The passes of step programs and the cost tables use these functions. A bucket has a size. It ends
+with a layer once it is half full, and what is left of a layer may exceed the size by half: so equal
+layers have equal buckets.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
 _LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
 _ENOUGH_BYTES = 2**22  # in a bucket of gathers that ends with a layer, however large buckets are
+MOST_FILLED = 1.5  # times the size of a bucket, if it ends with a layer
 
 
 def gradient_bucket_bytes(total: int) -> int:
@@ -60,18 +62,20 @@ def gradient_buckets(
 
     A gradient of at least `most` bytes has a bucket of its own, without a copy. The others fill
     buckets from the end, because the backward pass produces the last ones first. A bucket ends
-    with a layer if it has half of `most`.
+    with a layer if it has half of `most`, and a full one has what is left of its layer if that is
+    less than half of `most`.
 
     Args:
         gradients: bytes and parameter of each, in the order of the forward pass.
         most: bytes of a full bucket.
 
     >>> gradient_buckets([(1, "a"), (1, "b"), (9, "c"), (3, "d"), (1, "e"), (3, "f")], 4)
-    ((0,), (1, 3), (2,), (4, 5))
+    ((0, 1, 3), (2,), (4, 5))
     """
     found: list[tuple[int, ...]] = []
     together: list[int] = []
     filled = 0
+    left = _left_of_layers([(size if size < most else 0, name) for size, name in gradients[::-1]])
     for place in reversed(range(len(gradients))):
         size, name = gradients[place]
         if size >= most:
@@ -82,7 +86,8 @@ def gradient_buckets(
             together, filled = [], 0
         together.insert(0, place)
         filled += size
-        if filled >= most:
+        behind = left[len(gradients) - 1 - place] - size
+        if filled >= most and not 0 < behind < most / 2:
             found.append(tuple(together))
             together, filled = [], 0
     return tuple(sorted([*found, tuple(together)] if together else found))
@@ -100,7 +105,8 @@ def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[li
     """The buckets of `copies`, as indices into them.
 
     Copies that follow one another share a bucket until it is full, of `least` bytes or more, or
-    until a layer ends and it has half of that, or 4 MiB.
+    until a layer ends and it has enough: half of that, or 4 MiB. What is left of a layer and is not
+    enough for a bucket may exceed that of the copies before by half.
 
     Args:
         copies: bytes and parameter of each, in the order in which they are read.
@@ -111,14 +117,28 @@ def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[li
     """
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
     enough = min(_ENOUGH_BYTES, limit / 2)
+    left = _left_of_layers(copies)
     found: list[list[int]] = []
     filled, before = 0, ""
     for number, (size, name) in enumerate(copies):
         layer = module_in_list(name)
         ended = filled >= enough and layer != before
-        if not found or ended or filled + size > limit:
+        is_rest = layer == before and left[number] < enough
+        if not found or ended or (filled + size > limit and not is_rest):
             found.append([])
             filled = 0
         found[-1].append(number)
         filled, before = filled + size, layer
     return found
+
+
+def _left_of_layers(tensors: Sequence[tuple[int, str]]) -> list[int]:
+    """Bytes from each tensor to the last one of its layer, of those that follow one another."""
+    found: list[int] = []
+    total, behind = 0, ""
+    for size, name in reversed(tensors):
+        layer = module_in_list(name)
+        total = size + (total if found and layer == behind else 0)
+        found.append(total)
+        behind = layer
+    return found[::-1]

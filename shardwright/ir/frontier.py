@@ -19,6 +19,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 _UNITLESS = 2**20  # fewer bytes than this as a text without a unit are a forgotten unit
+ANY_TIME = Seconds(math.inf)  # as a limit of seconds: there is none
 UNLIMITED = "unlimited"  # as a memory limit: plans may exceed the devices' memory
 
 MOST_SETTLED = 16  # plans of a frontier whose memory is settled to show all of it
@@ -215,6 +216,17 @@ class Frontier:
             return plan
         raise self._infeasible(limit, memory_limit)
 
+    def fastest_within(self, limit: Bytes | None, most: Seconds) -> Plan | None:
+        """The plan of `fastest_compared` if it takes less than `most` seconds, else None.
+
+        Plans that take longer are not compared. `limit` is that of the method `limit`.
+        """
+        if limit is None:
+            found: Plan | None = self._fastest_of_all()
+        else:
+            found = self._fastest_fitting(limit, most)
+        return None if found is None or found.step_seconds >= most else found
+
     def limit(self, memory_limit: str | int | None = None) -> Bytes | None:
         """`memory_limit` in bytes: of a device where it is None, None where it is unlimited."""
         if memory_limit is None:
@@ -259,8 +271,8 @@ class Frontier:
         """The fastest plan, whatever memory it needs."""
         return self.plans[0]
 
-    def _fastest_fitting(self, limit: Bytes) -> Plan | None:
-        """The fastest plan that is found to fit."""
+    def _fastest_fitting(self, limit: Bytes, most: Seconds = ANY_TIME) -> Plan | None:
+        """The fastest plan that is found to fit, or another one, if that takes `most` or longer."""
         fitting = (i for i, (_, peak) in enumerate(self.costs) if peak <= limit)
         return next((self.plans[i] for i in fitting), None)
 

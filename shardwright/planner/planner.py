@@ -356,6 +356,7 @@ def _frontier_of(
         off_frontier=OffFrontierPlans(
             every,
             write,
+            refinement.seconds,
             refinement.compared,
             refinement.deepened,
             adds_up=not loop.machine.settles,

@@ -53,11 +53,8 @@ def with_slow_networks(
         return found
     other = search(replace(machine, charges_hidden=True), found.least_within)
     other = replace(other, search_seconds=found.search_seconds + other.search_seconds)
-    try:
-        faster = other.fastest_compared(limit)
-    except InfeasibleError:
-        return found
-    return other if faster.step_seconds < best.step_seconds else found
+    faster = other.fastest_within(other.limit(limit), best.step_seconds)
+    return found if faster is None else other
 
 
 def _needs_another(plan: Plan) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import final
 
-from shardwright.ir.buckets import gather_limit, sum_bucket_bytes
+from shardwright.ir.buckets import MOST_FILLED, gather_limit, sum_bucket_bytes
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Phase, Plan, PlannedTransfer
@@ -70,10 +70,10 @@ class _Transfers:
         self._parameters = {one.name for one in plan.parameters}
         sizes = [one.bytes for one in plan.transfers if one.value in self._parameters]
         sums = sum_bucket_bytes(graph)
-        self._gathered = gather_limit(max(sizes, default=0))
+        self._gathered = MOST_FILLED * gather_limit(max(sizes, default=0))
         # A bucket of sums is full once it has `sums` bytes.
         last = max((size for size in sizes if size < sums), default=0)
-        self._summed = max(self._gathered, sums + last)
+        self._summed = max(self._gathered, MOST_FILLED * sums + last)
 
     def least_seconds(self, one: PlannedTransfer) -> float:
         """Seconds of one run of a transfer, with its share of the launches of full buckets.

@@ -19,6 +19,7 @@ from shardwright.ir.frontier import MOST_PREFETCHED
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.planner.plans.candidate import Candidate
+from shardwright.planner.plans.far_ahead import far_ahead
 from shardwright.planner.processes.foresight import Foresight
 
 _TRIES = 24  # the most plans that are simulated by few layers
@@ -63,7 +64,8 @@ class _Group:
 class OffFrontierPlans:
     """The candidates of all meshes, on the frontier or not.
 
-    With `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
+    `seconds`, `compare` and `deepen` are those of a simulation (`searched_frontier.py`). With
+    `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
     simulated are written. `foresight` simulates the next few at once.
     """
 
@@ -71,6 +73,7 @@ class OffFrontierPlans:
         self,
         candidates: Iterable[Candidate],
         write: Callable[[Candidate], Plan],
+        seconds: Callable[[Plan], Seconds],
         compare: Callable[[Plan], Plan],
         deepen: Callable[[Plan, Bytes | None], Plan],
         *,
@@ -85,7 +88,7 @@ class OffFrontierPlans:
             for (_, again), found in by_search.items()
         ]
         self._write, self._adds_up, self._foresight = write, adds_up, foresight
-        self._compare, self._deepen = compare, deepen
+        self._seconds, self._compare, self._deepen = seconds, compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
@@ -139,7 +142,15 @@ class OffFrontierPlans:
                 add(number, candidate)  # others of its kind were simulated since
                 continue
             plan = self._written(candidate)
-            self._expect(candidate, queue, _TRIES - tried, limit)
+            self._expect(candidate, queue, _TRIES - tried)
+            least = self._seconds(far_ahead(plan))
+            if least >= enough:  # so its memory does not matter, nor how far ahead it gathers
+                tried += 1
+                ratio = least / plan.step_seconds
+                slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))
+                groups[number].slower = ratio
+                offer(number)
+                continue
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
@@ -160,19 +171,20 @@ class OffFrontierPlans:
         candidate: Candidate,
         queue: Sequence[tuple[Seconds, int, Candidate]],
         tries: int,
-        limit: Bytes,
     ) -> None:
-        """Simulate a candidate at once with those of the `queue` that are next, if it is not known.
+        """Simulate the time of a candidate at once with those of the `queue` that are next.
 
         Each is of another kind: the first of a kind may tell that others need no simulation.
         """
-        if self._foresight is None or self._foresight.knows(self._written(candidate)):
+        if self._foresight is None or self._foresight.width < 2:
+            return
+        if self._foresight.knows_seconds(far_ahead(self._written(candidate))):
             return
         first = {candidate.kind: candidate}
         for _, _, one in sorted(queue):
             first.setdefault(one.kind, one)
         few = islice(first.values(), min(self._foresight.width, tries))
-        self._foresight.expect(deepened=[self._written(one) for one in few], limit=limit)
+        self._foresight.expect(seconds=[far_ahead(self._written(one)) for one in few])
 
     def _written(self, candidate: Candidate) -> Plan:
         """The plan of a candidate, built once."""

@@ -8,17 +8,24 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from shardwright.ir.frontier import MOST_SETTLED, Frontier, costs_of, names_of, undominated
+from shardwright.ir.frontier import (
+    ANY_TIME,
+    MOST_SETTLED,
+    Frontier,
+    costs_of,
+    names_of,
+    undominated,
+)
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME
+from shardwright.planner.plans.far_ahead import far_ahead
 from shardwright.planner.plans.stalls import Stalls
 from shardwright.planner.processes.foresight import Foresight
 
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
-_AHEAD = 8  # buckets in flight with which the time of a plan is about its least
 LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
@@ -75,7 +82,8 @@ class SearchedFrontier(Frontier):
     * `foresight`: simulates plans in several processes before they are compared; None does not;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them;
-    * `chosen`: the fastest plans found so far, by memory limit; copies of a frontier share them.
+    * `chosen`: the fastest plans found so far, by memory limit and by the seconds below which plans
+      are compared; copies of a frontier share them.
     """
 
     simulation: PlanSimulation | None = field(default=None, compare=False, repr=False)
@@ -86,7 +94,9 @@ class SearchedFrontier(Frontier):
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     foresight: Foresight | None = field(default=None, compare=False, repr=False)
     chooses_baselines: bool = True
-    chosen: dict[Bytes | None, Plan | None] = field(default_factory=dict, compare=False, repr=False)
+    chosen: dict[tuple[Bytes | None, Seconds], Plan | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def is_settled(self) -> bool:
@@ -179,36 +189,40 @@ class SearchedFrontier(Frontier):
         """A plan of many: one with stages, whose whole program takes long, is only compared."""
         return self.compared(plan) if plan.stages > 1 else self.settled(plan)
 
-    def _fastest_fitting(self, limit: Bytes) -> Plan | None:
+    def _fastest_fitting(self, limit: Bytes, most: Seconds = ANY_TIME) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.
 
-        A simulation takes up to a second, so few plans are simulated.
+        A simulation takes up to a second, so few plans are simulated: none that take `most` or
+        longer by their bounds.
         """
-        if limit not in self.chosen:
-            self.chosen[limit] = self._found_fitting(limit)
-        return self.chosen[limit]
+        if (limit, most) not in self.chosen:
+            found = self.chosen[limit, most] = self._found_fitting(limit, most)
+            if found is not None and found.step_seconds < most:
+                self.chosen[limit, ANY_TIME] = found
+        return self.chosen[limit, most]
 
-    def _found_fitting(self, limit: Bytes) -> Plan | None:
-        index, share = self._fastest_listed(limit)
+    def _found_fitting(self, limit: Bytes, most: Seconds) -> Plan | None:
+        index, share = self._fastest_listed(limit, most)
         found = None if index is None else self._first(index, limit)
-        seconds = self.costs[index][0] if index is not None else Seconds(math.inf)
-        found = self._best_of_baselines(found, seconds, limit)
+        seconds = self.costs[index][0] if index is not None else ANY_TIME
+        found = self._best_of_baselines(found, seconds, limit, most)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
-            than = seconds if found is None else found.step_seconds
+            than = min(seconds if found is None else found.step_seconds, most)
             other = self.off_frontier(limit, than, min(share, 1.0))
             if other is not None and (found is None or other.step_seconds < found.step_seconds):
                 found = other
         if index is not None and found is not None:
-            found = self._best_behind(index, found, limit)
-        return self._or_pipeline(found, limit)
+            found = self._best_behind(index, found, limit, most)
+        return self._or_pipeline(found, limit, most)
 
     def _fastest_of_all(self) -> Plan:
         """The fastest plan, without a memory limit."""
-        if None not in self.chosen:
+        key = None, ANY_TIME
+        if key not in self.chosen:
             found = self._best_of_baselines(self._first(0, None), self.costs[0][0], None)
             assert found is not None
-            self.chosen[None] = self._or_pipeline(self._best_behind(0, found, None), None)
-        best = self.chosen[None]
+            self.chosen[key] = self._or_pipeline(self._best_behind(0, found, None), None)
+        best = self.chosen[key]
         assert best is not None
         return best
 
@@ -221,67 +235,67 @@ class SearchedFrontier(Frontier):
         if self.foresight is not None and self.foresight.width > 1 and self.chooses_baselines:
             near = self._near(Seconds(_NEAR_TIE * self.costs[index][0]), limit)
             likely = (one for one in near if self._least_seconds(one) < plan.step_seconds)
-            few = [_as_far_ahead(one, plan) for one in islice(likely, self.foresight.width - 1)]
+            few = [far_ahead(one, plan) for one in islice(likely, self.foresight.width - 1)]
             self.foresight.expect(deepened=[self.plans[index]], seconds=few, limit=limit)
         return self.deepened(plan, limit)
 
-    def _best_behind(self, first: int, best: Plan, limit: Bytes | None) -> Plan:
+    def _best_behind(
+        self, first: int, best: Plan, limit: Bytes | None, most: Seconds = ANY_TIME
+    ) -> Plan:
         """The fastest of `best` and the plans that are slower than that at `first`, simulated.
 
         Operators hide messages only in part, so the order of additive times is not that of steps.
+        Plans that take `most` seconds or longer are not compared.
         """
         one, stalls = self._first(first, limit), Stalls()
-        most = _MOST_TRIED if one.timeline is None else _MOST_WHOLE
+        tries = _MOST_TRIED if one.timeline is None else _MOST_WHOLE
+        end = min(first + tries, len(self.plans))
         stalls.learn(self.plans[first], one.step_seconds)
-        for index in range(first + 1, min(first + most, len(self.plans))):
-            if self.costs[index][0] >= best.step_seconds:
+        than = min(best.step_seconds, most)
+        for index in range(first + 1, end):
+            if self.costs[index][0] >= than:
                 break
             plan = self.plans[index]
-            if not self._may_be_faster(plan, best, stalls):
+            if not self._may_be_faster(plan, than, stalls):
                 continue
-            self._expect_seconds(range(index, min(first + most, len(self.plans))), best, stalls)
-            seconds = self.simulated_seconds(_as_far_ahead(plan, best))
+            self._expect_seconds(range(index, end), best, than, stalls)
+            seconds = self.simulated_seconds(far_ahead(plan, best))
             stalls.learn(plan, seconds)
-            if seconds < best.step_seconds:
+            if seconds < than:
                 other = self._fitting(plan, limit)
-                if other is not None and other.step_seconds < best.step_seconds:
-                    best = other
+                if other is not None and other.step_seconds < than:
+                    best, than = other, other.step_seconds
         return best
 
-    def _may_be_faster(self, plan: Plan, best: Plan, stalls: Stalls) -> bool:
-        """Whether a simulation of `plan` may find that it is faster than `best`."""
-        if self._least_seconds(plan) >= best.step_seconds:
-            return False
-        return stalls.likely_seconds(plan) < best.step_seconds
+    def _may_be_faster(self, plan: Plan, than: Seconds, stalls: Stalls) -> bool:
+        """Whether a simulation of `plan` may find that it takes less than these seconds."""
+        return self._least_seconds(plan) < than and stalls.likely_seconds(plan) < than
 
-    def _expect_first(self, first: int, limit: Bytes | None) -> None:
-        """Simulate the plan at `first` and the seconds of the next ones at once."""
+    def _expect_seconds(
+        self, indices: Sequence[int], best: Plan, than: Seconds, stalls: Stalls
+    ) -> None:
+        """Simulate the seconds of the first few of these plans at once, if not known.
+
+        Those that may take less than `than`, gathered as far ahead as `best`.
+        """
         if self.foresight is None or self.foresight.width < 2:
             return
-        best = self.compared(self.plans[first])
-        most = _MOST_TRIED if best.timeline is None else _MOST_WHOLE
-        following = range(first + 1, min(first + min(most, self.foresight.width), len(self.plans)))
-        likely = self._likely(following, best, Stalls())
-        self.foresight.expect(deepened=[self.plans[first]], seconds=likely, limit=limit)
-
-    def _expect_seconds(self, indices: Sequence[int], best: Plan, stalls: Stalls) -> None:
-        """Simulate the seconds of the first few of these plans at once, if not known."""
-        if self.foresight is None or self.foresight.width < 2:
-            return
-        likely = self._likely(indices, best, stalls)
+        likely = self._likely(indices, best, than, stalls)
         next_one = next(likely, None)
         if next_one is None or self.foresight.knows_seconds(next_one):
             return
         self.foresight.expect(seconds=[next_one, *islice(likely, self.foresight.width - 1)])
 
-    def _likely(self, indices: Sequence[int], best: Plan, stalls: Stalls) -> Iterator[Plan]:
-        """The plans at `indices` that may be faster than `best`, gathered as far ahead as it is."""
+    def _likely(
+        self, indices: Sequence[int], best: Plan, than: Seconds, stalls: Stalls
+    ) -> Iterator[Plan]:
+        """The plans at `indices` that may be that fast, gathered as far ahead as `best`."""
         for index in indices:
-            if self.costs[index][0] >= best.step_seconds:
+            if self.costs[index][0] >= than:
                 return
             plan = self.plans[index]
-            if self._may_be_faster(plan, best, stalls):
-                yield _as_far_ahead(plan, best)
+            if self._may_be_faster(plan, than, stalls):
+                yield far_ahead(plan, best)
 
     def _fitting(self, plan: Plan, limit: Bytes | None) -> Plan | None:
         """`plan`, compared, with as many buckets ahead as make it faster; None if too large."""
@@ -290,31 +304,36 @@ class SearchedFrontier(Frontier):
         return self.deepened(self.compared(plan), limit)
 
     def _best_of_baselines(
-        self, found: Plan | None, seconds: Seconds, limit: Bytes | None
+        self,
+        found: Plan | None,
+        seconds: Seconds,
+        limit: Bytes | None,
+        most: Seconds = ANY_TIME,
     ) -> Plan | None:
         """`found`, or the fastest baseline that fits and is faster once both are simulated.
 
         Simulation may reverse the order of plans whose additive times are nearly equal, and may
         find that baselines fit where no other plan does. `seconds` is the additive time of `found`.
-        Memory is simulated of faster baselines only, and time of those that may be faster.
+        Memory is simulated of faster baselines only, and time of those that may be faster and
+        take less than `most` seconds.
         """
         if not self.chooses_baselines:
             return found
-        most = math.inf if found is None else found.step_seconds
-        about = Seconds(max(_NEAR_TIE * seconds, 0.0 if found is None else most))
+        than = most if found is None else min(found.step_seconds, most)
+        about = Seconds(max(_NEAR_TIE * seconds, 0.0 if found is None else found.step_seconds))
         near = [
-            (known if found is None else _as_far_ahead(known, found), index, known)
+            (known if found is None else far_ahead(known, found), index, known)
             for index, known in enumerate(self._near(about, limit))
-            if self._least_seconds(known) < most
+            if self._least_seconds(known) < than
         ]
         if self.foresight is not None:
             self.foresight.expect(seconds=[as_deep for as_deep, _, _ in near])
         times = [(self.simulated_seconds(as_deep), index, known) for as_deep, index, known in near]
         for time, _, known in sorted(times, key=lambda one: one[:2]):
-            if time >= most:
+            if time >= than:
                 break
             compared = self._fitting(known, limit)
-            if compared is not None and compared.step_seconds < most:
+            if compared is not None and compared.step_seconds < than:
                 return compared
         return found
 
@@ -332,16 +351,19 @@ class SearchedFrontier(Frontier):
             if limit is None or least <= limit:
                 yield self.baselines[index]
 
-    def _or_pipeline(self, found: Plan | None, limit: Bytes | None) -> Plan | None:
+    def _or_pipeline(
+        self, found: Plan | None, limit: Bytes | None, within: Seconds = ANY_TIME
+    ) -> Plan | None:
         """`found`, or a pipeline that fits and is clearly faster once both are simulated.
 
         Pipelines need `train_step`, so a small gain does not justify them. The simulation of one
         takes seconds, so those are left out that would be no faster if they were slowed down as
-        another one of their kind is.
+        another one of their kind is, or take `within` seconds or longer.
         """
         slower: dict[tuple[object, ...], float] = {}
         for index, (seconds, _) in enumerate(costs_of(self.pipelines)):
-            most = math.inf if found is None else found.step_seconds / (1 + _GAIN)
+            known = math.inf if found is None else found.step_seconds / (1 + _GAIN)
+            most = min(known, within)
             if seconds >= most:
                 continue
             one = self.pipelines[index]
@@ -354,15 +376,21 @@ class SearchedFrontier(Frontier):
                     found = compared
         return found
 
-    def _fastest_listed(self, limit: Bytes) -> tuple[int | None, float]:
+    def _fastest_listed(self, limit: Bytes, most: Seconds) -> tuple[int | None, float]:
         """The fastest plan that fits, and the least ratio of simulated to additive memory.
+
+        Plans of `most` seconds or more by their tables are not tried.
 
         First tries the plan of least memory among those about as fast as the fastest; then the
         plans that would fit at the smallest ratio seen so far, and the next faster one while that
         fits, whose ratio may be smaller; the others only if none of those fits.
         """
         mosts = [most for _, most in self.costs]
-        left = [i for i, m in enumerate(mosts) if m <= limit or self._min_bytes(i) <= limit]
+        left = [
+            index
+            for index, (seconds, peak) in enumerate(self.costs)
+            if seconds < most and (peak <= limit or self._min_bytes(index) <= limit)
+        ]
         found: int | None = None
         share = math.inf
         good = self.good
@@ -404,11 +432,3 @@ class SearchedFrontier(Frontier):
                 shares[group] = min(shares.get(group, math.inf), found.peak_bytes / most)
                 best = min(found, best, key=lambda one: one.peak_bytes)
         return best
-
-
-def _as_far_ahead(plan: Plan, other: Plan) -> Plan:
-    """`plan` with at least as many buckets of parameters in flight as `other`, but for stages."""
-    ahead = max(other.ahead, _AHEAD)
-    if ahead <= plan.ahead or plan.stages > 1 or other.stages > 1:
-        return plan
-    return replace(plan, ahead=ahead)

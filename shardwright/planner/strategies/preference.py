@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass, replace
 
 from shardwright.ir.frontier import (
+    ANY_TIME,
     MOST_PREFETCHED,
     Frontier,
-    InfeasibleError,
     costs_of,
     names_of,
 )
-from shardwright.ir.layout import Bytes
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
@@ -113,15 +113,13 @@ def _excess(frontier: Frontier, plan: Plan) -> Bytes:
 def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None:
     """A choice of less memory that torch's allocator holds, and that is about as fast; or None."""
     limit, tried = frontier.device_bytes or 0, found.plan
-    most = (1 + NEAR) * found.plan.step_seconds
+    most = Seconds((1 + NEAR) * found.plan.step_seconds)
     for _ in range(_LOWER):
         limit = min(limit - _excess(frontier, tried), tried.peak_bytes - 1)
-        try:
-            other = _preferred(frontier, limit)
-        except InfeasibleError:
+        fastest = frontier.fastest_within(Bytes(limit), most)
+        if fastest is None:
             return None
-        if other.plan.step_seconds > most:
-            return None
+        other = _or_uniform(frontier, fastest, limit, most)
         tried = other.plan
         if not _excess(frontier, tried):
             return other
@@ -131,39 +129,47 @@ def _kept_by_allocator(frontier: Frontier, found: Preferred) -> Preferred | None
 def _preferred(frontier: Frontier, memory_limit: str | int | None) -> Preferred:
     """The preferred plan without regard to fragments of memory; it is compared."""
     fastest = frontier.fastest_compared(memory_limit)
+    return _or_uniform(frontier, fastest, memory_limit)
+
+
+def _or_uniform(
+    frontier: Frontier,
+    fastest: Plan,
+    memory_limit: str | int | None,
+    most: Seconds = ANY_TIME,
+) -> Preferred:
+    """`fastest`, or a uniform strategy about as fast that takes less than `most` seconds."""
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)
-    uniform = _best_fitting(frontier, memory_limit)
+    uniform = _best_fitting(frontier, memory_limit, most)
     found = Preferred(fastest, fastest, uniform)
     if uniform is None or found.gain is None or found.gain > NEAR:
         return found
     return replace(found, plan=uniform)
 
 
-def _best_fitting(frontier: Frontier, memory_limit: str | int | None) -> Plan | None:
+def _best_fitting(frontier: Frontier, memory_limit: str | int | None, most: Seconds) -> Plan | None:
     """The fastest baseline that is a uniform strategy and fits, compared; None if there is none.
 
-    Times that baselines are listed with are about lower bounds.
+    Times that baselines are listed with are about lower bounds. Those of `most` seconds or more are
+    not compared.
     """
     limit = frontier.limit(memory_limit)
     names, costs = names_of(frontier.baselines), costs_of(frontier.baselines)
     known = [i for i, name in enumerate(names) if name not in frontier.broken and _is_text(name)]
     order = sorted(known, key=lambda i: costs[i][0])[:_TRIES]
-    best: Plan | None = None
+    best, than = None, most
     for place, index in enumerate(order):
-        if best is not None and costs[index][0] >= best.step_seconds:
+        if costs[index][0] >= than:
             break
         one = frontier.baselines[index]
-        if best is not None:
-            least = (1 - MOST_PREFETCHED) * frontier.simulated_seconds(one)
-            if least >= best.step_seconds:
-                continue
+        if than < math.inf and (1 - MOST_PREFETCHED) * frontier.simulated_seconds(one) >= than:
+            continue
         if limit is not None and frontier.simulated_peak(one) > limit:
             continue
-        most = math.inf if best is None else best.step_seconds
-        likely = (i for i in order[place:] if costs[i][0] < most)
+        likely = (i for i in order[place:] if costs[i][0] < than)
         frontier.expect_deepened((frontier.baselines[i] for i in likely), limit)
         one = frontier.deepened(frontier.compared(one), limit)
-        if best is None or one.step_seconds < best.step_seconds:
-            best = one
+        if one.step_seconds < than:
+            best, than = one, one.step_seconds
     return best

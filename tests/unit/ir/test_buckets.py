@@ -43,7 +43,10 @@ def test_gradients_fill_buckets_from_the_end_and_none_is_lost(gradients, most):
         for j, i in pairwise(bucket):
             so_far = sum(sizes[k] for k in bucket if k >= i)
             assert so_far < most / 2 or layers[j] == layers[i]
-        assert total - sizes[bucket[0]] < most, "it was full before"
+        for j in bucket:
+            before = sum(sizes[i] for i in bucket if i > j)
+            left = sum(sizes[i] for i in _of_layer(layers, j) if i <= j and i not in large)
+            assert before < most or left < most / 2, "it was full before"
 
 
 @given(
@@ -61,13 +64,28 @@ def test_copies_share_a_bucket_with_their_neighbours_until_it_is_full(copies, le
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
     layers, enough = [_layer(name) for _, name in copies], min(limit / 2, 4 * MIB)
     totals = [sum(copies[i][0] for i in bucket) for bucket in found]
-    assert all(t <= limit for t in totals)
+    for bucket in found:
+        for i in bucket:
+            before = sum(copies[k][0] for k in bucket if k < i)
+            left = sum(copies[k][0] for k in _of_layer(layers, i) if k >= i)
+            fits = before + copies[i][0] <= limit
+            assert fits or (left < enough and layers[i] == layers[i - 1])
     for bucket, following, total in zip(found, found[1:], totals, strict=False):
         full = total + copies[following[0]][0] > limit
         assert full or (total >= enough and layers[bucket[-1]] != layers[following[0]])
         for i, j in pairwise(bucket):
             so_far = sum(copies[k][0] for k in bucket if k <= i)
             assert so_far < enough or layers[j] == layers[i]
+
+
+def _of_layer(layers, place):
+    """The indices of the neighbours of a tensor that are of its layer, and its own."""
+    first = last = place
+    while first and layers[first - 1] == layers[place]:
+        first -= 1
+    while last + 1 < len(layers) and layers[last + 1] == layers[place]:
+        last += 1
+    return range(first, last + 1)
 
 
 def _layer(name):
@@ -82,6 +100,13 @@ def test_equal_layers_have_equal_buckets():
     assert found == [[*range(4)], *([4 + 3 * n + i for i in range(3)] for n in range(3))]
     summed = gradient_buckets(tensors, 12 * MIB)
     assert summed == ((0,), *(tuple(1 + 3 * n + i for i in range(3)) for n in range(4)))
+    # What is left of a layer when a bucket is full goes there, too.
+    layer = [("key.w", 2 * MIB), ("value.w", 2 * MIB), ("gate.w", MIB // 2)]
+    tensors = [(size, f"layers.{n}.{name}") for n in range(3) for name, size in layer]
+    assert gather_buckets(tensors) == [[3 * n + i for i in range(3)] for n in range(3)]
+    assert gradient_buckets(tensors, 3 * MIB) == tuple(
+        tuple(3 * n + i for i in range(3)) for n in range(3)
+    )
     # Layers of norms alone share a message.
     norms = [(64, f"layers.{n}.norm.w") for n in range(4)]
     assert gather_buckets(norms) == [[*range(4)]]

@@ -73,6 +73,9 @@ class FoldedCosts:
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
+        self._worked: dict[
+            Hashable, Remaining
+        ] = {}  # the last way by which plans alike were folded
         # The last plan, and its programs with few layers.
         self._last: tuple[Plan, dict[Remaining, _FoldedPlan | None]] | None = None
         # Programs of the latest plans, by what decides them and by the number of buckets ahead.
@@ -123,17 +126,29 @@ class FoldedCosts:
             return None
         failed: dict[int, int] = {}  # the most layers by width; fewer do no better
         ways = next(ways for least, ways in _WAYS.items() if plan.ahead >= least)
-        for way in (*ways, _ALL):
+        alike = (
+            ways,
+            plan.layout_mesh.shape,
+            plan.micro_batches,
+            plan.stages,
+            any(decisions.segments.values()),
+        )
+        likely = self._worked.get(alike)
+        for way in (*([likely] if likely else []), *ways, _ALL):
             more = way.layers > failed.get(way.width, -1)
             folded = self._known_of(plan, decisions, way) if more else None
             if folded is None:
                 continue
             try:
-                return cost(folded)
+                found = cost(folded)
             except NeverPeriodicError:
                 return None
             except (NotPeriodicError, SteadyStateError):
                 failed[way.width] = way.layers
+            else:
+                if way != _ALL:
+                    self._worked[alike] = way
+                return found
         return None
 
     def _known_of(self, plan: Plan, decisions: Decisions, way: Remaining) -> _FoldedPlan | None:

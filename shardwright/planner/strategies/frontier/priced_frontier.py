@@ -346,6 +346,7 @@ def frontier_of(
         off_frontier=OffFrontierPlans(
             found,
             write,
+            refinement.seconds,
             refinement.compared,
             refinement.deepened,
             adds_up=not machine.settles,

@@ -49,6 +49,10 @@ def as_it_is(plan, _limit):
     return plan
 
 
+def seconds_of(plan):
+    return plan.step_seconds
+
+
 def off_frontier(*made, timeline=None):
     """The candidates, and a list of those that are settled, in order."""
     by_seconds = {one.seconds: one for one in made}
@@ -62,7 +66,9 @@ def off_frontier(*made, timeline=None):
         needs = by_seconds[plan.step_seconds].needs
         return replace(plan, peak_bytes=needs, timeline=timeline)
 
-    return OffFrontierPlans(cast(list[Candidate], list(made)), write, settle, as_it_is), settled
+    return OffFrontierPlans(
+        cast(list[Candidate], list(made)), write, seconds_of, settle, as_it_is
+    ), settled
 
 
 A = (Made("a", 1.0, 50, 90), Made("a", 1.2, 40, 72), Made("a", 1.5, 30, 54))
@@ -95,7 +101,10 @@ def test_plans_that_fit_are_compared_with_their_own_prefetch():
     def write(candidate):
         return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.needs)
 
-    others = OffFrontierPlans(made, write, lambda plan: plan, deepen)
+    def least(plan):
+        return {1.0: 1.0, 1.1: 0.9, 1.2: 0.8}[plan.step_seconds]
+
+    others = OffFrontierPlans(made, write, least, lambda plan: plan, deepen)
     found = others.faster(Bytes(70), Seconds(1.15), 0.7)
     assert found is not None
     # That at 1.2 is not looked at: it is no faster than 1.15 by the tables.
@@ -133,7 +142,9 @@ def test_plans_whose_seconds_are_known_are_written_to_be_simulated_only():
 
     meshes = cast(list[Candidate], [Made(str(i), 1 + i, 50, 50) for i in range(20)])
     for adds_up, seconds in ((False, [1 + i for i in range(20)]), (True, [1])):
-        others = OffFrontierPlans(meshes, write, lambda plan: plan, as_it_is, adds_up=adds_up)
+        others = OffFrontierPlans(
+            meshes, write, seconds_of, lambda plan: plan, as_it_is, adds_up=adds_up
+        )
         found = others.faster(Bytes(70), Seconds(math.inf), 1.0)
         assert found is not None and found.step_seconds == 1
         assert written == seconds
@@ -231,7 +242,7 @@ def test_forms_of_a_graph_on_one_mesh_tell_of_each_other():
 
     made = [Made("plain", 1.0, 50, 50, mesh="a"), Made("chunked", 1.01, 50, 50, mesh="a")]
     made.append(Made("other", 1.2, 50, 50, mesh="b"))
-    others = OffFrontierPlans(cast(list[Candidate], made), write, settle, as_it_is)
+    others = OffFrontierPlans(cast(list[Candidate], made), write, seconds_of, settle, as_it_is)
     found = others.faster(Bytes(70), Seconds(1.9), 1.0)
     assert found is not None and found.step_seconds == 1.3 * 1.2
     assert settled == [1.0, 1.2], "the other form on the mesh is likely to take twice as long, too"
@@ -251,7 +262,10 @@ def test_a_form_with_memory_for_more_buckets_ahead_is_tried():
         fits = limit is None or plan.peak_bytes + 20 <= limit
         return replace(plan, step_seconds=plan.step_seconds * (0.6 if fits else 1))
 
-    others = OffFrontierPlans(cast(list[Candidate], made), write, compare, deepen)
+    def least(plan):
+        return 0.6 * 2 * plan.step_seconds
+
+    others = OffFrontierPlans(cast(list[Candidate], made), write, least, compare, deepen)
     found = others.faster(Bytes(70), Seconds(2.1), 1.0)
     assert found is not None and found.step_seconds == 0.6 * 2 * 1.01
 
@@ -260,11 +274,11 @@ def test_plans_that_are_simulated_at_once_are_of_several_meshes():
     class Foresight:
         width, expected = 2, []
 
-        def knows(self, _plan):
+        def knows_seconds(self, _plan):
             return False
 
-        def expect(self, *, deepened, limit):
-            self.expected.append([plan.step_seconds for plan in deepened])
+        def expect(self, *, seconds):
+            self.expected.append([plan.step_seconds for plan in seconds])
 
     made = [Made("plain", 1.0, 50, 50, mesh="a"), Made("chunked", 1.01, 50, 50, mesh="a")]
     made.append(Made("other", 1.2, 50, 50, mesh="b"))
@@ -274,7 +288,36 @@ def test_plans_that_are_simulated_at_once_are_of_several_meshes():
 
     foresight = cast(Any, Foresight())
     others = OffFrontierPlans(
-        cast(list[Candidate], made), write, lambda plan: plan, as_it_is, foresight=foresight
+        cast(list[Candidate], made),
+        write,
+        seconds_of,
+        lambda plan: plan,
+        as_it_is,
+        foresight=foresight,
     )
     assert others.faster(Bytes(70), Seconds(1.9), 1.0) is not None
     assert foresight.expected == [[1.0, 1.2]]
+
+
+def test_plans_that_are_no_faster_however_far_ahead_they_gather_are_not_compared():
+    """Their time with many buckets ahead is simulated alone, and tells of their neighbours."""
+    made = [Made(name, seconds, 50, 50, mesh="a") for name, seconds in (("x", 1.0), ("y", 1.1))]
+    made.append(Made("z", 1.2, 50, 50, mesh="b"))
+    simulated, compared = [], []
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def least(plan):
+        simulated.append((plan.step_seconds, plan.ahead))
+        return {1.0: 1.9, 1.1: 1.9, 1.2: 1.3}[plan.step_seconds]
+
+    def compare(plan):
+        compared.append(plan.step_seconds)
+        return replace(plan, step_seconds=least(plan))
+
+    others = OffFrontierPlans(cast(list[Candidate], made), write, least, compare, as_it_is)
+    found = others.faster(Bytes(70), Seconds(1.8), 1.0)
+    assert found is not None and found.step_seconds == 1.3
+    assert compared == [1.2]
+    assert simulated[:2] == [(1.0, 8), (1.2, 8)], "1.1 is likely to take 1.9 times as long, too"
