@@ -16,7 +16,8 @@ BUCKET_BYTES = 25 * 2**20  # as in torch's own data parallelism (Li et al., VLDB
 _LEAST_SUM_BYTES = 2**18
 _SUMS = 8  # of a model that is small enough
 _LEAST_GATHER_BYTES = 2**20  # less in a bucket is not worth a message
-_ENOUGH_BYTES = 2**22  # in a bucket of gathers that ends with a layer, however large buckets are
+_ENOUGH_BYTES = 2**22  # in a bucket of matrices that ends with a layer, however large buckets are
+_VECTOR_BYTES = 2**16  # of a tensor that counts as a vector
 MOST_FILLED = 1.5  # times the size of a bucket, if it ends with a layer
 
 
@@ -96,17 +97,27 @@ def gradient_buckets(
 def gather_limit(largest: int) -> int:
     """The most bytes of a bucket of gathered parameters, the largest of which has `largest`.
 
-    Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB.
+    Twice the largest, so that prefetched buckets take little memory, within 1 and 25 MiB. Vectors,
+    as those of norms that are sharded along more axes than matrices, fill large buckets: together
+    they take little memory, and one by one many messages.
     """
+    if largest <= _VECTOR_BYTES:
+        return BUCKET_BYTES
     return max(_LEAST_GATHER_BYTES, min(BUCKET_BYTES, 2 * largest))
+
+
+def enough_bytes(largest: int, least: int = 0) -> float:
+    """Bytes with which a bucket of `gather_buckets` ends with a layer."""
+    limit = max(least, gather_limit(largest))
+    return limit / 2 if largest <= _VECTOR_BYTES else min(_ENOUGH_BYTES, limit / 2)
 
 
 def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[list[int]]:
     """The buckets of `copies`, as indices into them.
 
     Copies that follow one another share a bucket until it is full, of `least` bytes or more, or
-    until a layer ends and it has enough: half of that, or 4 MiB. What is left of a layer and is not
-    enough for a bucket may exceed that of the copies before by half.
+    until a layer ends and it has enough: half of that, of matrices at most 4 MiB. What is left of a
+    layer and is not enough for a bucket may exceed that of the copies before by half.
 
     Args:
         copies: bytes and parameter of each, in the order in which they are read.
@@ -115,8 +126,8 @@ def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[li
     >>> gather_buckets([(2**20, "0.a.w"), (2**19, "0.b.w"), (8, "1.a.w"), (2**20, "1.b.w")])
     [[0, 1], [2, 3]]
     """
-    limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
-    enough = min(_ENOUGH_BYTES, limit / 2)
+    largest = max((size for size, _ in copies), default=0)
+    limit, enough = max(least, gather_limit(largest)), enough_bytes(largest, least)
     left = _left_of_layers(copies)
     found: list[list[int]] = []
     filled, before = 0, ""

@@ -70,10 +70,10 @@ class _Transfers:
         self._parameters = {one.name for one in plan.parameters}
         sizes = [one.bytes for one in plan.transfers if one.value in self._parameters]
         sums = sum_bucket_bytes(graph)
-        self._gathered = MOST_FILLED * gather_limit(max(sizes, default=0))
+        self._largest = max(sizes, default=0)
         # A bucket of sums is full once it has `sums` bytes.
         last = max((size for size in sizes if size < sums), default=0)
-        self._summed = max(self._gathered, MOST_FILLED * sums + last)
+        self._summed = MOST_FILLED * max(gather_limit(self._largest), sums) + last
 
     def least_seconds(self, one: PlannedTransfer) -> float:
         """Seconds of one run of a transfer, with its share of the launches of full buckets.
@@ -90,7 +90,11 @@ class _Transfers:
             return seconds
         share = 0.0
         if one.collectives[0].startswith(Collective.ALL_GATHER.value):
-            share = one.bytes / self._gathered if len(fixed) == 1 else 0.0
+            share = one.bytes / self._gathered(one) if len(fixed) == 1 else 0.0
         elif one.phase is Phase.BACKWARD:
             share = one.bytes / self._summed
         return max(0.0, seconds - sum(fixed) + min(1.0, share) * fixed[0])
+
+    def _gathered(self, one: PlannedTransfer) -> float:
+        """The most bytes of a bucket of gathers that this one may be in."""
+        return MOST_FILLED * max(gather_limit(self._largest), gather_limit(one.bytes))

@@ -24,6 +24,8 @@ from shardwright.planner.processes.foresight import Foresight
 
 _TRIES = 24  # the most plans that are simulated by few layers
 _WHOLE = 3  # as many tries is one that no few layers stand for
+# Of a step: what is gathered too far ahead was never found to delay other messages for longer.
+_TOO_FAR = 3e-2
 _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 
 
@@ -143,8 +145,8 @@ class OffFrontierPlans:
                 continue
             plan = self._written(candidate)
             self._expect(candidate, queue, _TRIES - tried)
-            least = self._seconds(far_ahead(plan))
-            if least >= enough:  # so its memory does not matter, nor how far ahead it gathers
+            far = self._seconds(far_ahead(plan))
+            if (least := (1 - _TOO_FAR) * far) >= enough:  # so its memory does not matter
                 tried += 1
                 ratio = least / plan.step_seconds
                 slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))

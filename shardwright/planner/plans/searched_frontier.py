@@ -26,7 +26,8 @@ from shardwright.planner.processes.foresight import Foresight
 _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
-LEAST_SHARE = 0.75  # of additive memory: simulated memory was never found below
+LEAST_SHARE = 0.75  # of additive memory: simulated memory of baselines was never found below
+_LEAST_OF_ALL = 0.5  # the same of plans that keep or recompute parts of layers
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
@@ -394,7 +395,8 @@ class SearchedFrontier(Frontier):
         found: int | None = None
         share = math.inf
         good = self.good
-        first = max((i for i in left if i < good), default=-1)
+        about = (i for i in left if i < good and _LEAST_OF_ALL * mosts[i] <= limit)
+        first = max(about, default=-1)
         while left:
             likely = next((i for i in left if share * mosts[i] <= limit), None)
             # Those in `left` are faster than what was found, the last one by least.

@@ -19,6 +19,7 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.ir.strategy.recompute import StrategyError
 from shardwright.ir.strategy.strategy import Strategy
+from shardwright.planner.plans.searched_frontier import LEAST_SHARE
 
 NEAR = 1e-2  # a plan slower by at most this fraction is preferred for what it is
 _EQUAL = 5e-4  # relative gains below this count as zero
@@ -151,12 +152,18 @@ def _or_uniform(
 def _best_fitting(frontier: Frontier, memory_limit: str | int | None, most: Seconds) -> Plan | None:
     """The fastest baseline that is a uniform strategy and fits, compared; None if there is none.
 
-    Times that baselines are listed with are about lower bounds. Those of `most` seconds or more are
-    not compared.
+    Times that baselines are listed with are about lower bounds. Those of `most` seconds or more,
+    and those that are far too large, are not compared.
     """
     limit = frontier.limit(memory_limit)
     names, costs = names_of(frontier.baselines), costs_of(frontier.baselines)
-    known = [i for i, name in enumerate(names) if name not in frontier.broken and _is_text(name)]
+    known = [
+        index
+        for index, name in enumerate(names)
+        if name not in frontier.broken
+        and _is_text(name)
+        and (limit is None or LEAST_SHARE * costs[index][1] <= limit)
+    ]
     order = sorted(known, key=lambda i: costs[i][0])[:_TRIES]
     best, than = None, most
     for place, index in enumerate(order):

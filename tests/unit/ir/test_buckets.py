@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.ir.buckets import (
+    enough_bytes,
     gather_buckets,
     gather_limit,
     gradient_bucket_bytes,
@@ -62,7 +63,8 @@ def test_copies_share_a_bucket_with_their_neighbours_until_it_is_full(copies, le
     found = gather_buckets(copies, least)
     assert [i for bucket in found for i in bucket] == [*range(len(copies))]
     limit = max(least, gather_limit(max((size for size, _ in copies), default=0)))
-    layers, enough = [_layer(name) for _, name in copies], min(limit / 2, 4 * MIB)
+    layers = [_layer(name) for _, name in copies]
+    enough = enough_bytes(max((size for size, _ in copies), default=0), least)
     totals = [sum(copies[i][0] for i in bucket) for bucket in found]
     for bucket in found:
         for i in bucket:
@@ -119,4 +121,6 @@ def test_sizes_have_bounds():
         MIB + 1,
         25 * MIB,
     ]
-    assert [gather_limit(n) for n in (0, MIB, 2**40)] == [MIB, 2 * MIB, 25 * MIB]
+    sizes = 0, 2**16, MIB // 4, MIB, 2**40
+    assert [gather_limit(n) for n in sizes] == [25 * MIB, 25 * MIB, MIB, 2 * MIB, 25 * MIB]
+    assert [enough_bytes(n) for n in (2**16, MIB, 2**40)] == [12.5 * MIB, MIB, 4 * MIB]

@@ -39,8 +39,8 @@ from shardwright.rules.naming import dimension_names
 from shardwright.rules.rule import Tiling
 from shardwright.solve.frontier.frontier_sampling import spaced
 
-_PATIENCE = 48  # strategies in a row that may be no better than those before
-_ZBV_PATIENCE = 24  # the same of pipelines under ZB-V, whose bounds exclude less
+_PATIENCE = 20  # strategies in a row that may be no better than those before
+_ZBV_PATIENCE = 10  # the same of pipelines under ZB-V, whose bounds exclude less
 _RESCHEDULED = 2  # of the best pipelines, that are tried under every schedule
 _MOST = 8  # candidates of a search
 _MOST_PIPELINES = 4  # candidates with stages, beside those

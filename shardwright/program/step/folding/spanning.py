@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from shardwright.ir.buckets import gather_limit
+from shardwright.ir.buckets import enough_bytes
 from shardwright.ir.redistribution import Collective
 from shardwright.program.step.host_copies import HostCopy
 from shardwright.program.step.instructions import (
@@ -203,8 +203,11 @@ def split_by_size(
             for span in spans[at]
         )
         sums = one.collective is Collective.ALL_REDUCE
-        limit = program.sum_bytes if sums else gather_limit(largest[kind(at, one)])
-        if one.bytes + more > limit:
+        most = largest[kind(at, one)]
+        enough = enough_bytes(most)
+        if sums:  # along the first axis, or another one
+            enough = min(program.sum_bytes / 2, enough_bytes(most, program.sum_bytes))
+        if one.bytes + more > enough:
             return one
     return None
 
