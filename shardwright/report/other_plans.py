@@ -12,7 +12,7 @@ from shardwright.ir.plan import Plan
 ALTERNATIVES = 5
 _TRIED = 7  # the most that are simulated, if fewer are no alternatives
 _LEAST = 0.01  # the least relative gain in time or memory of an alternative
-_SLOWEST = 2.5  # times the step of the chosen plan
+_SLOWEST = 2.0  # times the step of the chosen plan
 _LARGEST = 2.5  # times the limit: plans that need more memory are no help
 
 T = TypeVar("T")
@@ -56,11 +56,17 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
     """Simulate a few plans of a frontier: some that fit, and two faster ones that need more memory.
 
     They gather as many buckets of parameters ahead as `plan`, the chosen one, where they fit so.
-    Plans that take several times as long are left out, and those that need several times `limit`,
-    in bytes per rank.
+    Plans that are likely to take several times as long are left out, and those that need several
+    times `limit`, in bytes per rank: each is expected to take as much longer than by its tables as
+    `plan` does.
     """
     place = frontier.place_of(plan)
-    costs = [(i, *cost) for i, cost in enumerate(frontier.costs) if i != place]
+    longer = 1.0 if place is None else plan.step_seconds / frontier.costs[place][0]
+    costs = [
+        (i, longer * seconds, peak)
+        for i, (seconds, peak) in enumerate(frontier.costs)
+        if i != place
+    ]
     fitting = [
         index
         for index, seconds, peak in costs
@@ -69,7 +75,9 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
     faster = [
         index
         for index, seconds, peak in costs
-        if limit is not None and limit < peak <= _LARGEST * limit and seconds < plan.step_seconds
+        if limit is not None
+        and limit < peak <= _LARGEST * limit
+        and seconds < (1 - _LEAST) * plan.step_seconds
     ]
     deeper = _Deeper(plan, frontier, limit)
     found = deeper.compared(spread(fitting, ALTERNATIVES))

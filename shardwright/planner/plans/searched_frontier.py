@@ -27,7 +27,7 @@ _GAIN = 1e-2  # the relative gain in time for which a pipeline is preferred
 _MOST_TRIED = 16  # plans that are simulated because their additive time permits a gain
 _MOST_WHOLE = 3  # of those that no few layers stand for, whose simulation takes long
 LEAST_SHARE = 0.75  # of additive memory: simulated memory of baselines was never found below
-_LEAST_OF_ALL = 0.5  # the same of plans that keep or recompute parts of layers
+_LEAST_OF_ALL = 0.4  # the same of plans that keep or recompute parts of layers
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
 OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
@@ -390,13 +390,12 @@ class SearchedFrontier(Frontier):
         left = [
             index
             for index, (seconds, peak) in enumerate(self.costs)
-            if seconds < most and (peak <= limit or self._min_bytes(index) <= limit)
+            if seconds < most and (peak <= limit or self._may_fit(index, limit))
         ]
         found: int | None = None
         share = math.inf
         good = self.good
-        about = (i for i in left if i < good and _LEAST_OF_ALL * mosts[i] <= limit)
-        first = max(about, default=-1)
+        first = max((i for i in left if i < good), default=-1)
         while left:
             likely = next((i for i in left if share * mosts[i] <= limit), None)
             # Those in `left` are faster than what was found, the last one by least.
@@ -412,6 +411,10 @@ class SearchedFrontier(Frontier):
             else:
                 left.remove(index)
         return found, share
+
+    def _may_fit(self, index: int, limit: Bytes) -> bool:
+        """Whether the plan at `index`, which is too large by its tables, may fit into `limit`."""
+        return _LEAST_OF_ALL * self.costs[index][1] <= limit and self._min_bytes(index) <= limit
 
     def _min_bytes(self, index: int) -> Bytes:
         """A lower bound of the settled memory of the plan at `index`."""
