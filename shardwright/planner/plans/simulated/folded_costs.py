@@ -40,13 +40,14 @@ from shardwright.simulate.time.step_seconds import step_seconds
 
 _Cost = TypeVar("_Cost")
 KEPT = 32  # programs of few layers
-# Copies that count as one layer, 2 if layers of two kinds alternate, and how many layers remain on
-# each side of a gap, by the least number of buckets ahead. What is in flight from other layers ends
-# that far away; fewer remain only where these are most of the model.
+# Copies that count as one layer, 2 if layers of two kinds alternate or share buckets, and how many
+# layers remain on each side of a gap, by the least number of buckets ahead. What is in flight from
+# other layers ends that far away; fewer remain only where these are most of the model.
+_NEAR, _BY_THREE = (Remaining(1, 3), Remaining(1, 4)), Remaining(3, 2)
 _WAYS = {
-    8: (Remaining(1, 6), Remaining(1, 4), Remaining(2, 4), Remaining(2, 2)),
-    4: (Remaining(1, 4), Remaining(1, 3), Remaining(1, 2), Remaining(2, 4), Remaining(2, 2)),
-    0: (Remaining(1, 3), Remaining(1, 4), Remaining(1, 2), Remaining(2, 2), Remaining(2, 4)),
+    8: (Remaining(1, 6), Remaining(1, 4), Remaining(2, 4), Remaining(2, 2), _BY_THREE),
+    4: (*_NEAR[1:], _NEAR[0], Remaining(1, 2), Remaining(2, 4), Remaining(2, 2), _BY_THREE),
+    0: (*_NEAR, Remaining(1, 2), Remaining(2, 2), Remaining(2, 4), _BY_THREE),
 }
 _ALL = Remaining(0, 0)  # no layer is left out
 _MOST_KEPT = 0.7  # the largest fraction of all operators in few layers
@@ -125,6 +126,7 @@ class FoldedCosts:
         if plan.is_asynchronous:
             return None
         failed: dict[int, int] = {}  # the most layers by width; fewer do no better
+        never = False
         ways = next(ways for least, ways in _WAYS.items() if plan.ahead >= least)
         alike = (
             ways,
@@ -135,14 +137,14 @@ class FoldedCosts:
         )
         likely = self._worked.get(alike)
         for way in (*([likely] if likely else []), *ways, _ALL):
-            more = way.layers > failed.get(way.width, -1)
+            more = way.layers > failed.get(way.width, -1) and (way == _BY_THREE or not never)
             folded = self._known_of(plan, decisions, way) if more else None
             if folded is None:
                 continue
             try:
                 found = cost(folded)
             except NeverPeriodicError:
-                return None
+                never = True  # unless what seems a bucket of all layers is one of three
             except (NotPeriodicError, SteadyStateError):
                 failed[way.width] = way.layers
             else:
