@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from shardwright.ir.frontier import Frontier, undominated
@@ -80,11 +81,10 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
         and seconds < (1 - _LEAST) * plan.step_seconds
     ]
     deeper = _Deeper(plan, frontier, limit)
-    found = deeper.compared(spread(fitting, ALTERNATIVES))
+    found = deeper.compared_by_mesh(spread(fitting, ALTERNATIVES))
     few = len(_fitting(found, limit).offered(plan)) < ALTERNATIVES
     if few and all(one.timeline is None for one in found.values()):  # by few layers: quick
-        more = [index for index in spread(fitting, _TRIED) if index not in found]
-        found |= deeper.compared(more)
+        found = deeper.compared_by_mesh(spread(fitting, _TRIED), found)
     found |= replace(deeper, limit=None).compared(spread(faster, 2))
     return _fitting(found, limit)
 
@@ -113,6 +113,32 @@ class _Deeper:
     chosen: Plan
     frontier: Frontier
     limit: int | None
+
+    def compared_by_mesh(
+        self, indices: Sequence[int], known: Mapping[int, Plan] = MappingProxyType({})
+    ) -> dict[int, Plan]:
+        """The compared plans at these indices, without those that are likely to be too slow.
+
+        The first plan on each mesh, one of `known` if it is on it, tells by how much others on it
+        take longer than by their tables.
+        """
+        first: dict[tuple[int, ...], int] = {}
+        for index in (*known, *indices):
+            first.setdefault(self.frontier[index].mesh.shape, index)
+        found = self.compared([index for index in first.values() if index not in known])
+        every = {**known, **found}
+        longer = {
+            mesh: every[index].step_seconds / self.frontier.costs[index][0]
+            for mesh, index in first.items()
+        }
+        most = _SLOWEST * self.chosen.step_seconds
+        others = [
+            index
+            for index in indices
+            if index not in every
+            and longer[self.frontier[index].mesh.shape] * self.frontier.costs[index][0] <= most
+        ]
+        return dict(sorted((every | self.compared(others)).items()))
 
     def compared(self, indices: Sequence[int]) -> dict[int, Plan]:
         """The compared plans at these indices."""

@@ -26,6 +26,7 @@ _TRIES = 24  # the most plans that are simulated by few layers
 _WHOLE = 3  # as many tries is one that no few layers stand for
 # Of a step: what is gathered too far ahead was never found to delay other messages for longer.
 _TOO_FAR = 3e-2
+_ALIKE = 1.1  # ratios of seconds of plans of one kind, within other limits, differ by less
 _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 
 
@@ -92,6 +93,8 @@ class OffFrontierPlans:
         self._write, self._adds_up, self._foresight = write, adds_up, foresight
         self._seconds, self._compare, self._deepen = seconds, compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
+        # The least ratio of seconds by kind that calls before have found.
+        self._slower: dict[Hashable, float] = {}
 
     def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
         """The fastest plan found that fits into `limit` and is faster than `than` seconds.
@@ -119,8 +122,13 @@ class OffFrontierPlans:
             """Seconds that a simulation is likely to find; less if only other forms tell them."""
             seconds = candidate.cost[0] if self._adds_up else self._written(candidate).step_seconds
             if (ratio := groups[number].slower) is None:
-                ratio = max(1.0, slower.get(candidate.kind, 1.0) / (1 + _GAIN))
+                before = self._slower.get(candidate.kind, 1.0) / _ALIKE
+                ratio = max(1.0, before, slower.get(candidate.kind, 1.0) / (1 + _GAIN))
             return Seconds(ratio * seconds)
+
+        def learn(candidate: Candidate, ratio: float) -> None:
+            for known in (slower, self._slower):
+                known[candidate.kind] = min(ratio, known.get(candidate.kind, ratio))
 
         def add(number: int, candidate: Candidate) -> None:
             if (seconds := likely(number, candidate)) < enough:
@@ -148,9 +156,8 @@ class OffFrontierPlans:
             far = self._seconds(far_ahead(plan))
             if (least := (1 - _TOO_FAR) * far) >= enough:  # so its memory does not matter
                 tried += 1
-                ratio = least / plan.step_seconds
-                slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))
-                groups[number].slower = ratio
+                learn(candidate, least / plan.step_seconds)
+                groups[number].slower = least / plan.step_seconds
                 offer(number)
                 continue
             compared = self._compare(plan)
@@ -158,8 +165,7 @@ class OffFrontierPlans:
             groups[number].share = compared.peak_bytes / candidate.peak
             may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < than
             if compared.peak_bytes <= limit and may_win:
-                ratio = self._deepen(compared, None).step_seconds / plan.step_seconds
-                slower[candidate.kind] = min(ratio, slower.get(candidate.kind, ratio))
+                learn(candidate, self._deepen(compared, None).step_seconds / plan.step_seconds)
                 compared = self._deepen(compared, limit)
                 if compared.step_seconds < than:
                     best, than = compared, compared.step_seconds

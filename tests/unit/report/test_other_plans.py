@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from shardwright.ir.layout import Mesh
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.report.answer import alternatives
 from shardwright.report.other_plans import other_plans
@@ -89,3 +90,23 @@ def test_plans_are_expected_to_take_as_much_longer_as_the_chosen_one():
     others = other_plans(chosen(found, 2, 1), found, LIMIT)
     assert names(others.fitting) == ["plan 3"], "3.1 s would be more than twice as long"
     assert names(others.larger) == ["plan 0"], "1.49 s would save less than a hundredth"
+
+
+def test_the_first_plan_on_a_mesh_tells_which_others_are_too_slow():
+    costs = [(1.0, 90), (1.5, 60), (1.8, 40), (3.5, 20)]
+    found = frontier(costs=costs)
+    meshes = [("dp", 2), ("tp", 3), ("tp", 3), ("dp", 2)]
+    plans = [
+        replace(one, mesh=Mesh((mesh,))) for one, mesh in zip(found.plans, meshes, strict=True)
+    ]
+    compared = []
+
+    def compare(plan):
+        compared.append(plan.name)
+        longer = 1.5 if plan.mesh.shape == (3,) else 0.1
+        return replace(plan, step_seconds=plan.step_seconds * (1 + longer))
+
+    found = SearchedFrontier(plans, simulation=FunctionSimulation(compare))
+    others = other_plans(chosen(found, 0, 1), found, LIMIT)
+    assert names(others.fitting) == ["plan 1"], "plan 2 is likely to take 4.5 s, plan 3 3.85 s"
+    assert compared == ["plan 0", "plan 1"]

@@ -49,6 +49,10 @@ def as_it_is(plan, _limit):
     return plan
 
 
+def as_compared(plan):
+    return plan
+
+
 def seconds_of(plan):
     return plan.step_seconds
 
@@ -321,3 +325,24 @@ def test_plans_that_are_no_faster_however_far_ahead_they_gather_are_not_compared
     assert found is not None and found.step_seconds == 1.3
     assert compared == [1.2]
     assert simulated[:2] == [(1.0, 8), (1.2, 8)], "1.1 is likely to take 1.9 times as long, too"
+
+
+def test_what_a_limit_tells_of_a_kind_is_known_within_others():
+    simulated = []
+
+    def write(candidate):
+        return replace(simple(), step_seconds=candidate.seconds, peak_bytes=candidate.peak)
+
+    def least(plan):
+        simulated.append(plan.step_seconds)
+        return 1.3 * plan.step_seconds
+
+    made = [Made("x", 1.0, 65, 65, mesh="a"), Made("y", 1.1, 50, 50, mesh="a")]
+    others = OffFrontierPlans(cast(list[Candidate], made), write, least, as_compared, as_it_is)
+    assert others.faster(Bytes(70), Seconds(1.2), 1.0) is None
+    assert simulated == [1.0]
+    # 1.1 is likely to take 1.3 seconds then, a tenth more or less.
+    assert others.faster(Bytes(60), Seconds(1.25), 1.0) is None
+    assert simulated == [1.0]
+    assert others.faster(Bytes(60), Seconds(1.4), 1.0) is None
+    assert simulated == [1.0, 1.1]
