@@ -43,8 +43,8 @@ def experts(
     transposed where its `turned` is False. `inner` may differ between the two, if `between`
     changes it. Biases are (experts, inner) and (experts, width). `product` names the operator of
     the grouped product, and `between` is JSON with the steps between the products (see
-    `mixtures.py`). All experts must be on this device; `runtime/sharded_ops/experts.py` computes a
-    subset.
+    `expert_steps.py`). All experts must be on this device; `runtime/sharded_ops/experts.py`
+    computes a subset.
     """
     expert, order = chosen.reshape(-1).sort()
     rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
@@ -121,7 +121,7 @@ def added(rows: Tensor, order: Tensor, scores: Tensor, scale: Tensor | None) -> 
 
 
 def run_steps(steps: Sequence[Any], *given: Tensor, drop: Drop | None = None) -> Tensor:
-    """The result of the last of some steps (see `mixtures.py`), which number `given` from 0.
+    """The result of the last of some steps (see `expert_steps.py`), which number `given` from 0.
 
     A step with dropout is `drop` of a value and a probability; without it nothing is dropped.
     """
