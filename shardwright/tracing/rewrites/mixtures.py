@@ -13,7 +13,7 @@ import json
 from dataclasses import replace
 
 from shardwright.ir.graph import Graph, Op, Ref, whole_numbers
-from shardwright.tracing.own_operators.experts import EXPERTS
+from shardwright.tracing.own_operators.experts import EXPERTS, GROUPED_KERNEL
 from shardwright.tracing.rewrites.expert_steps import (
     NotAMixtureError,
     require,
@@ -21,7 +21,7 @@ from shardwright.tracing.rewrites.expert_steps import (
     with_facts,
 )
 
-_PRODUCTS = ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default")
+_PRODUCTS = ("transformers.grouped_mm_fallback.default", GROUPED_KERNEL)
 _GATHERING = "index"
 
 

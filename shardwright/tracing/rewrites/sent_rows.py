@@ -17,13 +17,12 @@ import torch
 from shardwright.ir.graph import Arg, Graph, Op, Ref, Source, Symbol, Tensor
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.gradients.autograd import observe
-from shardwright.tracing.own_operators.experts import EXPERTS
+from shardwright.tracing.own_operators.experts import EXPERTS, GROUPED_KERNEL
 from shardwright.tracing.own_operators.registered import registered
 from shardwright.tracing.rewrites.expert_steps import NotAMixtureError, require, with_facts
 from shardwright.tracing.rewrites.scattered_scores import Scores
 
 _ROW = 16  # bytes at whose multiples rows of torch's grouped products begin
-_KERNEL = "aten._grouped_mm.default"  # in bfloat16
 _LOOP = "transformers.grouped_mm_fallback.default"
 
 
@@ -177,9 +176,9 @@ class _Writer:
         require(len({tensor.dtype for tensor in used}) == 1)
         aligned = all(2 * n % _ROW == 0 for tensor in used for n in tensor.shape[1:])
         if used[0].dtype == "bfloat16" and aligned:
-            return _KERNEL
+            return GROUPED_KERNEL
         try:
             registered(_LOOP)
-        except ImportError:
+        except (ImportError, AttributeError):  # there is no transformers, or one without it
             raise NotAMixtureError from None
         return _LOOP
