@@ -122,8 +122,10 @@ def with_facts(op: Op, tensors: Mapping[str, Tensor]) -> Op:
     """A mixture with the facts of what autograd saves; `tensors` describe its operands.
 
     Observations at twice the inner width separate the bytes that scale with it, at a width of
-    tokens at which the same tensors are kept (`experts.scales_inside`).
+    tokens at which the same tensors are kept (`experts.scales_inside`). Raises `NotAMixtureError`
+    where products share weights, of which both widths would be multiplied.
     """
+    require(len({*op.operands[3:]}) == len(op.operands[3:]))
     whole = _observed(op, tensors)
     saves = tuple(dict.fromkeys(op.operands))
     saves = tuple(saves[i] for i in whole.saved_operands)

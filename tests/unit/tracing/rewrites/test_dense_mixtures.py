@@ -280,9 +280,18 @@ class Mixed(Behind):
         return (mixed * self.scores(x).t()[..., None]).sum(0)
 
 
+class Tied(Behind):
+    """One matrix of each expert is multiplied twice."""
+
+    def found(self, x):
+        square = self.up[..., :WIDTH].contiguous()
+        results = torch.bmm(torch.bmm(self.rows(x), square).relu(), square)
+        return (results * self.scores(x).t()[..., None]).sum(0)
+
+
 REFUSED = (
     *(Shifted, BiasedRows, BiasedResults, Halves, Small, OverTokens, AnyIndex, Learned, Twice),
-    *(ReadInside, ReadBehind, Unscaled, Square, SummedTokens, SummedScores, Mixed),
+    *(ReadInside, ReadBehind, Unscaled, Square, SummedTokens, SummedScores, Mixed, Tied),
 )
 
 
