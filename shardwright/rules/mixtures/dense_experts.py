@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 
-_PRODUCTS = ("bmm", "einsum")  # of results (experts, tokens, width)
+_PRODUCTS = ("bmm", "einsum", "matmul")  # of results (experts, tokens, width)
 # Operators between a parameter and the product that reads it.
 _VIEWS = ("view", "reshape", "permute", "transpose", "unsqueeze", "expand", "_to_copy", "alias")
 
@@ -50,7 +51,8 @@ def dense_experts(graph: Graph) -> list[DenseExperts]:
         for module, tokens, experts, chosen in choices:
             if (
                 any(graph.tensor[name].shape[:1] == (experts,) for name in weights)
-                and sorted(rows) == sorted((experts, tokens))
+                and experts in rows
+                and prod(rows) == experts * tokens
                 and _is_inside(op.source.module, module)
             ):
                 one = DenseExperts(op.source.module, experts, chosen)

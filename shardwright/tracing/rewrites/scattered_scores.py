@@ -9,6 +9,7 @@ gathered by the indices of `topk`, which are distinct.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from shardwright.ir.graph import Graph, Op, argument
 from shardwright.tracing.export.operators import call_op
 from shardwright.tracing.rewrites.expert_steps import is_elementwise
-from shardwright.tracing.rewrites.moved_axes import MOVES, SAME, Axes, moved, named
+from shardwright.tracing.rewrites.moved_axes import MOVES, SAME, Axes, grouped, moved, named
 
 _CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0}
 _FILLED = ("full", "full_like")
@@ -26,8 +27,8 @@ class Scores(NamedTuple):
     """A value with the scores of all experts for all tokens.
 
     Attributes:
-        every: the scores (tokens, experts) from which the value is only moved or cast.
-        chosen: indices of experts (tokens, k), at which scores are not zero.
+        every: the scores (..., experts) from which the value is only moved or cast.
+        chosen: indices of experts (..., k), at which scores are not zero.
         moves: the operators that make the value from `every`, in order.
     """
 
@@ -37,13 +38,14 @@ class Scores(NamedTuple):
 
     def shape(self, graph: Graph) -> tuple[int, int, int]:
         """Tokens, experts, and experts of a token."""
-        tokens, experts = graph.tensor[self.every].shape
-        return tokens, experts, graph.tensor[self.chosen].shape[1]
+        *tokens, experts = graph.tensor[self.every].shape
+        return prod(tokens), experts, graph.tensor[self.chosen].shape[-1]
 
     def axes(self, graph: Graph) -> Axes:
         """The axes of the value: of tokens "t" and experts "e"; raises `MovedError`."""
         tokens, experts, _ = self.shape(graph)
-        found: Axes = (named("t", tokens), named("e", experts))
+        every = (*named("t", tokens), *named("e", experts))
+        found = grouped(every, graph.tensor[self.every].shape)
         for op in self.moves:
             found = moved(op, found, graph.tensor[op.outputs[0]].shape)
         return found
@@ -81,14 +83,11 @@ def _scattered(graph: Graph, op: Op) -> int | None:
     choice = graph.producer.get(op.operands[1])
     if choice is None or choice.kind != "topk" or choice.outputs[1] != op.operands[1]:
         return None
-    if (
-        len(every) != 2
-        or op.args[1] not in (1, -1)
-        or argument(choice, 2, "dim", -1) not in (1, -1)
-    ):
+    last = (-1, len(every) - 1)
+    if len(every) < 2 or op.args[1] not in last or argument(choice, 2, "dim", -1) not in last:
         return None
-    fits = chosen[0] == every[0] and chosen[1] < every[1]
-    return chosen[1] if fits and _constant(graph, op.operands[0]) is not None else None
+    fits = chosen[:-1] == every[:-1] and chosen[-1] < every[-1]
+    return chosen[-1] if fits and _constant(graph, op.operands[0]) is not None else None
 
 
 def _constant(graph: Graph, name: str) -> float | None:
@@ -106,18 +105,19 @@ def _zero(graph: Graph, scatter: Op, k: int, computed: Sequence[Op]) -> bool:
     They are run on rows with some numbers for the chosen experts. Elementwise operators do not mix
     these with the constant; a softmax does, unless the constant is minus infinity by then.
     """
-    experts = graph.tensor[scatter.outputs[0]].shape[1]
+    *leading, experts = graph.tensor[scatter.outputs[0]].shape
     constant = _constant(graph, scatter.operands[0])
     assert constant is not None
     dtype = getattr(torch, graph.tensor[scatter.outputs[0]].dtype)
-    rows = torch.full((3, experts), constant, dtype=dtype, device="cpu")
-    rows[:, :k] = torch.tensor([[-2.5], [0.0], [3.0]], dtype=dtype)
+    rank = len(leading) + 1
+    rows = torch.full((*[1] * (rank - 2), 3, experts), constant, dtype=dtype, device="cpu")
+    rows[..., :k] = torch.tensor([[-2.5], [0.0], [3.0]], dtype=dtype, device="cpu")
     for op in computed:
         if op.kind == "softmax":
-            over_experts = argument(op, 1, "dim") in (1, -1)
-            if not over_experts or not bool((rows[:, k:] == -torch.inf).all()):
+            over_experts = argument(op, 1, "dim") in (rank - 1, -1)
+            if not over_experts or not bool((rows[..., k:] == -torch.inf).all()):
                 return False
         elif not op.target.startswith("aten.") or not is_elementwise(op):
             return False
         (rows,) = call_op(op, {op.operands[0]: rows}, torch.device("cpu"))
-    return bool((rows[:, k:] == 0).all())
+    return bool((rows[..., k:] == 0).all())

@@ -59,7 +59,9 @@ def operators(graph: Graph, found: SentRows) -> list[tuple[Op, Tensor]]:
     """
     writer = _Writer(graph, found)
     tokens, _, k = found.scores.shape(graph)
-    scores = writer.add("aten.gather.default", Ref(found.scores.every), 1, Ref(found.scores.chosen))
+    last = len(graph.tensor[found.scores.every].shape) - 1
+    every, chosen = Ref(found.scores.every), Ref(found.scores.chosen)
+    scores = writer.view(writer.add("aten.gather.default", every, last, chosen), (tokens, k))
     scores = writer.cast([op for op in found.scores.moves if op.kind == "_to_copy"], scores)
     width = graph.tensor[found.x].num_elements // tokens
     x = writer.cast(found.casts[0], writer.view(found.x, (tokens, width)))
@@ -73,7 +75,7 @@ def operators(graph: Graph, found: SentRows) -> list[tuple[Op, Tensor]]:
             scores = writer.add(
                 "aten._to_copy.default", Ref(scores), dtype=Symbol("dtype", result.dtype)
             )
-        made = writer.experts(x, found.scores.chosen, scores)
+        made = writer.experts(x, writer.view(found.scores.chosen, (tokens, k)), scores)
     made = writer.view(made, result.shape)
     require(writer.tensors[made].dtype == result.dtype)
     return writer.named_as(result)

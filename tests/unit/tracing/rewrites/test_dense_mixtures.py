@@ -9,6 +9,7 @@ from shardwright.ir.options.numerics import Numerics
 from shardwright.rules.analysis import analyze
 from shardwright.simulate.costs.useful_flop import useful_flop
 from shardwright.tracing.capture import capture_call
+from shardwright.tracing.rewrites import sent_rows
 from shardwright.tracing.rewrites.dense_mixtures import with_dense_mixtures
 from tests.harness.graph_comparison import compared
 
@@ -113,6 +114,34 @@ class Turned(Experts):
         return torch.einsum("etd,te->td", found, self.scores(x))
 
 
+class OfSequences(Experts):
+    """Tokens and their scores are in sequences, and no product joins these."""
+
+    def found(self, x):
+        x = x.view(3, 5, WIDTH)
+        logits = self.router(x)
+        top, chosen = logits.topk(self.k, dim=-1)
+        every = torch.full_like(logits, -torch.inf).scatter(-1, chosen, top).softmax(2)
+        inner = self.inside(torch.einsum("bsd,edf->besf", x, self.up))
+        return torch.einsum("besf,efd,bse->bsd", inner, self.down, every)
+
+
+class RowsOfSequences(Experts):
+    """Scores scale rows of sequences."""
+
+    def found(self, x):
+        x = x.view(3, 5, WIDTH)
+        logits = self.router(x)
+        top, chosen = logits.topk(self.k, dim=-1)
+        every = torch.zeros_like(logits).scatter(-1, chosen, top.sigmoid())
+        rows = torch.einsum("bsd,bse->besd", x, every)
+        inner = self.inside(torch.einsum("besd,edf->besf", rows, self.up))
+        return torch.einsum("besf,efd->bsd", inner, self.down)
+
+
+FORMS = (Before, BeforeOfBatch, Behind, Einsums, OfSequences, RowsOfSequences)
+
+
 class Cast(Behind):
     """Scores in float64 make a sum in float64."""
 
@@ -133,11 +162,12 @@ def counts(graph):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("form", [Before, BeforeOfBatch, Behind, Einsums, Cast])
+@pytest.mark.parametrize("form", [*FORMS, Cast])
 def test_loss_and_gradients_are_those_of_the_module(form, k):
     model = form(k=k)
     graph, batch = captured(model)
     assert counts(graph) == (1, 0)
+    assert graph.note.startswith("4 experts of the model are computed only for the tokens that")
     found = compared(model, batch)
     assert found.ok and found.error < 1e-13, f"{found.worst} is {found.error} off"
 
@@ -377,3 +407,11 @@ def test_torchs_grouped_product_is_taken_where_rows_are_aligned(inner, kernel):
     (op, _) = (op for op in graph.ops if op.kind == "experts")
     assert str(op.args[6]).startswith(kernel)
     assert {graph.tensor[name].dtype for name in op.operands[2:]} == {"bfloat16"}
+
+
+def test_without_a_grouped_product_experts_stay_as_they_are(monkeypatch):
+    def missing(target):
+        raise ModuleNotFoundError(target)
+
+    monkeypatch.setattr(sent_rows, "registered", missing)
+    assert counts(captured(Behind())[0]) == (0, 2)
