@@ -30,8 +30,8 @@ def body(result: dict[str, Any]) -> str:
         "A device has 16,384 tokens in a step: gathers of weights hide behind that many, and a plan"
         " that shards all weights sends no tokens. Devices with different experts wait for the"
         " busiest one (`expert_skew`), and stages for each other. gpt-oss computes scores of"
-        " attention as its reference code does, because its sinks have no fused kernel in torch,"
-        " and Llama-4 of transformers computes every expert for every token.",
+        " attention as its reference code does, because its sinks have no fused kernel in torch."
+        + _dense(rows),
         "Beside them, the prices of strategies with the degrees of a framework (`shardwright"
         " price`): of those that were priced the fastest that fits, else the smallest. The"
         " publishers' products in 8 bits are left out, and interleaved schedules unless they are"
@@ -51,6 +51,18 @@ def _older(rows: list[dict[str, Any]]) -> str:
         f" Those of {names} were made when plans said `no reshard after forward` also of layers"
         " that gather their parameters again as they are recomputed, and when recomputed layers"
         " gathered them for each micro-batch, whatever a strategy said."
+    )
+
+
+def _dense(rows: list[dict[str, Any]]) -> str:
+    """A sentence on the rows whose experts all computed every token when they were planned."""
+    every = "compute every token"
+    found = [row["name"] for row in rows if every in str((row["planned"] or {}).get("notes", ""))]
+    if not found:
+        return ""
+    return (
+        f" In the plan of {', '.join(found)} all experts compute every token, as the code of"
+        " transformers says; tokens are sent to chosen experts since."
     )
 
 

@@ -25,7 +25,7 @@ from shardwright.ir.graph import (
     verify,
 )
 from shardwright.ir.options.numerics import EXACT, Numerics
-from shardwright.rules.mixtures.dense_experts import dense_experts_note
+from shardwright.rules.mixtures.dense_experts import dense_experts, dense_experts_note
 from shardwright.tracing.arguments import signature_of
 from shardwright.tracing.call import CaptureError, rebuild_outputs
 from shardwright.tracing.decompose.cached_decompositions import Functional
@@ -45,6 +45,7 @@ from shardwright.tracing.renumber import renumbered
 from shardwright.tracing.rewrites.batched_attention import with_batched_attention
 from shardwright.tracing.rewrites.canonical import canonical
 from shardwright.tracing.rewrites.constant_masks import without_constant_masks
+from shardwright.tracing.rewrites.dense_mixtures import with_dense_mixtures
 from shardwright.tracing.rewrites.joined_slices import with_joined_slices
 from shardwright.tracing.rewrites.loss_casts import with_loss_casts
 from shardwright.tracing.rewrites.mixtures import with_mixtures
@@ -113,13 +114,14 @@ def build(
         numerics=numerics,
     )
     graph = with_mixtures(with_joined_slices(canonical(without_constant_masks(graph))))
-    graph = with_batched_attention(graph)
+    dense = dense_experts(graph)
+    graph = with_batched_attention(with_dense_mixtures(graph))
     if numerics.norms == "fused":
         graph = with_fused_norms(graph)
     if numerics.logits == "fused":
         graph = with_loss_casts(graph)
     graph, names = renumbered(_without_dead_code(graph))
-    notes = (note, dense_experts_note(graph), _note_on_sparse(program, call.model))
+    notes = (note, dense_experts_note(graph, dense), _note_on_sparse(program, call.model))
     graph = replace(graph, note="; ".join(filter(None, notes)))
     constants = {names[old]: value for old, value in constants.items() if old in names}
     verify(graph)

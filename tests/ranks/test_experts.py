@@ -22,11 +22,12 @@ from tests.ranks.test_random_tilings import TOLERANCE, Widened, error, some_segm
 from tests.ranks.test_wide import mixtral, qwen3_moe, stepped
 
 MESHES = {  # by their number of ranks, with the models that are tried on them
-    2: {"a=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss")},
+    2: {"a=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss", "llama-4")},
     3: {"a=3": ("mixtral", "qwen3 moe")},
     4: {
-        "a=4": ("qwen3 moe", "deepseek", "gpt-oss"),  # five experts are not cut in four
-        "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss"),
+        # Five experts are not cut in four.
+        "a=4": ("qwen3 moe", "deepseek", "gpt-oss", "two of llama-4"),
+        "a=2 b=2": ("mixtral", "qwen3 moe", "deepseek", "gpt-oss", "two of llama-4"),
         "a=4 on hosts of 2": ("qwen3 moe",),  # whose tokens have three experts each
     },
 }
@@ -112,7 +113,40 @@ def gpt_oss():
     return model, {"input_ids": ids, "labels": ids}
 
 
-SUBJECTS = {"mixtral": uneven, "qwen3 moe": four_samples, "deepseek": deepseek, "gpt-oss": gpt_oss}
+def llama4(k=1):
+    """Experts that all compute every token, as their code says; one of them is hardly chosen."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(
+        vocab_size=19,
+        hidden_size=16,
+        intermediate_size=6,
+        intermediate_size_mlp=12,
+        num_hidden_layers=1,
+        interleave_moe_layer_step=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=k,
+    )
+    model = Llama4ForCausalLM(config)
+    router = model.model.layers[0].feed_forward.router.weight
+    with torch.no_grad():
+        router.copy_(torch.tensor([4.0, -4.0, 3.9, 0.0])[:, None] * router[0] + router / 8)
+    ids = torch.randint(19, (4, 5), generator=torch.Generator().manual_seed(4))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+SUBJECTS = {
+    "mixtral": uneven,
+    "qwen3 moe": four_samples,
+    "deepseek": deepseek,
+    "gpt-oss": gpt_oss,
+    "llama-4": llama4,
+    "two of llama-4": lambda: llama4(2),
+}
+DENSE = ("llama-4", "two of llama-4")  # whose code computes all experts for every token
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +161,12 @@ def subjects():
 
 @pytest.mark.ranks
 @pytest.mark.hf
-@pytest.mark.parametrize("world", sorted({case[0] for case in RUN}))
-def test_routed_experts_equal_one_device(world, subjects):
-    cases = [case[1:] for case in RUN if case[0] == world]
-    for seen in run_ranks(world, _compare, cases, subjects):
+@pytest.mark.parametrize("world, dense", sorted({(case[0], case[2] in DENSE) for case in RUN}))
+def test_routed_experts_equal_one_device(world, dense, subjects):
+    cases = [case[1:] for case in RUN if (case[0], case[2] in DENSE) == (world, dense)]
+    # A process takes at most 256 file descriptors, of which each tensor is one.
+    used = {name: subjects[name] for _, name in cases}
+    for seen in run_ranks(world, _compare, cases, used):
         assert seen, "no rank has sent any row"
 
 

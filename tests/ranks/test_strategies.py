@@ -89,6 +89,23 @@ def mixture():
     return models.double(models.OwnLoss(model), shallow()[1])
 
 
+def dense_mixture():
+    """A Llama-4, whose code computes all experts for every token; one of them has most tokens."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    torch.manual_seed(0)
+    config = Llama4TextConfig(
+        vocab_size=40, max_position_embeddings=32, num_hidden_layers=2, hidden_size=32,
+        intermediate_size=24, intermediate_size_mlp=24, interleave_moe_layer_step=1,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=8, num_local_experts=4,
+        num_experts_per_tok=1,
+    )  # fmt: skip
+    model = Llama4ForCausalLM(config)
+    with torch.no_grad():
+        model.model.layers[1].feed_forward.router.weight[3] *= 8
+    return models.double(models.OwnLoss(model), shallow()[1])
+
+
 def shallow():
     return models.small_llama(layers=3, hidden=32, heads=4, rows=8, length=8)
 
@@ -107,9 +124,9 @@ def test_strategies_equal_one_device(world):
     check(run_ranks(world, trained, plans, subject), plans)
 
 
-@pytest.mark.parametrize("world", EXPERTS)
-def test_experts_split_by_strategies_equal_one_device(world):
-    model, batch = mixture()
+@pytest.mark.parametrize("world, make", [(w, mixture) for w in EXPERTS] + [(4, dense_mixture)])
+def test_experts_split_by_strategies_equal_one_device(world, make):
+    model, batch = make()
     graph = sw.capture(model, (), batch)
     plans = {text: sw.price(graph, f"{world}xcpu", text, "sgd") for text in EXPERTS[world]}
     for text, plan in plans.items():
@@ -117,7 +134,7 @@ def test_experts_split_by_strategies_equal_one_device(world):
         rows = [t for t in plan.transfers if t.value not in weights]
         sent = {one for t in rows for one in t.collectives if "all_to_all" in one}
         assert bool(sent) == ("ep=" in text), text
-    check(run_ranks(world, trained, plans, mixture), plans, ROUTED)
+    check(run_ranks(world, trained, plans, make), plans, ROUTED)
 
 
 def check(ranks, plans, tolerance=TOLERANCE):

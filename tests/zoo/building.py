@@ -29,20 +29,23 @@ ENCODER_DECODER = {
 }
 
 
-def built(kind, head, small, published, batch):
-    """A factory of `<kind><head>`; `batch(published)` gives its arguments."""
+def built(kind, head, small, published, batch, part=""):
+    """A factory of `<kind><head>`; `batch(published)` gives its arguments.
+
+    The configuration is that of a `part`, as "Text", where that is a model of its own.
+    """
 
     def build(full=False):
         import transformers
 
         torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(**(published if full else small))
+        config = getattr(transformers, f"{kind}{part}Config")(**(published if full else small))
         return getattr(transformers, f"{kind}{head}")(config), batch(full)
 
     return build
 
 
-def decoder(kind, small=None, published=None, length=4096, head="ForCausalLM"):
+def decoder(kind, small=None, published=None, length=4096, head="ForCausalLM", part=""):
     """A decoder-only language model whose configuration has Llama's names."""
     reduced = {
         "vocab_size": VOCABULARY,
@@ -55,7 +58,8 @@ def decoder(kind, small=None, published=None, length=4096, head="ForCausalLM"):
         **(small or {}),
     }
     config = {"vocab_size": 32000, **(published or {})}
-    return built(kind, head, reduced, config, text(8, length, config["vocab_size"]))
+    batch = text(8, length, config["vocab_size"])
+    return built(kind, head, reduced, config, batch, part)
 
 
 def text(batch, length, vocabulary, reduced_length=7):

@@ -2,18 +2,20 @@
 
 Such layers choose experts for each token, and multiply the rows of all tokens by the weights of
 all experts in one batched product; scores of zero, before the product or behind it, cancel what was
-not chosen. Llama-4 and GPT-OSS of transformers are written so. The model gets what its code says;
-what differs from other mixtures is said to the user.
+not chosen. Llama-4 and older GPT-OSS of transformers are written so. Capture replaces them where
+results are equal (`tracing/rewrites/dense_mixtures.py`); others compute what their code says. The
+user is told of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from shardwright.ir.graph import Graph, LeafKind, Op
 
-_PRODUCTS = ("bmm", "einsum")  # of results (experts, tokens, width)
+_PRODUCTS = ("bmm", "einsum", "matmul")  # of results (experts, tokens, width)
 # Operators between a parameter and the product that reads it.
 _VIEWS = ("view", "reshape", "permute", "transpose", "unsqueeze", "expand", "_to_copy", "alias")
 
@@ -49,7 +51,8 @@ def dense_experts(graph: Graph) -> list[DenseExperts]:
         for module, tokens, experts, chosen in choices:
             if (
                 any(graph.tensor[name].shape[:1] == (experts,) for name in weights)
-                and sorted(rows) == sorted((experts, tokens))
+                and experts in rows
+                and prod(rows) == experts * tokens
                 and _is_inside(op.source.module, module)
             ):
                 one = DenseExperts(op.source.module, experts, chosen)
@@ -57,23 +60,34 @@ def dense_experts(graph: Graph) -> list[DenseExperts]:
     return list(found.values())
 
 
-def dense_experts_note(graph: Graph) -> str:
-    """A sentence on such layers, with what to do; empty if there are none.
+def dense_experts_note(graph: Graph, before: Sequence[DenseExperts] = ()) -> str:
+    """Sentences on such layers, with what to do; empty if there are none.
 
-    Of layers with equally many experts the first is reported.
+    `before` are those that were there before mixtures took their place. Of layers with equally many
+    experts the first is reported.
     """
-    found = dense_experts(graph)
-    sentences = []
-    for experts, chosen in dict.fromkeys((one.experts, one.chosen) for one in found):
-        same = [one for one in found if (one.experts, one.chosen) == (experts, chosen)]
-        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        sentences.append(
-            f"all {experts} experts of {same[0].module or 'the model'}{more} compute every token,"
-            f" as the model's code does, though {chosen} of {experts} are chosen: ep has nothing to"
-            " send, and MFU counts all of their products; tp and dp_shard split them, and a layer"
-            " that sorts tokens by expert (grouped products) would compute a part"
-        )
+    left = dense_experts(graph)
+    sentences = [
+        f"{one.experts} experts of {where} are computed only for the tokens that chose them"
+        " (the model's code computes all for every token; the results are equal)"
+        for one, where in _by_kind([one for one in before if one not in left])
+    ]
+    sentences += [
+        f"all {one.experts} experts of {where} compute every token, as the model's code does,"
+        f" though {one.chosen} of {one.experts} are chosen: ep has nothing to send, and MFU counts"
+        " all of their products; tp and dp_shard split them, and a layer"
+        " that sorts tokens by expert (grouped products) would compute a part"
+        for one, where in _by_kind(left)
+    ]
     return "; ".join(sentences)
+
+
+def _by_kind(layers: Sequence[DenseExperts]) -> Iterator[tuple[DenseExperts, str]]:
+    """The first of the layers with equally many experts, and where all of these are."""
+    for kind in dict.fromkeys((one.experts, one.chosen) for one in layers):
+        same = [one for one in layers if (one.experts, one.chosen) == kind]
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        yield same[0], f"{same[0].module or 'the model'}{more}"
 
 
 def _choices(graph: Graph) -> Iterator[tuple[str, int, int, int]]:

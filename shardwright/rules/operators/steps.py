@@ -1,7 +1,7 @@
 """Names in the calls of experts and of MLPs in chunks, which several packages read.
 
-Between their products are steps as JSON (`tracing/rewrites/mixtures.py`): operators, and parts of
-the last dimension of a value, which are equal chunks or every n-th element.
+Between their products are steps as JSON (`tracing/rewrites/expert_steps.py`): operators, and parts
+of the last dimension of a value, which are equal chunks or every n-th element.
 """
 
 from __future__ import annotations

@@ -354,7 +354,7 @@ def _causal(op: Op, rule: Rule, index: Mapping[str, int], graph: Graph) -> tuple
 
 
 def _steps(op: Op) -> tuple[ElementStep, ...]:
-    """The steps of experts or an MLP (`tracing/rewrites/mixtures.py`) that run a kernel."""
+    """The steps of experts or an MLP (`tracing/rewrites/expert_steps.py`) that run a kernel."""
     found: list[ElementStep] = []
     seen: set[int] = set()
     steps = op.args[mlp_chunks.STEPS if op.target == CHUNKED_MLP else EXPERTS_STEPS]

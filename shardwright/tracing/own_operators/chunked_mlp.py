@@ -41,7 +41,7 @@ class _Form:
         products: the number of products of the input.
         turned: of each of their weights and that of the last product, whether it is (out, in).
         chunks: the number of parts of the local rows.
-        steps: what is between the products, numbered as in `mixtures.py`.
+        steps: what is between the products, numbered as in `expert_steps.py`.
         draws: keys of the rows, of the inner features and of the operator that its dropout draws by
             (`index_hash.py`); empty: nothing is dropped.
     """

@@ -20,6 +20,7 @@ from shardwright.rules.operators.steps import EVERY, PART
 from shardwright.tracing.own_operators.registered import registered
 
 EXPERTS = "shardwright.experts.default"
+GROUPED_KERNEL = "aten._grouped_mm.default"  # the grouped product of torch, which has no float64
 Drop = Callable[[Tensor, float], Tensor]
 Biases = tuple[Tensor | None, Tensor | None]  # of `up` and of `down`
 
@@ -43,8 +44,8 @@ def experts(
     transposed where its `turned` is False. `inner` may differ between the two, if `between`
     changes it. Biases are (experts, inner) and (experts, width). `product` names the operator of
     the grouped product, and `between` is JSON with the steps between the products (see
-    `mixtures.py`). All experts must be on this device; `runtime/sharded_ops/experts.py` computes a
-    subset.
+    `expert_steps.py`). All experts must be on this device; `runtime/sharded_ops/experts.py`
+    computes a subset.
     """
     expert, order = chosen.reshape(-1).sort()
     rows, given = x[order // chosen.shape[1]], scores.reshape(-1)[order]
@@ -89,16 +90,25 @@ def through(rows: Tensor, expert: Tensor, weights: ExpertWeights, scores: Tensor
     up_bias, down_bias = weights.biases
     positions = torch.arange(up.shape[0], device=rows.device)
     offsets = torch.searchsorted(expert, positions, right=True).to(torch.int32)
-    multiply = registered(weights.product)
-    made: Tensor = multiply(rows, up, offsets)
+    multiply = _by_loop
+    if rows.dtype != torch.float64 or weights.product != GROUPED_KERNEL:
+        multiply = registered(weights.product)
+    made = multiply(rows, up, offsets)
     made = made if up_bias is None else made + up_bias[expert]
     inner = run_steps(json.loads(weights.between), made)
     if scores is not None:
         inner = _scaled(inner, scores)
-    found: Tensor = multiply(inner, down, offsets)
+    found = multiply(inner, down, offsets)
     if down_bias is None:
         return found
     return found + (down_bias[expert] if scores is None else _scaled(down_bias[expert], scores))
+
+
+def _by_loop(rows: Tensor, matrices: Tensor, offsets: Tensor) -> Tensor:
+    """A grouped product as one product for each expert, whose rows end at `offsets`."""
+    ends = offsets.tolist()
+    parts = rows.split([end - start for start, end in zip([0, *ends], ends, strict=False)])
+    return torch.cat([part @ matrix for part, matrix in zip(parts, matrices, strict=True)])
 
 
 def _scaled(rows: Tensor, scores: Tensor) -> Tensor:
@@ -121,7 +131,7 @@ def added(rows: Tensor, order: Tensor, scores: Tensor, scale: Tensor | None) -> 
 
 
 def run_steps(steps: Sequence[Any], *given: Tensor, drop: Drop | None = None) -> Tensor:
-    """The result of the last of some steps (see `mixtures.py`), which number `given` from 0.
+    """The result of the last of some steps (see `expert_steps.py`), which number `given` from 0.
 
     A step with dropout is `drop` of a value and a probability; without it nothing is dropped.
     """

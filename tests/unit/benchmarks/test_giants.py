@@ -62,3 +62,11 @@ def test_the_page_shows_what_is_refused_or_does_not_fit():
     assert f"| {name} | refused |  |  | `{only}` |" in body({"preset": "", "rows": [refused]})
     large = row(name, 0.0, known(name, room_gib=-3.0))
     assert "60.0 (over)" in body({"preset": "", "rows": [large]})
+
+
+@pytest.mark.parametrize("note, said", [("all 4 experts of x compute every token", 1), ("", 0)])
+def test_the_page_names_plans_whose_experts_computed_every_token(note, said):
+    name = "Llama-4-Maverick"
+    found = row(name, 0.0, {**known(name), "planned": {**FOUND, "notes": [note]}})
+    text = body({"preset": "", "rows": [found]})
+    assert text.count(f"In the plan of {name} all experts compute every token") == said

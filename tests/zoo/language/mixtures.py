@@ -40,6 +40,20 @@ MIXTURES = {
         },
         {"vocab_size": 201088, "num_hidden_layers": 24, "num_local_experts": 32},
     ),
+    "llama 4": decoder(  # a third of the layers of Scout, 17B 16E
+        "Llama4",
+        {
+            "intermediate_size": 10,
+            "intermediate_size_mlp": 22,
+            "interleave_moe_layer_step": 1,
+            "head_dim": 4,
+            "num_local_experts": 4,
+            "num_hidden_layers": 2,
+        },
+        {"vocab_size": 202048, "num_hidden_layers": 16},
+        length=2048,
+        part="Text",
+    ),
     "granite moe": _mixture(  # 3.0 1B A400M
         "GraniteMoe",
         {"output_router_logits": True},

@@ -12,7 +12,10 @@ EXPERTS, WIDTH, INNER = 4, 8, 12
 
 
 class Experts(nn.Module):
-    """All experts of Llama-4 or GPT-OSS, which scale tokens before or behind the products."""
+    """All experts of Llama-4 or GPT-OSS, which scale tokens before or behind the products.
+
+    Their scores are a half where an expert is not chosen, so that all have to be computed.
+    """
 
     def __init__(self, form):
         super().__init__()
@@ -63,6 +66,17 @@ def test_all_forms_are_found_once_a_layer(form):
     assert dense_experts(graph) == [
         DenseExperts(f"layers.{i}.experts", EXPERTS, 2) for i in range(2)
     ]
+
+
+def test_layers_that_mixtures_replaced_have_a_note_of_their_own():
+    graph = sw.capture(Model("before"), kwargs={"x": torch.randn(32, WIDTH)})
+    left = dense_experts(graph)
+    gone = [DenseExperts(f"blocks.{i}.experts", 8, 1) for i in range(3)]
+    note = dense_experts_note(graph, [*gone, *left])
+    assert note.startswith(
+        "8 experts of blocks.0.experts and 2 more are computed only for the tokens that chose them"
+    )
+    assert note.endswith(f"; {dense_experts_note(graph)}")
 
 
 def test_plans_say_it_and_expert_parallelism_is_refused_with_it():
