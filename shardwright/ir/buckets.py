@@ -130,14 +130,15 @@ def gather_buckets(copies: Sequence[tuple[int, str]], least: int = 0) -> list[li
     limit, enough = max(least, gather_limit(largest)), enough_bytes(largest, least)
     left = _left_of_layers(copies)
     found: list[list[int]] = []
-    filled, before = 0, ""
+    filled, before, is_large = 0, "", False
     for number, (size, name) in enumerate(copies):
         layer = module_in_list(name)
         ended = filled >= enough and layer != before
-        is_rest = layer == before and left[number] < enough
+        # One larger than a bucket is copied neither in nor out as long as it is alone.
+        is_rest = layer == before and left[number] < enough and not is_large
         if not found or ended or (filled + size > limit and not is_rest):
             found.append([])
-            filled = 0
+            filled, is_large = 0, size > limit
         found[-1].append(number)
         filled, before = filled + size, layer
     return found

@@ -109,6 +109,9 @@ def test_equal_layers_have_equal_buckets():
     assert gradient_buckets(tensors, 3 * MIB) == tuple(
         tuple(3 * n + i for i in range(3)) for n in range(3)
     )
+    # A matrix that is larger than a bucket stays alone.
+    tensors = [(40 * MIB, "layers.0.mlp.w"), (64, "layers.0.norm.w")]
+    assert gather_buckets(tensors) == [[0], [1]]
     # Layers of norms alone share a message.
     norms = [(64, f"layers.{n}.norm.w") for n in range(4)]
     assert gather_buckets(norms) == [[*range(4)]]
