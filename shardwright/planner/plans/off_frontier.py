@@ -10,7 +10,7 @@ This file tries the candidates of every mesh in order of time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import final
@@ -28,6 +28,9 @@ _WHOLE = 3  # as many tries is one that no few layers stand for
 _TOO_FAR = 3e-2
 _ALIKE = 1.1  # ratios of seconds of plans of one kind, within other limits, differ by less
 _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
+
+
+_Queued = tuple[Seconds, int, Candidate]  # likely seconds, the number of its search
 
 
 @dataclass
@@ -61,6 +64,28 @@ class _Group:
         if likely is not None:
             self.left.remove(likely)
         return likely
+
+
+class _Slower:
+    """The least ratios of seconds by kind, with as many buckets ahead as make a step faster.
+
+    Another form of the graph may have memory for them. `before` has those of other limits.
+    """
+
+    def __init__(self, before: dict[Hashable, float]) -> None:
+        self._before = before
+        self._now: dict[Hashable, float] = {}
+
+    def likely(self, candidate: Candidate) -> float:
+        """By how much a candidate is likely to take longer than by its table, at least."""
+        before = self._before.get(candidate.kind, 1.0) / _ALIKE
+        return max(1.0, before, self._now.get(candidate.kind, 1.0) / (1 + _GAIN))
+
+    def learn(self, candidate: Candidate, ratio: float) -> float:
+        """Keep the ratio of a candidate, and return it."""
+        for known in (self._now, self._before):
+            known[candidate.kind] = min(ratio, known.get(candidate.kind, ratio))
+        return ratio
 
 
 @final
@@ -112,23 +137,15 @@ class OffFrontierPlans:
         """
         best: Plan | None = None
         enough = Seconds(than / (1 + _GAIN))
-        queue: list[tuple[Seconds, int, Candidate]] = []
-        # The least ratio of seconds by kind, with as many buckets ahead as make a step faster:
-        # another form of the graph may have memory for them.
-        slower: dict[Hashable, float] = {}
+        queue: list[_Queued] = []
+        slower = _Slower(self._slower)
         groups = [_Group(list(found), share, again) for again, found in self._by_search]
 
         def likely(number: int, candidate: Candidate) -> Seconds:
             """Seconds that a simulation is likely to find; less if only other forms tell them."""
             seconds = candidate.cost[0] if self._adds_up else self._written(candidate).step_seconds
-            if (ratio := groups[number].slower) is None:
-                before = self._slower.get(candidate.kind, 1.0) / _ALIKE
-                ratio = max(1.0, before, slower.get(candidate.kind, 1.0) / (1 + _GAIN))
-            return Seconds(ratio * seconds)
-
-        def learn(candidate: Candidate, ratio: float) -> None:
-            for known in (slower, self._slower):
-                known[candidate.kind] = min(ratio, known.get(candidate.kind, ratio))
+            known = groups[number].slower
+            return Seconds((slower.likely(candidate) if known is None else known) * seconds)
 
         def add(number: int, candidate: Candidate) -> None:
             if (seconds := likely(number, candidate)) < enough:
@@ -152,20 +169,21 @@ class OffFrontierPlans:
                 add(number, candidate)  # others of its kind were simulated since
                 continue
             plan = self._written(candidate)
-            self._expect(candidate, queue, _TRIES - tried)
+            self._expect(candidate, queue, _TRIES - tried, enough)
             far = self._seconds(far_ahead(plan))
             if (least := (1 - _TOO_FAR) * far) >= enough:  # so its memory does not matter
                 tried += 1
-                learn(candidate, least / plan.step_seconds)
-                groups[number].slower = least / plan.step_seconds
+                groups[number].slower = slower.learn(candidate, least / plan.step_seconds)
                 offer(number)
                 continue
+            self._expect_deepened(candidate, queue, enough, limit)
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
             groups[number].share = compared.peak_bytes / candidate.peak
             may_win = (1 - MOST_PREFETCHED) * compared.step_seconds < than
             if compared.peak_bytes <= limit and may_win:
-                learn(candidate, self._deepen(compared, None).step_seconds / plan.step_seconds)
+                deepest = self._deepen(compared, None)
+                slower.learn(candidate, deepest.step_seconds / plan.step_seconds)
                 compared = self._deepen(compared, limit)
                 if compared.step_seconds < than:
                     best, than = compared, compared.step_seconds
@@ -175,24 +193,47 @@ class OffFrontierPlans:
         return best
 
     def _expect(
-        self,
-        candidate: Candidate,
-        queue: Sequence[tuple[Seconds, int, Candidate]],
-        tries: int,
+        self, candidate: Candidate, queue: Sequence[_Queued], tries: int, enough: Seconds
     ) -> None:
-        """Simulate the time of a candidate at once with those of the `queue` that are next.
-
-        Each is of another kind: the first of a kind may tell that others need no simulation.
-        """
+        """Simulate the time of a candidate at once with those of the `queue` that are next."""
         if self._foresight is None or self._foresight.width < 2:
             return
         if self._foresight.knows_seconds(far_ahead(self._written(candidate))):
             return
+        few = islice(self._next(candidate, queue, enough), min(self._foresight.width, tries))
+        self._foresight.expect(seconds=[far_ahead(plan) for plan in few])
+
+    def _expect_deepened(
+        self, candidate: Candidate, queue: Sequence[_Queued], enough: Seconds, limit: Bytes
+    ) -> None:
+        """Simulate a candidate at once with the next of which it is known that they may be faster.
+
+        That is with their memory and with more buckets ahead.
+        """
+        if self._foresight is None or self._foresight.width < 2:
+            return
+        if self._foresight.knows(self._written(candidate)):
+            return
+        found = []
+        for plan in self._next(candidate, queue, enough):
+            far = far_ahead(plan)
+            known = self._foresight.knows_seconds(far) and not self._foresight.knows(plan)
+            if known and (1 - _TOO_FAR) * self._seconds(far) < enough:
+                found.append(plan)
+        self._foresight.expect(deepened=found[: self._foresight.width], limit=limit)
+
+    def _next(
+        self, candidate: Candidate, queue: Sequence[_Queued], enough: Seconds
+    ) -> Iterator[Plan]:
+        """The plan of a candidate, and the next of the `queue` that may be fast enough.
+
+        Each is of another kind: the first of a kind may tell that others need no simulation.
+        """
         first = {candidate.kind: candidate}
-        for _, _, one in sorted(queue):
-            first.setdefault(one.kind, one)
-        few = islice(first.values(), min(self._foresight.width, tries))
-        self._foresight.expect(seconds=[far_ahead(self._written(one)) for one in few])
+        for seconds, _, one in sorted(queue):
+            if seconds < enough:
+                first.setdefault(one.kind, one)
+        return map(self._written, first.values())
 
     def _written(self, candidate: Candidate) -> Plan:
         """The plan of a candidate, built once."""
