@@ -76,6 +76,10 @@ class _Slower:
         self._before = before
         self._now: dict[Hashable, float] = {}
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether another one of its kind was simulated within this limit."""
+        return candidate.kind in self._now
+
     def likely(self, candidate: Candidate) -> float:
         """By how much a candidate is likely to take longer than by its table, at least."""
         before = self._before.get(candidate.kind, 1.0) / _ALIKE
@@ -169,13 +173,14 @@ class OffFrontierPlans:
                 add(number, candidate)  # others of its kind were simulated since
                 continue
             plan = self._written(candidate)
-            self._expect(candidate, queue, _TRIES - tried, enough)
-            far = self._seconds(far_ahead(plan))
-            if (least := (1 - _TOO_FAR) * far) >= enough:  # so its memory does not matter
-                tried += 1
-                groups[number].slower = slower.learn(candidate, least / plan.step_seconds)
-                offer(number)
-                continue
+            if not slower.knows(candidate):  # else its likely time is known well enough
+                self._expect(candidate, queue, _TRIES - tried, enough)
+                least = (1 - _TOO_FAR) * self._seconds(far_ahead(plan))
+                if least >= enough:  # so its memory does not matter
+                    groups[number].slower = slower.learn(candidate, least / plan.step_seconds)
+                    tried += 1
+                    offer(number)
+                    continue
             self._expect_deepened(candidate, queue, enough, limit)
             compared = self._compare(plan)
             tried += 1 if compared.timeline is None else _WHOLE
