@@ -26,7 +26,7 @@ _TRIES = 24  # the most plans that are simulated by few layers
 _WHOLE = 3  # as many tries is one that no few layers stand for
 # Of a step: what is gathered too far ahead was never found to delay other messages for longer.
 _TOO_FAR = 3e-2
-_ALIKE = 1.1  # ratios of seconds of plans of one kind, within other limits, differ by less
+_SPREAD = 1.1  # ratios of seconds of plans of one kind, within other limits, differ by less
 _GAIN = 1e-2  # plans whose relative gain in time is smaller are not tried
 
 
@@ -82,7 +82,7 @@ class _Slower:
 
     def likely(self, candidate: Candidate) -> float:
         """By how much a candidate is likely to take longer than by its table, at least."""
-        before = self._before.get(candidate.kind, 1.0) / _ALIKE
+        before = self._before.get(candidate.kind, 1.0) / _SPREAD
         return max(1.0, before, self._now.get(candidate.kind, 1.0) / (1 + _GAIN))
 
     def learn(self, candidate: Candidate, ratio: float) -> float:

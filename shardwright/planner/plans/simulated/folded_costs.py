@@ -74,9 +74,7 @@ class FoldedCosts:
         self._layers = RepeatedLayers(graph)
         self._whole = FoldedGraph(graph, {}, (), {})  # with all its layers
         self._splits: dict[tuple[int, int], tuple[FoldedGraph, MicroBatches]] = {}
-        self._worked: dict[
-            Hashable, Remaining
-        ] = {}  # the last way by which plans alike were folded
+        self._worked: dict[Hashable, Remaining] = {}  # the last way that worked, by kind of plan
         # The last plan, and its programs with few layers.
         self._last: tuple[Plan, dict[Remaining, _FoldedPlan | None]] | None = None
         # Programs of the latest plans, by what decides them and by the number of buckets ahead.
@@ -128,14 +126,14 @@ class FoldedCosts:
         failed: dict[int, int] = {}  # the most layers by width; fewer do no better
         never = False
         ways = next(ways for least, ways in _WAYS.items() if plan.ahead >= least)
-        alike = (
+        kind = (
             ways,
             plan.layout_mesh.shape,
             plan.micro_batches,
             plan.stages,
             any(decisions.segments.values()),
         )
-        likely = self._worked.get(alike)
+        likely = self._worked.get(kind)
         for way in (*([likely] if likely else []), *ways, _ALL):
             more = way.layers > failed.get(way.width, -1) and (way == _BY_THREE or not never)
             folded = self._known_of(plan, decisions, way) if more else None
@@ -149,7 +147,7 @@ class FoldedCosts:
                 failed[way.width] = way.layers
             else:
                 if way != _ALL:
-                    self._worked[alike] = way
+                    self._worked[kind] = way
                 return found
         return None
 
