@@ -163,11 +163,7 @@ class OffFrontierPlans:
         for number in range(len(groups)):
             offer(number)
         tried = 0
-        while tried < _TRIES:
-            while queue and queue[0][0] >= enough:
-                heapq.heappop(queue)
-            if not queue:
-                break
+        while tried < _TRIES and queue and queue[0][0] < enough:
             seconds, number, candidate = heapq.heappop(queue)
             if seconds < likely(number, candidate):
                 add(number, candidate)  # others of its kind were simulated since

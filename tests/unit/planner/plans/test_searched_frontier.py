@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.ir.frontier import InfeasibleError, Plans
-from shardwright.ir.layout import Seconds
+from shardwright.ir.layout import Bytes, Seconds
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import simple
@@ -142,3 +142,23 @@ def test_slower_plans_are_simulated_where_those_off_the_frontier_leave_a_gain(ot
     )
     assert found.fastest(99).step_seconds == min(other, 1.5)
     assert timed == ([] if other == 1.2 else [1.3])
+
+
+def test_a_bounded_search_simulates_only_plans_that_may_be_fast_enough():
+    """Slower plans, and those that are far too large, are not asked for their memory."""
+    asked = []
+
+    def peak(plan):
+        asked.append(plan.name)
+        return plan.peak_bytes
+
+    plans = [made("large", 1.0, 300), made("fits", 2.0, 80), made("slow", 3.0, 40)]
+    simulation = FunctionSimulation(peak=peak)
+    listed = SearchedFrontier(plans, simulation=simulation, least=lambda _: 0)
+    assert listed.fastest_within(Bytes(60), Seconds(2.5)) is None
+    assert asked == ["fits"]
+    found = listed.fastest_within(Bytes(60), Seconds(3.5))
+    assert found is not None and found.name == "slow"
+    # What is faster than its bound is the fastest of all.
+    asked.clear()
+    assert listed.fastest_compared(60) is found and not asked
