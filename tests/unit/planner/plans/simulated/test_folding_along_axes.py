@@ -105,3 +105,24 @@ def test_a_sum_that_all_layers_exceed_is_tried_once_and_by_three_layers():
     costs._known_of = lambda *given: lowered.append(known_of(*given)) or lowered[-1]
     assert costs.seconds(plan, read_plan(plan, graph, analysis)) is None
     assert sum(one is not None for one in lowered) == 2
+
+
+@pytest.mark.parametrize("axes", ["dp_shard=8", "dp_replicate=2 dp_shard=4"])
+def test_layers_that_repeat_by_threes_fold(axes):
+    assert_few_layers_suffice(residual_layers(40), f"{axes} ac=every(3)")
+
+
+def test_what_folded_the_last_plan_on_a_mesh_is_tried_first():
+    graph = residual_layers(40)
+    expansion = Expansion(graph, MACHINE, "adamw")
+    analysis = expansion.sources.analysis
+    plan = expansion.expanded(Strategy.parse("dp_shard=8 ac=every(3)")).plan(0.0, ())
+    costs, ways = FoldedCosts(graph, analysis, MACHINE), []
+    known_of = costs._known_of
+    costs._known_of = lambda *given: ways.append(given[-1]) or known_of(*given)
+    decisions = read_plan(plan, graph, analysis)
+    first = costs.seconds(plan, decisions)
+    before = [*ways]
+    assert len(before) > 1
+    assert costs.seconds(replace(plan, name="another"), decisions) == first
+    assert ways[len(before) :] == before[-1:]
