@@ -12,7 +12,7 @@ from functools import partial
 
 from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Layout, Partial, fits
+from shardwright.ir.layout import Layout, Partial, Seconds, fits
 from shardwright.ir.options.optimizers import placed
 from shardwright.ir.pipeline import Pipeline
 from shardwright.ir.plan import Plan, PlanError
@@ -90,24 +90,7 @@ def additive(
         )
     decisions = read_plan(plan, graph, analysis)
     optimizer = placed(optimizer, plan.offload)
-    sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
-    staged = plan.pipeline is not None
-    parts = decisions.mesh.size * decisions.micro_batches
-    model = CostModel(
-        sized_graph,
-        sized,
-        skewed(machine, lambda: stretch(graph, analysis, machine), parts, whole=staged),
-        decisions.mesh,
-        Pricing(
-            optimizer,
-            None,
-            decisions.micro_batches,
-            bucket_sizes(graph),
-            decisions.gradient_sync,
-            plan.compiled,
-        ),
-        Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
-    )
+    model = _model(plan, (graph, analysis), machine, optimizer, decisions)
     possible = _recomputable(plan, graph, decisions.segments)
     skeleton = replace(possible.skeleton, kept=decisions.kept)
     again = any(decisions.segments.values())
@@ -128,6 +111,50 @@ def additive(
         offload=plan.offload,
         on_device=plan.on_device,
         update_group_bytes=plan.update_group_bytes,
+    )
+
+
+def operator_seconds(plan: Plan, graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
+    """The seconds of all operators of `plan` on `machine`, as those of `additive` add up.
+
+    Those of one kind are priced once, and no plan is built.
+    """
+    decisions, optimizer = read_plan(plan, graph, analysis), placed(plan.optimizer, plan.offload)
+    model = _model(plan, (graph, analysis), machine, optimizer, decisions)
+    again = frozenset(op.name for op in plan.ops if op.runs_again)
+    total = 0.0
+    for op in model.graph.ops:
+        total += float(model.operator(op, again).seconds[0])
+        total -= sum(t.seconds for t in model.internal_transfers(op, 0, op.name in again))
+    return Seconds(total)
+
+
+def _model(
+    plan: Plan,
+    form: tuple[Graph, Analysis],
+    machine: Machine,
+    optimizer: str,
+    decisions: Decisions,
+) -> CostModel:
+    """The costs of the decisions of `plan`, each of which is the only choice."""
+    graph, analysis = form
+    sized_graph, sized = MicroBatchCounts(graph, analysis).analyzed(decisions.micro_batches)
+    staged = plan.pipeline is not None
+    parts = decisions.mesh.size * decisions.micro_batches
+    return CostModel(
+        sized_graph,
+        sized,
+        skewed(machine, lambda: stretch(graph, analysis, machine), parts, whole=staged),
+        decisions.mesh,
+        Pricing(
+            optimizer,
+            None,
+            decisions.micro_batches,
+            bucket_sizes(graph),
+            decisions.gradient_sync,
+            plan.compiled,
+        ),
+        Allowed(_operators(decisions, sized_graph, sized), _parameters(decisions, sized)),
     )
 
 

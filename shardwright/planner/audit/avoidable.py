@@ -15,7 +15,7 @@ from shardwright.ir.options.optimizers import fused, optimizer_spec, placed
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME, Device, Machine
 from shardwright.planner.audit.faster_links import FasterLinks, faster_links
-from shardwright.planner.recost import additive
+from shardwright.planner.recost import operator_seconds
 from shardwright.rules.analysis import Analysis, analyze
 from shardwright.rules.operators.chunks import with_chunks
 from shardwright.simulate.costs.tile_sizes import local_bytes
@@ -43,24 +43,24 @@ def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Av
     """Seconds of the same decisions with a host that needs no time, and with each other change."""
     device, on_gpu = machine.device, machine.backend_spec.device != "cpu"
     name = fused(plan.optimizer, on_gpu=on_gpu)
-    analysis = analyze(graph)
-    host = _host(plan, graph, machine, found) if device.issue_seconds else NO_TIME
-    links = faster_links(plan, graph, machine, found)
+    form = with_chunks(graph, plan.numerics.loss_chunks, plan.numerics.mlp_chunks)
+    analysis = analyze(form)
+    host = _host(plan, form, analysis, machine) if device.issue_seconds else NO_TIME
+    links = faster_links(plan, form, analysis, machine, found)
     if name is None or optimizer_spec(placed(plan.optimizer, plan.offload)).on_host:
         return Avoidable(host, links=links)  # copies of the state take longer than the update
     now, then = (
-        _update(plan, graph, analysis, device, placed(one, plan.offload))
+        _update(plan, form, analysis, device, placed(one, plan.offload))
         for one in (plan.optimizer, name)
     )
     return Avoidable(host, Seconds(now - then), links)
 
 
-def _host(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:
+def _host(plan: Plan, graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
     device = replace(machine.device, issue_seconds=NO_TIME)
     ideal = replace(machine.with_devices(plan.mesh.size), device=device)
-    form = with_chunks(graph, plan.numerics.loss_chunks, plan.numerics.mlp_chunks)
-    other = additive(plan, form, analyze(form), ideal, plan.optimizer, found)
-    return Seconds(sum(op.seconds for op in plan.ops) - sum(op.seconds for op in other.ops))
+    least = operator_seconds(plan, graph, analysis, ideal)
+    return Seconds(sum(op.seconds for op in plan.ops) - least)
 
 
 def _update(plan: Plan, graph: Graph, analysis: Analysis, device: Device, optimizer: str) -> float:

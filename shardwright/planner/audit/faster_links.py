@@ -18,8 +18,7 @@ from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
 from shardwright.planner.recost import additive
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
-from shardwright.rules.analysis import analyze
-from shardwright.rules.operators.chunks import with_chunks
+from shardwright.rules.analysis import Analysis
 
 FASTER = 2.0
 _WAITS = 0.1  # of a step that neither computes nor updates: less is not looked at
@@ -33,21 +32,23 @@ class FasterLinks(NamedTuple):
     seconds: Seconds
 
 
-def faster_links(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> FasterLinks | None:
+def faster_links(
+    plan: Plan, graph: Graph, analysis: Analysis, machine: Machine, found: Frontier
+) -> FasterLinks | None:
     """The outermost links, if the step of a simulated plan would be faster with faster ones.
 
+    `graph` has its loss and MLPs in the chunks of the plan, and `analysis` is of it.
     None for plans in stages, whose devices also wait for each other for other reasons.
     """
     busy = sum(op.seconds for op in plan.ops) + sum(p.seconds for p in plan.parameters)
     if plan.pipeline is not None or plan.step_seconds - busy < _WAITS * plan.step_seconds:
         return None
-    form = with_chunks(graph, plan.numerics.loss_chunks, plan.numerics.mlp_chunks)
     used = machine.with_devices(plan.mesh.size)
     outer = max((i for i, level in enumerate(used.levels) if level.size > 1), default=None)
     if outer is None:
         return None
     levels = [_faster(one) if i == outer else one for i, one in enumerate(used.levels)]
-    seconds = _seconds(plan, form, replace(used, levels=tuple(levels)), found)
+    seconds = _seconds(plan, (graph, analysis), replace(used, levels=tuple(levels)), found)
     if seconds >= (1 - _GAIN) * plan.step_seconds:
         return None
     return FasterLinks(used.levels[outer].name, seconds)
@@ -62,9 +63,11 @@ def _faster(level: Level) -> Level:
     )
 
 
-def _seconds(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Seconds:
+def _seconds(
+    plan: Plan, form: tuple[Graph, Analysis], machine: Machine, found: Frontier
+) -> Seconds:
     """Seconds of a step of the same decisions on another machine."""
-    analysis = analyze(graph)
+    graph, analysis = form
     priced = additive(plan, graph, analysis, machine, plan.optimizer, found)
     decisions = read_plan(priced, graph, analysis)
     few = FoldedCosts(graph, analysis, machine).seconds(priced, decisions)

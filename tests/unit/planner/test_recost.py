@@ -14,7 +14,8 @@ from shardwright.ir.plan import PlanError
 from shardwright.machine.measurement import Measured
 from shardwright.plan_io.files import save_plan
 from shardwright.plan_io.plan_text import plan_from_json
-from shardwright.planner.recost import recosted
+from shardwright.planner.recost import additive, operator_seconds, recosted
+from shardwright.rules.analysis import analyze
 
 MACHINE = sw.Machine.preset("4xcpu")
 SKEWED = replace(MACHINE, arrival_skew_seconds=5e-3)
@@ -46,6 +47,14 @@ def front(graph):
 
 def again(plan, graph, front, machine=MACHINE):
     return recosted(plan, graph, machine, "adamw", front)
+
+
+def test_the_seconds_of_operators_are_those_of_a_plan(graph, front):
+    for machine in (MACHINE, replace(MACHINE, device=replace(MACHINE.device, units=3))):
+        for plan in (*front, *front.baselines):
+            whole = additive(plan, graph, analyze(graph), machine, "adamw", front)
+            seconds = operator_seconds(plan, graph, analyze(graph), machine)
+            assert seconds == pytest.approx(sum(op.seconds for op in whole.ops), rel=1e-9)
 
 
 def test_plans_of_the_search_cost_what_the_search_said(graph, front):

@@ -8,9 +8,11 @@ import shardwright as sw
 from shardwright.planner.audit.avoidable import avoidable
 from shardwright.planner.audit.faster_links import FASTER, faster_links
 from shardwright.report.answer import answer_lines
+from shardwright.rules.analysis import analyze
 from tests.harness.layered_graphs import residual_layers
 
 GRAPH = residual_layers(2)
+ANALYSIS = analyze(GRAPH)
 
 
 def with_links(factor, kind="2x2xH100"):
@@ -26,7 +28,7 @@ def test_the_step_is_that_of_a_machine_with_faster_links(kind):
     machine = with_links(0.02, kind)
     frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, f"dp_replicate={machine.devices}")
-    found = faster_links(plan, GRAPH, machine, frontier)
+    found = faster_links(plan, GRAPH, ANALYSIS, machine, frontier)
     assert found is not None and found.level == machine.levels[-1].name
     faster = sw.price(GRAPH, with_links(0.02 * FASTER, kind), plan.name)
     assert found.seconds == pytest.approx(faster.step_seconds, rel=1e-9)
@@ -38,13 +40,13 @@ def test_links_that_nothing_waits_for_are_not_named():
     machine = with_links(100.0)
     frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, "dp_replicate=4")
-    assert faster_links(plan, GRAPH, machine, frontier) is None
+    assert faster_links(plan, GRAPH, ANALYSIS, machine, frontier) is None
     alone = sw.price(GRAPH, "1xH100", "dp_replicate=1")
-    assert faster_links(alone, GRAPH, sw.Machine.preset("1xH100"), frontier) is None
+    assert faster_links(alone, GRAPH, ANALYSIS, sw.Machine.preset("1xH100"), frontier) is None
 
 
 def test_stages_also_wait_for_each_other():
     machine = with_links(0.02)
     frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, "dp_replicate=2 pp=2 mb=2")
-    assert faster_links(plan, GRAPH, machine, frontier) is None
+    assert faster_links(plan, GRAPH, ANALYSIS, machine, frontier) is None
