@@ -337,6 +337,11 @@ class Frontier:
         """Whether the memory of plans is settled already."""
         return True
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time limit of the search is over, so that no more plans are compared."""
+        return False
+
     def settled(self, plan: Plan) -> Plan:
         """Simulate time and memory of a step of a plan, from the programs of its ranks.
 

@@ -22,6 +22,7 @@ from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.axes.axis_names import AxisNames
+from shardwright.planner.deadline import NEVER, Deadline, half_way
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import (
@@ -90,12 +91,12 @@ def search(
     scope = search_scope(machine, options)
     if options.method == "kcut":
         return _cut(graph, machine, options, tracer, progress)
-    end = time.perf_counter() + options.seconds
+    deadline = Deadline.after(options.seconds)
 
     def joint(machine: Machine, known: Bound) -> SearchedFrontier:
-        return _joint(graph, machine, options, scope, (tracer, end, progress, known))
+        return _joint(graph, machine, options, scope, (tracer, deadline, progress, known))
 
-    return with_slow_networks(joint, machine, options.memory_limit)
+    return with_slow_networks(joint, machine, options.memory_limit, deadline)
 
 
 def _joint(
@@ -103,10 +104,10 @@ def _joint(
     machine: Machine,
     options: PlanOptions,
     scope: SearchScope,
-    given: tuple[OpTracer, float, Progress | None, Bound],
+    given: tuple[OpTracer, Deadline, Progress | None, Bound],
 ) -> SearchedFrontier:
-    """The frontier by the prices of `machine`, from a search that ends at a time."""
-    tracer, end, progress, known = given
+    """The frontier by the prices of `machine`, from a search that ends by a deadline."""
+    tracer, deadline, progress, known = given
     notify = progress or _ignore_progress
     forms = forms_to_search(graph, machine, options)
     starts: list[StartingStrategies] = []
@@ -130,16 +131,18 @@ def _joint(
             key = number, counts, host, name
             if key not in loops:
                 same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
-                given = replace(these, optimizer=name), end, notify, (found, next(same, None))
-                loops[key] = _search(one.with_optimizer(name), *given)
+                given = half_way(deadline.tables), notify, (found, next(same, None))
+                loops[key] = _search(
+                    one.with_optimizer(name), replace(these, optimizer=name), *given
+                )
             found.append(loops[key])
-        return _frontier_of(found, start, refinements, known)
+        return _frontier_of(found, start, refinements, known, deadline)
 
     saves = None in (options.micro_batches, offload) or (
         first < len(starts) and options.micro_batches != ALL
     )
     if saves and not options.whole:
-        settled = if_tight(run, options.memory_limit)
+        settled = if_tight(run, options.memory_limit, deadline)
     else:
         settled = run(tight=True)
     more = range(first_way + 1, len(on_host) + 1)
@@ -218,7 +221,7 @@ def _search(
         asked = (1, *several) if 1 in groups else several
         best_start = min((one.best_start for one in before), default=math.inf)
         without = (1,) if options.stages == AUTO else asked
-        started = strategies.candidates(tried, without, best_start, end)
+        started = strategies.candidates(tried, without, best_start, half_way(end))
         loop.start_from(started)
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
@@ -226,6 +229,8 @@ def _search(
         search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
     part = _part(notify, share, 1.0)
     for one in strategies.around(started):
+        if loop.found and time.perf_counter() >= end:
+            break
         part(f"around the strategy {one.like}", 0.0)
         loop.run_around(one, end - time.perf_counter())
     if options.stages != AUTO:
@@ -262,7 +267,7 @@ def _add_pipelines(
     Their simulation takes longer than that of other plans, and their additive costs are less exact,
     so they are no part of the frontier. Searched ones have to be clearly faster than strategies.
     """
-    if math.isinf(best) and loop.options.counts == (1,):
+    if time.perf_counter() >= end or (math.isinf(best) and loop.options.counts == (1,)):
         return  # the search with more micro-batches follows
     notify("strategies in stages", 0.0)
     plain = strategies.pipelines(*numbers, best, end)
@@ -304,7 +309,11 @@ def _ignore_progress(_what: str, _done: float) -> None:
 
 
 def _frontier_of(
-    loops: Sequence[MeshLoop], start: float, refinement: Refinements, known: Bound
+    loops: Sequence[MeshLoop],
+    start: float,
+    refinement: Refinements,
+    known: Bound,
+    deadline: Deadline = NEVER,
 ) -> SearchedFrontier:
     """The frontier and the baselines of searches of one graph, each of another form of it.
 
@@ -319,7 +328,7 @@ def _frontier_of(
     def bound(peak: Bytes) -> float:
         least = math.inf
         for one in loops:
-            least = one.bound(peak, least)
+            least = one.bound(peak, least, closer=not deadline.is_searched)
         return max(least, known(peak))
 
     def write(candidate: Candidate) -> Plan:
@@ -361,12 +370,14 @@ def _frontier_of(
             refinement.deepened,
             adds_up=not loop.machine.settles,
             foresight=foresight,
+            deadline=deadline,
         ).faster,
         foresight=foresight,
         device_bytes=loop.machine.device.usable_bytes,
         hints=loop.notes,
         pipelines=_plans(staged, write),
         least_within=bound,
+        deadline=deadline,
     )
 
 

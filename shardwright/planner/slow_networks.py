@@ -18,6 +18,7 @@ from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.layout import Bytes
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
+from shardwright.planner.deadline import NEVER, Deadline
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 
 _CLOSE = 1.2  # a plan that takes at most this multiple of its bound needs no second search
@@ -35,12 +36,15 @@ class PricedSearch(Protocol):
 
 
 def with_slow_networks(
-    search: PricedSearch, machine: Machine, limit: str | int | None
+    search: PricedSearch,
+    machine: Machine,
+    limit: str | int | None,
+    deadline: Deadline = NEVER,
 ) -> SearchedFrontier:
     """The frontier that `search` finds, by both prices if messages take longer than operators.
 
     Of both frontiers that with the faster plan within `limit` is returned, as in
-    `Frontier.fastest`.
+    `Frontier.fastest`. There is no second search after the deadline.
     """
     found = search(machine, lambda _peak: 0.0)
     if not machine.most_overlap:
@@ -49,7 +53,7 @@ def with_slow_networks(
         best = found.fastest_compared(limit)
     except InfeasibleError:
         return found
-    if not _needs_another(best):
+    if deadline.is_over or not _needs_another(best):
         return found
     other = search(replace(machine, charges_hidden=True), found.least_within)
     other = replace(other, search_seconds=found.search_seconds + other.search_seconds)

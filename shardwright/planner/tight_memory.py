@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from shardwright.ir.frontier import Frontier, costs_of
+from shardwright.planner.deadline import NEVER, Deadline
 from shardwright.planner.plans.searched_frontier import LEAST_SHARE, SearchedFrontier
 
 F = TypeVar("F", bound=Frontier, covariant=True)
@@ -46,20 +47,24 @@ def if_needed(
     return found
 
 
-def if_tight(run: Search[F], limit: str | int | None = None) -> F:
+def if_tight(
+    run: Search[F], limit: str | int | None = None, deadline: Deadline = NEVER
+) -> F:
     """The frontier that `run` finds, with what only saves memory if `limit` requires it.
 
     Micro-batches and chunks of the loss save memory and never make a step faster. So they are tried
     only if none of the plans that are about as fast as the fastest fits. To decide this, the plan
     of least memory among them is simulated, unless it is far too large. `limit` is as in
     `Frontier.fastest`. A frontier down to the least memory (`PlanOptions.whole`) needs them in any
-    case, and is not searched by this.
+    case, and is not searched by this. After the deadline any plan is enough that fits by its table.
     """
     plain = run(tight=False)
     most = plain.limit(limit)
     smallest = plain.good - 1
     added = plain.costs[smallest][1]
     if most is None or added <= most:
+        return plain
+    if deadline.is_over and plain.costs[-1][1] <= most:
         return plain
     if LEAST_SHARE * added <= most and plain.simulated_peak(plain[smallest]) <= most:
         return plain

@@ -13,7 +13,7 @@ from shardwright.ir.options.constraints import ConstraintError
 from shardwright.ir.options.plan_options import ALL, PlanOptions
 from shardwright.machine.model import Machine
 from shardwright.planner.audit import avoidable as avoidable_time
-from shardwright.planner.audit.avoidable import Avoidable
+from shardwright.planner.audit.avoidable import NOTHING, Avoidable
 from shardwright.planner.memory_limits import STATE, check_limit, limit_on
 from shardwright.planner.strategies.preference import preferred
 from shardwright.report.units import size
@@ -94,5 +94,10 @@ def _on_fewest_devices(captured: CapturedTarget, machine: Machine, options: Plan
 
 
 def avoidable(captured: CapturedTarget, machine: Machine, found: Choice) -> Avoidable:
-    """Time of a step that a faster host, or an update in one kernel, would save."""
+    """Time of a step that a faster host, or an update in one kernel, would save.
+
+    It is not computed after the time limit of the search.
+    """
+    if found.frontier.is_late:
+        return NOTHING
     return avoidable_time.avoidable(found.plan, captured.graph, machine, found.frontier)

@@ -443,8 +443,8 @@ class MeshLoop:
     def _stretch(self) -> Seconds:
         return stretch(self.factory.graph, self.factory.analysis, self.machine)
 
-    def bound(self, peak: Bytes, most: float = math.inf) -> float:
-        """A lower bound of the seconds of all plans within `peak` bytes, at most `most`."""
+    def bound(self, peak: Bytes, most: float = math.inf, *, closer: bool = True) -> float:
+        """A lower bound of the seconds of all plans within `peak` bytes; see `least_seconds`."""
         if not (self.machine.settles or self.machine.charges_hidden):  # else steps may be shorter
             most = min([most, *(c.point.time for c in self.permitted if c.peak <= peak)])
-        return least_seconds(self.bounds, peak, most)
+        return least_seconds(self.bounds, peak, most, closer=closer)

@@ -30,7 +30,8 @@ def search_meshes(
     """Search every mesh with all numbers of micro-batches.
 
     By default a mesh is left out after a number that gives no clearly better plan, or, as long as
-    no plan fits the memory limit, after two such numbers in a row.
+    no plan fits the memory limit, after two such numbers in a row. After `end` only meshes that are
+    given are searched, and others until a plan fits.
     """
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
@@ -42,7 +43,10 @@ def search_meshes(
         return while_useful and count > factor * useful[mesh]
 
     for i, (count, mesh, parts) in enumerate(turns):
-        if mesh == meshes[0] and not parts:
+        is_late = time.perf_counter() >= end
+        if is_late and loop.options.meshes is None and math.isfinite(loop.best_within_limit):
+            break
+        if mesh == meshes[0] and not (parts or is_late):
             _expect(loop, [one for one in meshes if not is_left_out(one, count)], count, end)
         if is_left_out(mesh, count):
             continue

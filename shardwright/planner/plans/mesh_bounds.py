@@ -40,14 +40,19 @@ class MeshBound:
             self.at = lambda memory: max(known(memory), closer(memory))
 
 
-def least_seconds(bounds: Sequence[MeshBound], peak: float, most: float = math.inf) -> float:
-    """The least of `bounds` within `peak` bytes, or `most`; only those that decide are refined."""
+def least_seconds(
+    bounds: Sequence[MeshBound], peak: float, most: float = math.inf, *, closer: bool = True
+) -> float:
+    """The least of `bounds` within `peak` bytes, or `most`; only those that decide are refined.
+
+    None are without `closer`.
+    """
     queue = [(one.seconds(peak), number) for number, one in enumerate(bounds)]
     heapq.heapify(queue)
     while queue and queue[0][0] < most:
         least, number = heapq.heappop(queue)
         one = bounds[number]
-        if one.closer is None:
+        if one.closer is None or not closer:
             return least
         one.refine()
         heapq.heappush(queue, (one.seconds(peak), number))

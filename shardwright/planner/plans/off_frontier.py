@@ -18,6 +18,7 @@ from typing import final
 from shardwright.ir.frontier import MOST_PREFETCHED
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
+from shardwright.planner.deadline import NEVER, Deadline
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.far_ahead import far_ahead
 from shardwright.planner.processes.foresight import Foresight
@@ -98,7 +99,8 @@ class OffFrontierPlans:
 
     `seconds`, `compare` and `deepen` are those of a simulation (`searched_frontier.py`). With
     `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
-    simulated are written. `foresight` simulates the next few at once.
+    simulated are written. `foresight` simulates the next few at once. None are tried after the
+    deadline.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class OffFrontierPlans:
         *,
         adds_up: bool = False,
         foresight: Foresight | None = None,
+        deadline: Deadline = NEVER,
     ) -> None:
         by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
@@ -120,6 +123,7 @@ class OffFrontierPlans:
             for (_, again), found in by_search.items()
         ]
         self._write, self._adds_up, self._foresight = write, adds_up, foresight
+        self._deadline = deadline
         self._seconds, self._compare, self._deepen = seconds, compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
         # The least ratio of seconds by kind that calls before have found.
@@ -164,6 +168,8 @@ class OffFrontierPlans:
             offer(number)
         tried = 0
         while tried < _TRIES and queue and queue[0][0] < enough:
+            if self._deadline.is_over:
+                break
             seconds, number, candidate = heapq.heappop(queue)
             if seconds < likely(number, candidate):
                 add(number, candidate)  # others of its kind were simulated since

@@ -19,6 +19,7 @@ from shardwright.ir.frontier import (
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME
+from shardwright.planner.deadline import NEVER, Deadline
 from shardwright.planner.plans.far_ahead import far_ahead
 from shardwright.planner.plans.stalls import Stalls
 from shardwright.planner.processes.foresight import Foresight
@@ -81,6 +82,7 @@ class SearchedFrontier(Frontier):
       plan that is chosen of the others;
     * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
     * `foresight`: simulates plans in several processes before they are compared; None does not;
+    * `deadline`: when no more plans are compared, but that which is chosen;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them;
     * `chosen`: the fastest plans found so far, by memory limit and by the seconds below which plans
@@ -94,6 +96,7 @@ class SearchedFrontier(Frontier):
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     foresight: Foresight | None = field(default=None, compare=False, repr=False)
+    deadline: Deadline = field(default=NEVER, compare=False, repr=False)
     chooses_baselines: bool = True
     chosen: dict[tuple[Bytes | None, Seconds], Plan | None] = field(
         default_factory=dict, compare=False, repr=False
@@ -103,6 +106,11 @@ class SearchedFrontier(Frontier):
     def is_settled(self) -> bool:
         """Whether the time and memory of the plans are simulated already."""
         return self.simulation is None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time limit of the search is over, so that no more plans are compared."""
+        return self.deadline.is_over
 
     def settled(self, plan: Plan) -> Plan:
         """Simulate time and memory of a step of a plan, from the programs of its ranks.
@@ -206,6 +214,8 @@ class SearchedFrontier(Frontier):
         index, share = self._fastest_listed(limit, most)
         found = None if index is None else self._first(index, limit)
         seconds = self.costs[index][0] if index is not None else ANY_TIME
+        if self.is_late and found is not None:
+            return found
         found = self._best_of_baselines(found, seconds, limit, most)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             than = min(seconds if found is None else found.step_seconds, most)
@@ -254,7 +264,7 @@ class SearchedFrontier(Frontier):
         stalls.learn(self.plans[first], one.step_seconds)
         than = min(best.step_seconds, most)
         for index in range(first + 1, end):
-            if self.costs[index][0] >= than:
+            if self.costs[index][0] >= than or self.is_late:
                 break
             plan = self.plans[index]
             if not self._may_be_faster(plan, than, stalls):
@@ -365,7 +375,7 @@ class SearchedFrontier(Frontier):
         for index, (seconds, _) in enumerate(costs_of(self.pipelines)):
             known = math.inf if found is None else found.step_seconds / (1 + _GAIN)
             most = min(known, within)
-            if seconds >= most:
+            if seconds >= most or (self.is_late and found is not None):
                 continue
             one = self.pipelines[index]
             kind = one.schedule, one.stages, one.micro_batches, tuple(sorted(one.mesh.shape))
@@ -384,7 +394,8 @@ class SearchedFrontier(Frontier):
 
         First tries the plan of least memory among those about as fast as the fastest; then the
         plans that would fit at the smallest ratio seen so far, and the next faster one while that
-        fits, whose ratio may be smaller; the others only if none of those fits.
+        fits, whose ratio may be smaller; the others only if none of those fits. After the deadline
+        it is the first that fits by its table, or else the smallest.
         """
         mosts = [most for _, most in self.costs]
         left = [
@@ -402,6 +413,10 @@ class SearchedFrontier(Frontier):
             index = likely if likely is not None else left[0] if found is None else left[-1]
             if share == math.inf and first >= 0 and mosts[index] > limit:
                 index = first
+            if self.is_late:
+                if found is not None:
+                    break
+                index = next((i for i in left if mosts[i] <= limit), left[-1])
             peak = self.simulated_peak(self.plans[index])
             share = min(share, peak / mosts[index])
             if peak <= limit:

@@ -85,7 +85,10 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     Raises `InfeasibleError` as `Frontier.fastest` does.
     """
     first = _preferred(frontier, memory_limit)
-    found = _kept_by_allocator(frontier, first) if _excess(frontier, first.plan) else None
+    if frontier.is_late or not _excess(frontier, first.plan):
+        found = None
+    else:
+        found = _kept_by_allocator(frontier, first)
     found = found or first
     plan = frontier.with_excess_note(frontier.settled(found.plan))
     if found.plan.name != found.fastest.name:
@@ -142,6 +145,8 @@ def _or_uniform(
     """`fastest`, or a uniform strategy about as fast that takes less than `most` seconds."""
     if is_strategy(fastest):
         return Preferred(fastest, fastest, fastest)
+    if frontier.is_late:
+        return Preferred(fastest, fastest, None)
     uniform = _best_fitting(frontier, memory_limit, most)
     found = Preferred(fastest, fastest, uniform)
     if uniform is None or found.gain is None or found.gain > NEAR:

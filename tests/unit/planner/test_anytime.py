@@ -9,7 +9,7 @@ from shardwright.api import search_with as search
 from shardwright.ir.layout import Mesh
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
-from shardwright.planner import planner
+from shardwright.planner import deadline, planner
 from shardwright.planner.meshes import mesh_turns
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.plans import fastest_by_sums
@@ -55,7 +55,7 @@ def test_time_that_runs_out_between_two_meshes_is_spent_on_the_first(whole, monk
         def perf_counter():
             return now[0]
 
-    for module in (planner, mesh_turns):
+    for module in (planner, mesh_turns, deadline):
         monkeypatch.setattr(module, "time", Clock)
 
     def progress(text, part):

@@ -1,0 +1,47 @@
+"""The time at which a search, and the choice between its plans, end."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+_TABLES = 0.6  # the part of the time in which plans are found; they are compared in the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Times by the performance counter, in seconds.
+
+    Attributes:
+        tables: when no more plans are searched.
+        end: when no more of them are simulated, but the one that is chosen.
+    """
+
+    tables: float = math.inf
+    end: float = math.inf
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """The deadline of a search that starts now and may take so long."""
+        now = time.perf_counter()
+        return cls(now + _TABLES * seconds, now + seconds)
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether no more plans may be searched."""
+        return time.perf_counter() >= self.tables
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more may be compared."""
+        return time.perf_counter() >= self.end
+
+
+NEVER = Deadline()
+
+
+def half_way(end: float) -> float:
+    """The time in the middle of now and `end`; now, if that is over."""
+    now = time.perf_counter()
+    return now + max(0.0, end - now) / 2
