@@ -110,11 +110,12 @@ def _joint(
     tracer, deadline, progress, known = given
     notify = progress or _ignore_progress
     forms = forms_to_search(graph, machine, options)
+    first = len(forms.plain)
     starts: list[StartingStrategies] = []
     for form in forms.every:
-        first_form = starts[0].factory if starts else None
-        starts.append(_start_of(form, machine, options, scope, first_form))
-    first = len(forms.plain)
+        like = starts[0] if first == 1 <= len(starts) else None
+        other = starts[0].factory if starts else None
+        starts.append(_start_of(form, machine, options, scope, other, like))
     loops: dict[tuple[int, object, bool, str], MeshLoop] = {}
     offload, on_host = offload_of(machine, options), optimizers_on_host(machine, options)
     first_way = 1 if options.offload and on_host else 0  # which is searched in any case
@@ -178,10 +179,11 @@ def _start_of(
     options: PlanOptions,
     scope: SearchScope,
     other: SpaceFactory | None,
+    like: StartingStrategies | None,
 ) -> StartingStrategies:
     marks = Marks.on(graph, options.constraints)
     factory = SpaceFactory(graph, marks, recompute=options.recompute, other=other)
-    return StartingStrategies(factory, machine, options, scope)
+    return StartingStrategies(factory, machine, options, scope, like)
 
 
 def _search(
