@@ -59,8 +59,10 @@ def other_plans(plan: Plan, frontier: Frontier, limit: int | None) -> OtherPlans
     They gather as many buckets of parameters ahead as `plan`, the chosen one, where they fit so.
     Plans that are likely to take several times as long are left out, and those that need several
     times `limit`, in bytes per rank: each is expected to take as much longer than by its tables as
-    `plan` does.
+    `plan` does. After the time limit of the search none are simulated.
     """
+    if frontier.is_late:
+        return OtherPlans({}, {})
     place = frontier.place_of(plan)
     longer = 1.0 if place is None else plan.step_seconds / frontier.costs[place][0]
     costs = [
@@ -120,25 +122,31 @@ class _Deeper:
         """The compared plans at these indices, without those that are likely to be too slow.
 
         The first plan on each mesh, one of `known` if it is on it, tells by how much others on it
-        take longer than by their tables.
+        take longer than by their tables. Those with more micro-batches are not tried if all with
+        less are too slow.
         """
-        first: dict[tuple[int, ...], int] = {}
-        for index in (*known, *indices):
-            first.setdefault(self.frontier[index].mesh.shape, index)
-        found = self.compared([index for index in first.values() if index not in known])
-        every = {**known, **found}
-        longer = {
-            mesh: every[index].step_seconds / self.frontier.costs[index][0]
-            for mesh, index in first.items()
-        }
-        most = _SLOWEST * self.chosen.step_seconds
-        others = [
-            index
-            for index in indices
-            if index not in every
-            and longer[self.frontier[index].mesh.shape] * self.frontier.costs[index][0] <= most
-        ]
-        return dict(sorted((every | self.compared(others)).items()))
+        most, costs = _SLOWEST * self.chosen.step_seconds, self.frontier.costs
+        every, longer = dict(known), dict[tuple[int, ...], float]()
+        for index, one in known.items():
+            longer.setdefault(one.mesh.shape, one.step_seconds / costs[index][0])
+        by_count: dict[int, list[int]] = {}
+        for index in indices:
+            by_count.setdefault(self.frontier[index].micro_batches, []).append(index)
+        for _, these in sorted(by_count.items()):
+            first: dict[tuple[int, ...], int] = {}
+            for index in these:
+                first.setdefault(self.frontier[index].mesh.shape, index)
+            new = {mesh: index for mesh, index in first.items() if mesh not in longer}
+            found = self.compared([index for index in new.values() if index not in every])
+            longer |= {mesh: found[i].step_seconds / costs[i][0] for mesh, i in new.items()}
+            left = [index for index in these if index not in every and index not in found]
+            found |= self.compared(
+                [i for i in left if longer[self.frontier[i].mesh.shape] * costs[i][0] <= most]
+            )
+            every |= found
+            if these and all(i not in every or every[i].step_seconds > most for i in these):
+                break
+        return dict(sorted(every.items()))
 
     def compared(self, indices: Sequence[int]) -> dict[int, Plan]:
         """The compared plans at these indices."""

@@ -110,3 +110,22 @@ def test_the_first_plan_on_a_mesh_tells_which_others_are_too_slow():
     others = other_plans(chosen(found, 0, 1), found, LIMIT)
     assert names(others.fitting) == ["plan 1"], "plan 2 is likely to take 4.5 s, plan 3 3.85 s"
     assert compared == ["plan 0", "plan 1"]
+
+
+def test_more_micro_batches_are_not_tried_where_less_are_too_slow():
+    costs = [(1.0, 90), (1.2, 80), (1.4, 60), (1.5, 40), (1.6, 20)]
+    counts, meshes = (1, 1, 2, 2, 4), (2, 2, 2, 3, 4)
+    plans = [
+        replace(one, mesh=Mesh((("dp", size),)), micro_batches=count)
+        for one, count, size in zip(frontier(costs=costs).plans, counts, meshes, strict=True)
+    ]
+    compared = []
+
+    def compare(plan):
+        compared.append(plan.name)
+        return replace(plan, step_seconds=plan.step_seconds * plan.micro_batches**2)
+
+    found = SearchedFrontier(plans, simulation=FunctionSimulation(compare))
+    others = other_plans(chosen(found, 0, 1), found, LIMIT)
+    assert names(others.fitting) == ["plan 1", "plan 2", "plan 3"]
+    assert "plan 4" not in compared, "5.6 and 6 s with two micro-batches are too long already"
