@@ -129,6 +129,30 @@ def operator_seconds(plan: Plan, graph: Graph, analysis: Analysis, machine: Mach
     return Seconds(total)
 
 
+def with_internal_transfers(plan: Plan, graph: Graph, analysis: Analysis, machine: Machine) -> Plan:
+    """`plan` with the seconds that transfers within its operators take on `machine`.
+
+    Simulation prices all other transfers itself.
+    """
+    decisions, optimizer = read_plan(plan, graph, analysis), placed(plan.optimizer, plan.offload)
+    model = _model(plan, (graph, analysis), machine, optimizer, decisions)
+    again = frozenset(op.name for op in plan.ops if op.runs_again)
+    seconds = {
+        (t.value, t.consumer, t.phase, t.collectives): t.seconds
+        for op in model.graph.ops
+        for t in model.internal_transfers(op, 0, op.name in again)
+    }
+    return replace(
+        plan,
+        transfers=tuple(
+            replace(
+                t, seconds=seconds.get((t.value, t.consumer, t.phase, t.collectives), t.seconds)
+            )
+            for t in plan.transfers
+        ),
+    )
+
+
 def _model(
     plan: Plan,
     form: tuple[Graph, Analysis],

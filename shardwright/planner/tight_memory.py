@@ -47,9 +47,7 @@ def if_needed(
     return found
 
 
-def if_tight(
-    run: Search[F], limit: str | int | None = None, deadline: Deadline = NEVER
-) -> F:
+def if_tight(run: Search[F], limit: str | int | None = None, deadline: Deadline = NEVER) -> F:
     """The frontier that `run` finds, with what only saves memory if `limit` requires it.
 
     Micro-batches and chunks of the loss save memory and never make a step faster. So they are tried

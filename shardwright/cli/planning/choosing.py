@@ -100,4 +100,4 @@ def avoidable(captured: CapturedTarget, machine: Machine, found: Choice) -> Avoi
     """
     if found.frontier.is_late:
         return NOTHING
-    return avoidable_time.avoidable(found.plan, captured.graph, machine, found.frontier)
+    return avoidable_time.avoidable(found.plan, captured.graph, machine)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import ITEM_BYTES, Graph, Tensor
 from shardwright.ir.layout import Seconds
 from shardwright.ir.options.mixed_precision import MASTER, master_weights
@@ -39,14 +38,14 @@ class Avoidable(NamedTuple):
 NOTHING = Avoidable()
 
 
-def avoidable(plan: Plan, graph: Graph, machine: Machine, found: Frontier) -> Avoidable:
+def avoidable(plan: Plan, graph: Graph, machine: Machine) -> Avoidable:
     """Seconds of the same decisions with a host that needs no time, and with each other change."""
     device, on_gpu = machine.device, machine.backend_spec.device != "cpu"
     name = fused(plan.optimizer, on_gpu=on_gpu)
     form = with_chunks(graph, plan.numerics.loss_chunks, plan.numerics.mlp_chunks)
     analysis = analyze(form)
     host = _host(plan, form, analysis, machine) if device.issue_seconds else NO_TIME
-    links = faster_links(plan, form, analysis, machine, found)
+    links = faster_links(plan, form, analysis, machine)
     if name is None or optimizer_spec(placed(plan.optimizer, plan.offload)).on_host:
         return Avoidable(host, links=links)  # copies of the state take longer than the update
     now, then = (

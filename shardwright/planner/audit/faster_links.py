@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.ir.frontier import Frontier
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Seconds
 from shardwright.ir.plan import Plan
 from shardwright.machine.model import Level, Machine
 from shardwright.planner.plans.simulated.folded_costs import FoldedCosts
 from shardwright.planner.plans.simulated.time_refinement import TimeRefinement
-from shardwright.planner.recost import additive
+from shardwright.planner.recost import with_internal_transfers
 from shardwright.program.plan_decoder import read_plan
 from shardwright.program.step.lower.plan_lowering import PlanLowering
 from shardwright.rules.analysis import Analysis
@@ -33,7 +32,7 @@ class FasterLinks(NamedTuple):
 
 
 def faster_links(
-    plan: Plan, graph: Graph, analysis: Analysis, machine: Machine, found: Frontier
+    plan: Plan, graph: Graph, analysis: Analysis, machine: Machine
 ) -> FasterLinks | None:
     """The outermost links, if the step of a simulated plan would be faster with faster ones.
 
@@ -48,7 +47,7 @@ def faster_links(
     if outer is None:
         return None
     levels = [_faster(one) if i == outer else one for i, one in enumerate(used.levels)]
-    seconds = _seconds(plan, (graph, analysis), replace(used, levels=tuple(levels)), found)
+    seconds = _seconds(plan, graph, analysis, replace(used, levels=tuple(levels)))
     if seconds >= (1 - _GAIN) * plan.step_seconds:
         return None
     return FasterLinks(used.levels[outer].name, seconds)
@@ -63,13 +62,10 @@ def _faster(level: Level) -> Level:
     )
 
 
-def _seconds(
-    plan: Plan, form: tuple[Graph, Analysis], machine: Machine, found: Frontier
-) -> Seconds:
+def _seconds(plan: Plan, graph: Graph, analysis: Analysis, machine: Machine) -> Seconds:
     """Seconds of a step of the same decisions on another machine."""
-    graph, analysis = form
-    priced = additive(plan, graph, analysis, machine, plan.optimizer, found)
-    decisions = read_plan(priced, graph, analysis)
+    priced = with_internal_transfers(replace(plan, timeline=None), graph, analysis, machine)
+    decisions = read_plan(plan, graph, analysis)
     few = FoldedCosts(graph, analysis, machine).seconds(priced, decisions)
     if few is not None:
         return few

@@ -55,9 +55,9 @@ class StartingStrategies:
     Only strategies that keep the constraints are priced. If meshes are given, or the frontier is
     exact, the search does not start from strategies.
 
-    `like` are those of another form of the graph, the loss and MLPs of which are not in chunks. What
-    was not priced of that one, by its bounds, is not priced of this one, which saves memory and
-    takes longer.
+    `like` are those of another form of the graph, the loss and MLPs of which are not in chunks.
+    What was not priced of that one, by its bounds, is not priced of this one, which saves memory
+    and takes longer.
     """
 
     factory: SpaceFactory

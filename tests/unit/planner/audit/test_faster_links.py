@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import shardwright as sw
 from shardwright.planner.audit.avoidable import avoidable
@@ -26,27 +28,43 @@ def with_links(factor, kind="2x2xH100"):
 @pytest.mark.parametrize("kind", ["2xH100", "2x2xH100"])
 def test_the_step_is_that_of_a_machine_with_faster_links(kind):
     machine = with_links(0.02, kind)
-    frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, f"dp_replicate={machine.devices}")
-    found = faster_links(plan, GRAPH, ANALYSIS, machine, frontier)
+    found = faster_links(plan, GRAPH, ANALYSIS, machine)
     assert found is not None and found.level == machine.levels[-1].name
     faster = sw.price(GRAPH, with_links(0.02 * FASTER, kind), plan.name)
     assert found.seconds == pytest.approx(faster.step_seconds, rel=1e-9)
-    helps = dict(answer_lines(plan, [], None, avoidable(plan, GRAPH, machine, frontier)))
+    helps = dict(answer_lines(plan, [], None, avoidable(plan, GRAPH, machine)))
     assert f"2 times the bandwidth of the {found.level}" in helps["would help"]
+
+
+def test_messages_of_experts_are_faster_too():
+    """They are within operators, whose seconds the plan states."""
+    config = MixtralConfig(
+        vocab_size=64, max_position_embeddings=32, num_hidden_layers=2, hidden_size=32,
+        intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
+        num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = MixtralForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
+    graph = sw.capture(model, (), {"input_ids": ids, "labels": ids})
+    machine, text = with_links(0.002), "dp_shard=4 ep=4"
+    plan = sw.price(graph, machine, text)
+    assert any("all_to_all" in one for t in plan.transfers for one in t.collectives)
+    found = faster_links(plan, graph, analyze(graph), machine)
+    faster = sw.price(graph, with_links(0.002 * FASTER), text)
+    assert found is not None
+    assert found.seconds == pytest.approx(faster.step_seconds, rel=1e-9)
 
 
 def test_links_that_nothing_waits_for_are_not_named():
     machine = with_links(100.0)
-    frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, "dp_replicate=4")
-    assert faster_links(plan, GRAPH, ANALYSIS, machine, frontier) is None
+    assert faster_links(plan, GRAPH, ANALYSIS, machine) is None
     alone = sw.price(GRAPH, "1xH100", "dp_replicate=1")
-    assert faster_links(alone, GRAPH, ANALYSIS, sw.Machine.preset("1xH100"), frontier) is None
+    assert faster_links(alone, GRAPH, ANALYSIS, sw.Machine.preset("1xH100")) is None
 
 
 def test_stages_also_wait_for_each_other():
     machine = with_links(0.02)
-    frontier = sw.search(GRAPH, machine)
     plan = sw.price(GRAPH, machine, "dp_replicate=2 pp=2 mb=2")
-    assert faster_links(plan, GRAPH, ANALYSIS, machine, frontier) is None
+    assert faster_links(plan, GRAPH, ANALYSIS, machine) is None
