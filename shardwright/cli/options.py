@@ -190,7 +190,7 @@ seconds = click.option(
     type=click.FloatRange(min=0),
     callback=_number,
     default=math.inf,
-    help="Time limit of the search, in seconds; the best plans so far are used.",
+    help="Time limit of the search, in seconds; the best plan so far is simulated and returned.",
 )
 processes = click.option(
     "--processes",

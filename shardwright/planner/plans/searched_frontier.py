@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
 
 from shardwright.ir.frontier import (
     ANY_TIME,
@@ -21,6 +20,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import NO_TIME
 from shardwright.planner.deadline import NEVER, Deadline
 from shardwright.planner.plans.far_ahead import far_ahead
+from shardwright.planner.plans.plan_simulation import PlanSimulation
 from shardwright.planner.plans.stalls import Stalls
 from shardwright.planner.processes.foresight import Foresight
 
@@ -37,31 +37,6 @@ OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
 def _none_known(_peak: Bytes) -> float:
     """No bound but zero."""
     return 0.0
-
-
-class PlanSimulation(Protocol):
-    """Simulates steps of plans; each question takes longer than those behind it."""
-
-    def settled(self, plan: Plan) -> Plan:
-        """The plan with the time and memory of its whole step, as it is shown to users."""
-
-    def compared(self, plan: Plan) -> Plan:
-        """The plan with the same two figures alone."""
-
-    def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
-        """A compared plan that gathers more parameters ahead, where it is faster within `limit`."""
-
-    def peak(self, plan: Plan) -> Bytes:
-        """The peak memory that `compared` finds."""
-
-    def reserved(self, plan: Plan) -> Bytes:
-        """Bytes of tensors and fragments that the allocator of torch reserves."""
-
-    def seconds(self, plan: Plan) -> Seconds:
-        """The step time that `compared` finds."""
-
-    def least_seconds(self, plan: Plan) -> Seconds:
-        """A lower bound of the step time, which is not simulated."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +145,7 @@ class SearchedFrontier(Frontier):
 
         Returns:
             The plans that no other of them dominates, and the baselines. Those with stages have no
-            timeline.
+            timeline. After the deadline only both ends are simulated, which then have none, either.
         """
         if self.simulation is None:
             return self
@@ -178,10 +153,8 @@ class SearchedFrontier(Frontier):
         indices: Sequence[int] = range(last + 1)
         if last >= most:
             indices = sorted({round(i * last / (most - 1)) for i in range(most)})
-        self.expect([self.plans[index] for index in indices])
-        found = [self.compared(self.plans[index]) for index in indices]
-        kept = [self._shown(plan) for plan in undominated(found)]
-        known = tuple(map(self._shown, self.baselines))
+        kept = [self._shown(plan) for plan in undominated(self._compared_in_time(indices))]
+        known = () if self.is_late else tuple(map(self._shown, self.baselines))
         return replace(
             self,
             plans=tuple(kept),
@@ -194,9 +167,24 @@ class SearchedFrontier(Frontier):
             chosen={},
         )
 
+    def _compared_in_time(self, indices: Sequence[int]) -> list[Plan]:
+        """The compared plans at `indices`, both ends first; no more after the deadline."""
+        order = list(dict.fromkeys((indices[0], indices[-1], *indices)))
+        width = len(order)
+        if self.deadline != NEVER:
+            width = 2 if self.foresight is None else max(2, self.foresight.width)
+        found: list[Plan] = []
+        for place in range(0, len(order), width):
+            if found and self.is_late:
+                break
+            plans = [self.plans[index] for index in order[place : place + width]]
+            self.expect(plans)
+            found += map(self.compared, plans)
+        return found
+
     def _shown(self, plan: Plan) -> Plan:
-        """A plan of many: one with stages, whose whole program takes long, is only compared."""
-        return self.compared(plan) if plan.stages > 1 else self.settled(plan)
+        """A plan of many: one whose whole program would take too long is only compared."""
+        return self.compared(plan) if plan.stages > 1 or self.is_late else self.settled(plan)
 
     def _fastest_fitting(self, limit: Bytes, most: Seconds = ANY_TIME) -> Plan | None:
         """The fastest plan found whose settled memory fits into `limit`; None if there is none.

@@ -24,6 +24,7 @@ from shardwright.planner.plans.searched_frontier import LEAST_SHARE
 NEAR = 1e-2  # a plan slower by at most this fraction is preferred for what it is
 _EQUAL = 5e-4  # relative gains below this count as zero
 _TRIES = 8  # the most strategies whose memory is simulated
+_LATE = "the time limit has ended the search; a longer one may find a faster plan"
 _LOWER = 2  # the most lower limits within which a plan is looked for that the allocator holds
 
 
@@ -100,6 +101,8 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
             f" {gain:.1%} less time"
         )
         plan = replace(plan, notes=(*plan.notes, note))
+    if frontier.is_late:
+        plan = replace(plan, notes=(*plan.notes, _LATE))
     return replace(found, plan=plan)
 
 

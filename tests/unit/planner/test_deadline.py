@@ -79,6 +79,7 @@ def test_without_time_only_the_plan_that_fits_by_its_table_is_simulated():
     found, seen = listed(OVER)
     chosen = preferred(found)
     assert chosen.plan.name == "good" and chosen.uniform is None
+    assert chosen.plan.notes[-1].startswith("the time limit has ended the search")
     assert set(seen) == {"good"}
     assert other_plans(chosen.plan, found, 100).simulated == {}
     in_time, seen = listed(NEVER)
@@ -90,6 +91,16 @@ def test_without_time_the_smallest_plan_is_simulated_where_none_fits_by_its_tabl
     with pytest.raises(InfeasibleError):
         found.fastest(50)
     assert seen[0] == "slow"
+
+
+def test_without_time_a_frontier_has_its_ends():
+    found, seen = listed(OVER)
+    assert [plan.name for plan in found.all_settled()] == ["fast", "slow"]
+    assert "good" not in seen and found.all_settled().baselines == ()
+    in_time, _ = listed(Deadline.after(600.0))
+    settled = in_time.all_settled()
+    assert [plan.name for plan in settled] == ["fast", "good", "slow"]
+    assert [plan.name for plan in settled.baselines] == ["base"]
 
 
 def test_without_time_there_is_no_second_search():

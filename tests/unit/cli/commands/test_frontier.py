@@ -2,6 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from shardwright.ir.frontier import Frontier
+
 
 def test_frontier_prints_table_chart_and_legend(api, target, shardwright_command):
     result = shardwright_command("frontier", target, "--machine", "2xcpu")
@@ -19,6 +21,18 @@ def test_frontier_json_holds_every_point_of_every_device_count(api, target, as_j
     assert {"step_seconds", "peak_bytes", "devices", "summary"} <= set(found["points"][0])
     assert [p["name"] for p in found["baselines"][:2]] == ["data parallel", "fully sharded"]
     assert found["search_seconds"] == 0.75
+
+
+def test_a_frontier_that_the_time_limit_ended_says_so(
+    api, target, as_json, shardwright_command, monkeypatch
+):
+    arguments = ("frontier", target, "--machine", "2xcpu")
+    words = "the time limit has ended the search"
+    assert words not in shardwright_command(*arguments).stdout
+    assert not as_json(*arguments)["ended_by_time_limit"]
+    monkeypatch.setattr(Frontier, "is_late", True)
+    assert words in shardwright_command(*arguments).stdout
+    assert as_json(*arguments)["ended_by_time_limit"]
 
 
 def test_without_devices_the_whole_machine_is_searched(api, target, as_json):
