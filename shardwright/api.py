@@ -177,8 +177,9 @@ def search(
             Unless False, parameters and gradients may, too, where not even that fits.
         points: plans of the frontier that are kept; with hundreds, neighbours are about a per cent
             of memory apart.
-        seconds: after so many seconds the remaining meshes have only their ends and baselines, with
-            looser bounds, and the remaining pipelines are not searched.
+        seconds: about how long to search at most, with looser bounds then. Of given meshes the
+            remaining ones have only their ends and baselines; of others none is searched once a
+            plan fits. Plans of the frontier are simulated when they are asked for.
         processes: how many forked processes may search and compare plans at a time. Their number
             changes no plan. 1: none is forked, which is safe everywhere. More are only forked on
             Linux, and not beside other threads, nor after torch has initialised an accelerator or
@@ -217,7 +218,7 @@ def search(
         seconds=seconds,
         processes=processes,
     )
-    return search_with(graph, machine_of(machine), options, progress)
+    return search_with(graph, machine_of(machine), options, progress).without_deadline()
 
 
 def price(

@@ -327,10 +327,12 @@ def _frontier_of(
     axes = AxisNames(loop.machine, given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
 
+    in_time = not deadline.is_searched
+
     def bound(peak: Bytes) -> float:
         least = math.inf
         for one in loops:
-            least = one.bound(peak, least, closer=not deadline.is_searched)
+            least = one.bound(peak, least, closer=in_time)
         return max(least, known(peak))
 
     def write(candidate: Candidate) -> Plan:
@@ -372,7 +374,6 @@ def _frontier_of(
             refinement.deepened,
             adds_up=not loop.machine.settles,
             foresight=foresight,
-            deadline=deadline,
         ).faster,
         foresight=foresight,
         device_bytes=loop.machine.device.usable_bytes,

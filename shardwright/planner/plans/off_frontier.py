@@ -99,8 +99,7 @@ class OffFrontierPlans:
 
     `seconds`, `compare` and `deepen` are those of a simulation (`searched_frontier.py`). With
     `adds_up` the seconds of a plan are those of its candidate, so that only plans that are
-    simulated are written. `foresight` simulates the next few at once. None are tried after the
-    deadline.
+    simulated are written. `foresight` simulates the next few at once.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class OffFrontierPlans:
         *,
         adds_up: bool = False,
         foresight: Foresight | None = None,
-        deadline: Deadline = NEVER,
     ) -> None:
         by_search: dict[tuple[int, bool], list[Candidate]] = {}
         for candidate in candidates:
@@ -123,13 +121,14 @@ class OffFrontierPlans:
             for (_, again), found in by_search.items()
         ]
         self._write, self._adds_up, self._foresight = write, adds_up, foresight
-        self._deadline = deadline
         self._seconds, self._compare, self._deepen = seconds, compare, deepen
         self._plans: dict[int, Plan] = {}  # by the id of the candidate; what is simulated is kept
         # The least ratio of seconds by kind that calls before have found.
         self._slower: dict[Hashable, float] = {}
 
-    def faster(self, limit: Bytes, than: Seconds, share: float) -> Plan | None:
+    def faster(
+        self, limit: Bytes, than: Seconds, share: float, deadline: Deadline = NEVER
+    ) -> Plan | None:
         """The fastest plan found that fits into `limit` and is faster than `than` seconds.
 
         Those whose likely time is not clearly less are not tried.
@@ -139,6 +138,7 @@ class OffFrontierPlans:
             than: seconds of the best plan so far.
             share: the initial estimate of the ratio of simulated to additive memory, which is then
                 updated for each mesh.
+            deadline: when no more are tried.
 
         Returns:
             The plan, or None if none is found within `_TRIES`.
@@ -168,7 +168,7 @@ class OffFrontierPlans:
             offer(number)
         tried = 0
         while tried < _TRIES and queue and queue[0][0] < enough:
-            if self._deadline.is_over:
+            if deadline.is_over:
                 break
             seconds, number, candidate = heapq.heappop(queue)
             if seconds < likely(number, candidate):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Self
 
 from shardwright.ir.frontier import (
     ANY_TIME,
@@ -31,7 +32,7 @@ LEAST_SHARE = 0.75  # of additive memory: simulated memory of baselines was neve
 _LEAST_OF_ALL = 0.4  # the same of plans that keep or recompute parts of layers
 _NEAR_TIE = 1.1  # baselines within this multiple of a plan's additive time are simulated
 
-OffFrontier = Callable[[Bytes, Seconds, float], Plan | None]
+OffFrontier = Callable[[Bytes, Seconds, float, Deadline], Plan | None]
 
 
 def _none_known(_peak: Bytes) -> float:
@@ -50,8 +51,8 @@ class SearchedFrontier(Frontier):
     * `simulation`: simulates plans; None if they are settled already;
     * `least`: a lower bound in bytes of the simulated memory of the plan at an index;
     * `least_of_baseline`: the same of the baseline at an index;
-    * `off_frontier`: `(limit, seconds, share)` -> a plan faster than `seconds` whose simulated
-      memory fits into `limit`, among those that are dominated in additive memory only, or None.
+    * `off_frontier`: `(limit, seconds, share, deadline)` -> a plan faster than `seconds` whose
+      simulated memory fits into `limit`, among those that are dominated in additive memory only.
       `share` is the smallest ratio of simulated to additive memory seen so far;
     * `pipelines`: a few plans with stages and their additive costs, which are compared with the
       plan that is chosen of the others;
@@ -86,6 +87,10 @@ class SearchedFrontier(Frontier):
     def is_late(self) -> bool:
         """Whether the time limit of the search is over, so that no more plans are compared."""
         return self.deadline.is_over
+
+    def without_deadline(self) -> Self:
+        """The same frontier, whose plans are compared whenever one is asked for."""
+        return replace(self, deadline=NEVER, chosen={} if self.is_late else self.chosen)
 
     def settled(self, plan: Plan) -> Plan:
         """Simulate time and memory of a step of a plan, from the programs of its ranks.
@@ -207,7 +212,7 @@ class SearchedFrontier(Frontier):
         found = self._best_of_baselines(found, seconds, limit, most)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             than = min(seconds if found is None else found.step_seconds, most)
-            other = self.off_frontier(limit, than, min(share, 1.0))
+            other = self.off_frontier(limit, than, min(share, 1.0), self.deadline)
             if other is not None and (found is None or other.step_seconds < found.step_seconds):
                 found = other
         if index is not None and found is not None:

@@ -43,8 +43,8 @@ def test_without_time_meshes_are_searched_until_a_plan_fits():
     graph, machine = residual_layers(3), preset("8xH100")
     search_with(graph, machine, PlanOptions.of(seconds=0), progress=lambda w, _: told.append(w))
     assert [one for one in told if "mesh" in one] == ["mesh 8"]
-    one = sw.search(graph, machine, seconds=0)
-    assert one.is_late and not sw.search(graph, machine).is_late
+    one = search_with(graph, machine, PlanOptions.of(seconds=0))
+    assert one.is_late and not search_with(graph, machine, PlanOptions()).is_late
     limit = one[-1].peak_bytes // 2
     told.clear()
     tight = PlanOptions.of(seconds=0, memory_limit=limit, micro_batches=(1,))
@@ -91,6 +91,17 @@ def test_without_time_the_smallest_plan_is_simulated_where_none_fits_by_its_tabl
     with pytest.raises(InfeasibleError):
         found.fastest(50)
     assert seen[0] == "slow"
+
+
+def test_a_frontier_of_the_interface_is_compared_whenever_it_is_asked():
+    """Its user may ask long after the search."""
+    found = sw.search(residual_layers(3), preset("8xH100"), seconds=0)
+    assert not found.is_late
+    hurried, _ = listed(OVER)
+    assert hurried.fastest(100).name == "good"
+    assert hurried.without_deadline().fastest(100).name == "base"
+    kept = listed(NEVER)[0]
+    assert kept.fastest(100) is kept.without_deadline().fastest(100)
 
 
 def test_without_time_a_frontier_has_its_ends():

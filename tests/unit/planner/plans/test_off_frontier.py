@@ -13,6 +13,7 @@ from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.plan import Plan
 from shardwright.ir.timeline import Timeline
 from shardwright.machine.presets import preset
+from shardwright.planner.deadline import Deadline
 from shardwright.planner.plans.candidate import Candidate
 from shardwright.planner.plans.off_frontier import OffFrontierPlans
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
@@ -137,6 +138,12 @@ def test_what_cannot_fit_is_not_settled_and_few_are_at_all():
     assert settled == [one.seconds for one in meshes[:8]], "whole programs take longer"
 
 
+def test_none_is_tried_after_a_deadline():
+    others, settled = off_frontier(*A, *B)
+    assert others.faster(Bytes(70), Seconds(math.inf), 1.0, Deadline(0.0, 0.0)) is None
+    assert not settled
+
+
 def test_plans_whose_seconds_are_known_are_written_to_be_simulated_only():
     written = []
 
@@ -174,7 +181,7 @@ def frontier_of(made, others):
 def test_a_frontier_asks_the_others_only_where_its_fastest_does_not_fit():
     asked = []
 
-    def others(limit, than, share):
+    def others(limit, than, share, _deadline):
         asked.append((limit, than, share))
         return faster
 

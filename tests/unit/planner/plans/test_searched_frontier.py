@@ -138,7 +138,7 @@ def test_slower_plans_are_simulated_where_those_off_the_frontier_leave_a_gain(ot
         plans,
         simulation=FunctionSimulation(compare, seconds=seconds),
         least=lambda index: 0,
-        off_frontier=lambda limit, than, share: made("searched", other, 90),
+        off_frontier=lambda limit, than, share, deadline: made("searched", other, 90),
     )
     assert found.fastest(99).step_seconds == min(other, 1.5)
     assert timed == ([] if other == 1.2 else [1.3])
