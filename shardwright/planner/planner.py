@@ -161,6 +161,7 @@ def _cut(
     (mesh,) = options.meshes or (mesh_of_cuts(machine),)
     baseline_options = PlanOptions(
         optimizer=options.optimizer,
+        meshes=tuple(meshes_of(machine.devices)),  # each of which has its ends without time
         seconds=0,
         recompute=False,
         micro_batches=(1,),
@@ -170,7 +171,7 @@ def _cut(
     )
     ends = partial(search, graph, machine, baseline_options, tracer)
     found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
-    return replace(found, device_bytes=machine.device.usable_bytes)
+    return replace(found, device_bytes=machine.device.usable_bytes, deadline=NEVER)
 
 
 def _start_of(

@@ -116,7 +116,7 @@ class StartingStrategies:
         """
         key = self.options.optimizer, tuple(counts), tuple(groups), "1F1B"
         staged = partial(self._staged, counts, groups)
-        found = self._pipelines(key, staged, best, Until(end, best, _PATIENCE))
+        found = self._pipelines(key, staged, Until(end, best, _PATIENCE))
         return found[:_MOST_PIPELINES]
 
     def rescheduled(
@@ -144,7 +144,7 @@ class StartingStrategies:
             ]
 
         key = self.options.optimizer, tuple(counts), tuple(groups), ZBV_ZERO_BUBBLE.name
-        found = self._pipelines(key, staged, best, Until(end, best, _ZBV_PATIENCE))
+        found = self._pipelines(key, staged, Until(end, best, _ZBV_PATIENCE))
         first = dict.fromkeys(
             Strategy.parse(one.name) for one in (*plain[:_RESCHEDULED], *found[:_RESCHEDULED])
         )
@@ -155,7 +155,7 @@ class StartingStrategies:
             if schedule_named(other.schedule).tried
         )
         left = [one for one in others if str(one) not in {known.name for known in found}]
-        found += self._pipelines(None, lambda: left, best, Until(end, best, len(left)))
+        found += self._pipelines(None, lambda: left, Until(end, best, len(left)))
         fastest: dict[str, Candidate] = {}
         for one in sorted(found, key=lambda one: one.cost):
             assert one.staged is not None
@@ -169,15 +169,16 @@ class StartingStrategies:
         ]
 
     def _pipelines(
-        self, key: Hashable, every: Callable[[], list[Strategy]], best: float, until: Until
+        self, key: Hashable, every: Callable[[], list[Strategy]], until: Until
     ) -> list[Candidate]:
-        """The strategies that fit and are clearly faster than `best`, fastest first."""
+        """The strategies that fit and are clearly faster than what is known, fastest first."""
         if time.perf_counter() >= until.end:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
         most = math.inf if limit is None else limit
         found = self._priced(key, every, most, until, reschedule=False)
-        faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
+        enough = until.known / (1 + RESOLUTION)
+        faster = [c for c in found if c.peak <= most and c.point.time < enough]
         return sorted(faster, key=lambda one: one.cost)
 
     def _priced(

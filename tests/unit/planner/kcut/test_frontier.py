@@ -50,6 +50,7 @@ def test_baselines_and_bound_are_those_of_the_joint_search(frontier):
     for mine, theirs in zip(frontier.baselines, joint.baselines, strict=True):
         assert replace(mine, lower_bound_seconds=theirs.lower_bound_seconds) == theirs
     (plan,) = frontier
+    assert not frontier.is_late, "the joint search has no time, and the cut has"
     best = min(p.step_seconds for p in joint if p.peak_bytes <= plan.peak_bytes)
     assert 0.5 * joint[0].step_seconds < plan.lower_bound_seconds <= best
 
