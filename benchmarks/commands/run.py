@@ -3,7 +3,8 @@
     python -m benchmarks.commands.run -o benchmarks/commands/result.json
 
 Each command is a new process. `first` has an empty cache of captures, `next` the one that the first
-has left; the earlier commit has no cache. Both commits take turns. `imports` is what Python takes
+has left, and `limited` is that with `--seconds 10`; the earlier commit has no cache. Both commits
+take turns. `imports` is what Python takes
 to import torch and a transformers model alone. Reported are medians of wall and processor seconds,
 and the largest resident memory. A command that takes longer than `--limit` seconds is ended and has
 no time.
@@ -28,9 +29,11 @@ from typing import Any
 from benchmarks import record
 from benchmarks.public_models import CONFIGS
 from benchmarks.work_tree import work_tree
+from shardwright.plan_io.files import load_plan
 
 BEFORE = "83c3193"
 LIMIT = 300.0
+SECONDS = 10  # the time limit of a search of `limited`
 _IMPORTS = "import torch; from transformers import LlamaForCausalLM"
 
 
@@ -83,6 +86,14 @@ class Run:
     status: int
 
 
+# What runs of this commit are given, in their order.
+_NOW: Mapping[str, Sequence[str]] = {
+    "first": (),
+    "next": (),
+    "limited": ("--seconds", str(SECONDS)),
+}
+
+
 def timed(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, limit: float
 ) -> Run | None:
@@ -115,13 +126,18 @@ def plan_command(case: Case, config: Path) -> list[str]:
 def measure(
     name: str, trees: Mapping[str, Path], rounds: int, before_rounds: int, limit: float
 ) -> dict[str, Any]:
-    """One row: all runs of a case by what they are (`before`, `first`, `next`)."""
+    """One row: all runs of a case by what they are (`before`, `first`, `next`, `limited`).
+
+    `step` has the step seconds of the plans that the last two have found.
+    """
     case = CASES[name]
-    runs: dict[str, list[Run | None]] = {"before": [], "first": [], "next": []}
+    runs: dict[str, list[Run | None]] = {"before": [], "first": [], "next": [], "limited": []}
+    steps: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         config = folder / "config.json"
         command = plan_command(case, config)
+        written = folder / "plan.json"
         config.write_text(json.dumps({**CONFIGS[case.model], **dict(case.change)}))
         for turn in range(max(rounds, before_rounds)):
             if turn < before_rounds and runs["before"] != [None]:
@@ -130,10 +146,13 @@ def measure(
             if turn < rounds:
                 cache = folder / f"cache{turn}"
                 environment = {"PYTHONPATH": str(trees["now"]), "XDG_CACHE_HOME": str(cache)}
-                for which in ("first", "next"):
-                    runs[which].append(timed(command, environment, folder, limit))
-        said = (folder / "output").read_text(errors="replace").splitlines()
-    row = {**asdict(case), "name": name, "says": said[0] if said else ""}
+                for which, more in _NOW.items():
+                    written.unlink(missing_ok=True)
+                    every = [*command, "-o", str(written), *more]
+                    runs[which].append(timed(every, environment, folder, limit))
+                    if written.exists():
+                        steps[which] = load_plan(written).step_seconds
+    row = {**asdict(case), "name": name, "step": steps}
     row["change"] = dict(case.change)
     return {**row, **{which: summary(found) for which, found in runs.items() if found}}
 
@@ -174,7 +193,7 @@ def main() -> None:
         print(f"imports: {imports}", flush=True)
         for name in options.only:
             row = measure(name, trees, options.rounds, options.before_rounds, options.limit)
-            print({key: row.get(key) for key in ("name", "before", "first", "next")}, flush=True)
+            print({key: row.get(key) for key in ("name", "before", *_NOW, "step")}, flush=True)
             rows.append(row)
     result = {"before": options.before, "limit": options.limit, "imports": imports, "rows": rows}
     if options.output is not None:
