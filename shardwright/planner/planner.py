@@ -128,11 +128,14 @@ def _joint(
         host = tight if offload is None else offload
         these = replace(options, micro_batches=counts, offload=host)
         names = options.optimizer, *on_host[:ways]
-        for name, (number, one) in product(names, enumerate(starts if tight else starts[:first])):
+        wanted = list(product(names, enumerate(starts if tight else starts[:first])))
+        for place, (name, (number, one)) in enumerate(wanted):
+            is_last = tight and place == len(wanted) - 1
             key = number, counts, host, name
             if key not in loops:
                 same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
-                given = half_way(deadline.tables), notify, (found, next(same, None))
+                end = deadline.tables if is_last else half_way(deadline.tables)
+                given = end, notify, (found, next(same, None))
                 loops[key] = _search(
                     one.with_optimizer(name), replace(these, optimizer=name), *given
                 )
