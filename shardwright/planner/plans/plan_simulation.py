@@ -1,4 +1,4 @@
-"""What a frontier asks of the simulation of its plans."""
+"""The questions of a frontier about the steps of its plans."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from shardwright.ir.plan import Plan
 from shardwright.machine.model import Machine
 from shardwright.planner.micro_batch_counts import MicroBatchCounts
 from shardwright.planner.plans.bandwidth_bound import bandwidth_bound
+from shardwright.planner.plans.plan_simulation import PlanSimulation
 from shardwright.planner.plans.simulated.folded_costs import KEPT, FoldedCosts
 from shardwright.planner.plans.simulated.known_plans import KnownPlans
 from shardwright.planner.plans.simulated.memory_refinement import MemoryRefinement, RankPeak
@@ -52,7 +53,7 @@ class Simulated(NamedTuple):
 
 
 @final
-class Refinement:
+class Refinement(PlanSimulation):
     """Settles plans of `graph` on `machine`: simulates time and memory of their step programs.
 
     `tracer` traces the memory of single operator calls. `analysis` is computed if it is not given.

@@ -9,11 +9,12 @@ from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.plan import Plan
 from shardwright.planner.meshes.mesh_loop import MeshLoop
+from shardwright.planner.plans.plan_simulation import PlanSimulation
 from shardwright.planner.plans.simulated.refinement import Refinement
 
 
 @final
-class Refinements:
+class Refinements(PlanSimulation):
     """Settles plans, each on the form of the graph that it is for."""
 
     def __init__(self, tracer: OpTracer) -> None:
