@@ -177,6 +177,7 @@ class Frontier(SearchedFrontier):
         pipelines: a few plans with stages, compared with the plan that is chosen of the others.
         least_within: bytes -> a lower bound of the seconds of all plans within that memory.
         foresight: simulates plans in several processes before they are compared; None as above.
+        is_cut: whether the time limit has ended the search.
         deadline: when plans are no more compared; never, if `search` made the frontier.
         chooses_baselines: whether a baseline may be chosen; a method that makes one plan only shows
             them.

@@ -26,6 +26,7 @@ MOST_SETTLED = 16  # plans of a frontier whose memory is settled to show all of 
 
 # Of a step: parameters that are gathered further ahead were never found to save more.
 MOST_PREFETCHED = 0.25
+ENDED = "the time limit has ended the search; a longer one may find a faster plan"
 _AS_GOOD = 1.02  # of the fastest plan's time; slower than this by its limit, a plan has lost much
 
 
@@ -205,7 +206,7 @@ class Frontier:
         and then has a note that says so.
         Raises `InfeasibleError`, naming the smallest memory that would do, when none is.
         """
-        return self.with_excess_note(self.settled(self.fastest_compared(memory_limit)))
+        return self.noted(self.settled(self.fastest_compared(memory_limit)))
 
     def fastest_compared(self, memory_limit: str | int | None = None) -> Plan:
         """The plan of `fastest` before it is settled, as `compared` and `deepened` give it."""
@@ -257,8 +258,10 @@ class Frontier:
             least.peak_bytes,
         )
 
-    def with_excess_note(self, plan: Plan) -> Plan:
-        """`plan`, with a note if it exceeds the memory of a device."""
+    def noted(self, plan: Plan) -> Plan:
+        """`plan`, with notes if it exceeds the memory of a device, or time limited the search."""
+        if self.ended_early:
+            plan = replace(plan, notes=(*plan.notes, ENDED))
         if self.device_bytes is None or plan.peak_bytes <= self.device_bytes:
             return plan
         note = (
@@ -326,7 +329,7 @@ class Frontier:
         limit, best = self.limit(memory_limit), self._smallest()
         if limit is not None and best.peak_bytes > limit:
             raise self._infeasible(limit, memory_limit)
-        return self.with_excess_note(self.settled(best))
+        return self.noted(self.settled(best))
 
     def _smallest(self) -> Plan:
         """The plan that needs the least memory."""
@@ -340,6 +343,11 @@ class Frontier:
     @property
     def is_late(self) -> bool:
         """Whether the time limit of the search is over, so that no more plans are compared."""
+        return False
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the time limit has ended the search, or ends the comparison of its plans."""
         return False
 
     def settled(self, plan: Plan) -> Plan:

@@ -16,10 +16,12 @@ class Deadline:
     Attributes:
         tables: when no more plans are searched.
         end: when no more of them are simulated, but the one that is chosen.
+        skips: whether no more meshes are searched then, if a plan fits; else all have their ends.
     """
 
     tables: float = math.inf
     end: float = math.inf
+    skips: bool = True
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
@@ -39,6 +41,7 @@ class Deadline:
 
 
 NEVER = Deadline()
+ENDS = Deadline(tables=-math.inf, skips=False)  # of a search for the ends of frontiers alone
 
 
 def half_way(end: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from shardwright.ir.frontier import Plans
+from shardwright.ir.frontier import ENDED, Plans
 from shardwright.ir.graph import Graph
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.ir.op_memory import OpTracer
@@ -22,7 +22,7 @@ from shardwright.ir.schedules.single_stage import GPIPE, ONE_F_ONE_B
 from shardwright.machine.model import Machine
 from shardwright.planner.arguments import SearchScope, require_graph, search_scope
 from shardwright.planner.axes.axis_names import AxisNames
-from shardwright.planner.deadline import NEVER, Deadline, half_way
+from shardwright.planner.deadline import ENDS, NEVER, Deadline, half_way
 from shardwright.planner.gc_pause import paused
 from shardwright.planner.kcut.frontier import kcut_frontier
 from shardwright.planner.memory_limits import (
@@ -66,6 +66,7 @@ def search(
     options: PlanOptions,
     tracer: OpTracer,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> SearchedFrontier:
     """The Pareto frontier of (step time, peak memory per rank) over all plans for `machine`.
 
@@ -79,6 +80,7 @@ def search(
         options: the options of the search.
         tracer: traces the memory of single operator calls, for the simulation of memory.
         progress: called with the current task and the fraction of the search that is done, 0 to 1.
+        deadline: when the search ends; by default after the `seconds` in `options`.
 
     Raises:
         ConstraintError: a constraint matches nothing, or no plan keeps all constraints.
@@ -91,12 +93,12 @@ def search(
     scope = search_scope(machine, options)
     if options.method == "kcut":
         return _cut(graph, machine, options, tracer, progress)
-    deadline = Deadline.after(options.seconds)
+    until = deadline or Deadline.after(options.seconds)
 
     def joint(machine: Machine, known: Bound) -> SearchedFrontier:
-        return _joint(graph, machine, options, scope, (tracer, deadline, progress, known))
+        return _joint(graph, machine, options, scope, (tracer, until, progress, known))
 
-    return with_slow_networks(joint, machine, options.memory_limit, deadline)
+    return with_slow_networks(joint, machine, options.memory_limit, until)
 
 
 def _joint(
@@ -113,9 +115,8 @@ def _joint(
     first = len(forms.plain)
     starts: list[StartingStrategies] = []
     for form in forms.every:
-        like = starts[0] if first == 1 <= len(starts) else None
         other = starts[0].factory if starts else None
-        starts.append(_start_of(form, machine, options, scope, other, like))
+        starts.append(_start_of(form, machine, options, scope, other))
     loops: dict[tuple[int, object, bool, str], MeshLoop] = {}
     offload, on_host = offload_of(machine, options), optimizers_on_host(machine, options)
     first_way = 1 if options.offload and on_host else 0  # which is searched in any case
@@ -135,7 +136,7 @@ def _joint(
             if key not in loops:
                 same = (loops[k] for k in loops if (k[0], *k[2:]) == (number, host, name))
                 end = deadline.tables if is_last else half_way(deadline.tables)
-                given = end, notify, (found, next(same, None))
+                given = (end, deadline), notify, (found, next(same, None))
                 loops[key] = _search(
                     one.with_optimizer(name), replace(these, optimizer=name), *given
                 )
@@ -164,17 +165,15 @@ def _cut(
     (mesh,) = options.meshes or (mesh_of_cuts(machine),)
     baseline_options = PlanOptions(
         optimizer=options.optimizer,
-        meshes=tuple(meshes_of(machine.devices)),  # each of which has its ends without time
-        seconds=0,
         recompute=False,
         micro_batches=(1,),
         stages=(1,),
         loss_chunks=(1,),
         mlp_chunks=(1,),
     )
-    ends = partial(search, graph, machine, baseline_options, tracer)
+    ends = partial(search, graph, machine, baseline_options, tracer, deadline=ENDS)
     found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
-    return replace(found, device_bytes=machine.device.usable_bytes, deadline=NEVER)
+    return replace(found, device_bytes=machine.device.usable_bytes, deadline=NEVER, is_cut=False)
 
 
 def _start_of(
@@ -183,26 +182,27 @@ def _start_of(
     options: PlanOptions,
     scope: SearchScope,
     other: SpaceFactory | None,
-    like: StartingStrategies | None,
 ) -> StartingStrategies:
     marks = Marks.on(graph, options.constraints)
     factory = SpaceFactory(graph, marks, recompute=options.recompute, other=other)
-    return StartingStrategies(factory, machine, options, scope, like)
+    return StartingStrategies(factory, machine, options, scope)
 
 
 def _search(
     strategies: StartingStrategies,
     options: PlanOptions,
-    end: float,
+    until: tuple[float, Deadline],
     notify: Progress,
     others: tuple[Sequence[MeshLoop], MeshLoop | None],
 ) -> MeshLoop:
-    """Search with the numbers of micro-batches in `options`, until the time `end`.
+    """Search with the numbers of micro-batches in `options`.
 
-    It starts from `strategies`, which rule out meshes that cannot be better. `others` are the
-    searches of other forms of the graph, and one of this form with other numbers.
+    It starts from `strategies`, which rule out meshes that cannot be better. `until` has the time
+    when it ends to leave some for other forms of the graph, and the deadline of all, until which it
+    goes on where a strategy fits. `others` are the searches of other forms, and one of this form
+    with other numbers.
     """
-    before, same = others
+    (end, deadline), (before, same) = until, others
     factory, machine, scope = strategies.factory, strategies.machine, strategies.scope
     wanted, groups = options.constraints, scope.groups
     counts, impossible = factory.possible(options.counts)
@@ -227,12 +227,17 @@ def _search(
         asked = (1, *several) if 1 in groups else several
         best_start = min((one.best_start for one in before), default=math.inf)
         without = (1,) if options.stages == AUTO else asked
-        started = strategies.candidates(tried, without, best_start, half_way(end))
+        first_end = half_way(end)
+        started = strategies.candidates(tried, without, best_start, first_end)
         loop.start_from(started)
+        loop.is_cut = time.perf_counter() >= first_end
+        if math.isfinite(loop.best_start):
+            end = deadline.tables
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
-        search_meshes(loop, scope.meshes, counts, end, _part(notify, 0.0, share))
+        part = _part(notify, 0.0, share)
+        search_meshes(loop, scope.meshes, counts, end, part, skips=deadline.skips)
     part = _part(notify, share, 1.0)
     for one in strategies.around(started):
         if loop.found and time.perf_counter() >= end:
@@ -244,6 +249,7 @@ def _search(
     elif several and strategies.are_wanted:
         best = min(one.best_within_limit for one in (*before, loop))
         _add_pipelines(loop, strategies, (tried, several), best, end, part)
+    loop.is_cut |= time.perf_counter() >= end
     if not loop.found and not before:
         refuse(loop.refused, machine.devices)
         raise PipelineError(
@@ -254,6 +260,8 @@ def _search(
         free = SpaceFactory(factory.graph, recompute=False)
         known = (*(options.meshes or meshes_of(machine.devices)), *scope.meshes)
         for mesh in dict.fromkeys(known):
+            if loop.known and deadline.skips and time.perf_counter() >= deadline.end:
+                break
             loop.compare(free, mesh, counts[0], factory.marks)
     notify("done", 1.0)
     return loop
@@ -330,13 +338,12 @@ def _frontier_of(
     foresight = Foresight(refinement.of, loop.options.processes)
     axes = AxisNames(loop.machine, given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
-
-    in_time = not deadline.is_searched
+    is_cut = any(one.is_cut for one in loops)
 
     def bound(peak: Bytes) -> float:
         least = math.inf
         for one in loops:
-            least = one.bound(peak, least, closer=in_time)
+            least = one.bound(peak, least, closer=not (is_cut and deadline.skips))
         return max(least, known(peak))
 
     def write(candidate: Candidate) -> Plan:
@@ -352,7 +359,7 @@ def _frontier_of(
     staged = _few_pipelines([c for one in loops for c in one.pipelines])
     plans, baselines = _plans(kept, write), _plans(shown, write)
     refinement.add(loops)
-    if loop.machine.settles:  # then the time of a step is not the sum of its parts
+    if loop.machine.settles and not deadline.is_over:  # then seconds do not just add up
 
         def timed(candidate: Candidate) -> Plan:
             return refinement.ranked(write(candidate))
@@ -381,10 +388,11 @@ def _frontier_of(
         ).faster,
         foresight=foresight,
         device_bytes=loop.machine.device.usable_bytes,
-        hints=loop.notes,
+        hints=(*loop.notes, ENDED) if is_cut and deadline.skips else loop.notes,
         pipelines=_plans(staged, write),
         least_within=bound,
         deadline=deadline,
+        is_cut=is_cut,
     )
 
 

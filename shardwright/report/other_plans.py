@@ -122,8 +122,8 @@ class _Deeper:
         """The compared plans at these indices, without those that are likely to be too slow.
 
         The first plan on each mesh, one of `known` if it is on it, tells by how much others on it
-        take longer than by their tables. Those with more micro-batches are not tried if all with
-        less are too slow.
+        take longer than by their tables. Where all in a number of micro-batches are too slow, and
+        the chosen plan has no more, those in larger numbers are not tried.
         """
         most, costs = _SLOWEST * self.chosen.step_seconds, self.frontier.costs
         every, longer = dict(known), dict[tuple[int, ...], float]()
@@ -132,19 +132,20 @@ class _Deeper:
         by_count: dict[int, list[int]] = {}
         for index in indices:
             by_count.setdefault(self.frontier[index].micro_batches, []).append(index)
-        for _, these in sorted(by_count.items()):
+        for count, these in sorted(by_count.items()):
             first: dict[tuple[int, ...], int] = {}
             for index in these:
                 first.setdefault(self.frontier[index].mesh.shape, index)
             new = {mesh: index for mesh, index in first.items() if mesh not in longer}
-            found = self.compared([index for index in new.values() if index not in every])
+            found = self.compared(list(new.values()))
             longer |= {mesh: found[i].step_seconds / costs[i][0] for mesh, i in new.items()}
             left = [index for index in these if index not in every and index not in found]
             found |= self.compared(
                 [i for i in left if longer[self.frontier[i].mesh.shape] * costs[i][0] <= most]
             )
             every |= found
-            if these and all(i not in every or every[i].step_seconds > most for i in these):
+            too_slow = (i not in every or every[i].step_seconds > most for i in these)
+            if count >= self.chosen.micro_batches and all(too_slow):
                 break
         return dict(sorted(every.items()))
 

@@ -83,10 +83,8 @@ def command(
     limit = wanted.memory_limit
     points = wanted.points
     wanted = replace(wanted, whole=True, points=max(DEFAULTS.points, points))
-    searched, left_out = searching.frontiers(captured, parts, wanted)
-    with working("following the memory of plans"):
-        settled = [(part, frontier.all_settled(points)) for part, frontier in searched]
-    is_late = any(frontier.is_late for _, frontier in settled)
+    settled, left_out = searching.frontiers(captured, parts, wanted, points)
+    ended = any(frontier.ended_early for _, frontier in settled)
     found = [(part, _within(frontier, limit)) for part, frontier in settled]
     frontiers = [frontier for _, frontier in found]
     if output:
@@ -98,7 +96,7 @@ def command(
                 "precision": captured.precision,
                 "capture_seconds": captured.seconds,
                 "search_seconds": sum(f.search_seconds for f in frontiers),
-                "ended_by_time_limit": is_late,
+                "ended_by_time_limit": ended,
                 "points": [_point(plan, part, limit) for part, f in found for plan in f],
                 "baselines": [
                     _point(plan, part, limit) for part, f in found for plan in f.baselines
@@ -122,7 +120,7 @@ def command(
         click.echo()
     for count, reason in left_out.items():
         say(f"no plan on {count} device{'s' * (count > 1)}: {reason}")
-    if is_late:
+    if ended:
         say("the time limit has ended the search; a longer one may find more plans")
     print_chart(_marks(frontiers))
     click.echo(wrapped(_legend(frontiers), 0))

@@ -60,17 +60,20 @@ def search(captured: CapturedTarget, machine: Machine, options: PlanOptions = DE
 
 
 def frontiers(
-    captured: CapturedTarget, machines: Sequence[Machine], options: PlanOptions
+    captured: CapturedTarget, machines: Sequence[Machine], options: PlanOptions, points: int
 ) -> tuple[list[tuple[Machine, Frontier]], dict[int, str]]:
     """The frontier of each machine, and by device count why constraints leave some without plans.
 
-    Raises `ConstraintError` if they leave all without plans.
+    At most `points` plans of each are simulated. Raises `ConstraintError` if constraints leave all
+    machines without plans.
     """
     found: list[tuple[Machine, Frontier]] = []
     reasons: dict[int, str] = {}
     for share, machine in zip(time_shares(options, len(machines)), machines, strict=True):
         try:
-            found.append((machine, search(captured, machine, share)))
+            frontier = search(captured, machine, share)
+            with working("following the memory of plans"):
+                found.append((machine, frontier.all_settled(points)))
         except (ConstraintError, PipelineError) as e:
             if machine is machines[-1] and not found:
                 raise

@@ -105,6 +105,7 @@ class MeshLoop:
     elsewhere: Sequence[tuple[Seconds, Bytes]] = ()  # costs of plans of other forms of the graph
     host: bool = False  # whether inputs of recomputed segments may wait in its memory
     bounds: list[MeshBound] = field(default_factory=list)  # by additive memory
+    is_cut: bool = False  # whether its time was over before it ended
     best_start: float = math.inf  # seconds of the fastest strategy of `start_from` that fits
     made: dict[tuple[Mesh, int, bool], _Result] = field(default_factory=dict)  # without stages
     _groups: dict[tuple[Mesh, int], _Group] = field(default_factory=dict)
@@ -311,7 +312,6 @@ class MeshLoop:
         writer, alone, once = group.offer.writer, group.alone, group.most_updates
         costs = self.costs
         schedule = schedule or schedule_of(groups, count)
-
         counted = most_counted(self.machine, mesh, count)
 
         def bound(memory: float) -> float:

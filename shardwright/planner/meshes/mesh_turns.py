@@ -26,12 +26,14 @@ def search_meshes(
     counts: Sequence[int],
     end: float,
     notify: Progress,
+    *,
+    skips: bool = True,
 ) -> None:
     """Search every mesh with all numbers of micro-batches.
 
     By default a mesh is left out after a number that gives no clearly better plan, or, as long as
-    no plan fits the memory limit, after two such numbers in a row. After `end` only meshes that are
-    given are searched, and others until a plan fits.
+    no plan fits the memory limit, after two such numbers in a row. After `end` meshes have their
+    ends alone, and with `skips` no more are searched once a plan fits, if they are not given.
     """
     while_useful, compare = loop.options.counts is None, not loop.options.constraints
     useful = dict.fromkeys(meshes, counts[0])  # the last number that gave a plan
@@ -42,9 +44,11 @@ def search_meshes(
         factor = 2 if math.isfinite(loop.best_within_limit) else 4
         return while_useful and count > factor * useful[mesh]
 
+    limit = limit_on(loop.machine, loop.options.memory_limit)
+    skips &= loop.options.meshes is None
     for i, (count, mesh, parts) in enumerate(turns):
         is_late = time.perf_counter() >= end
-        if is_late and loop.options.meshes is None and math.isfinite(loop.best_within_limit):
+        if is_late and skips and _fits(loop, limit):
             break
         if mesh == meshes[0] and not (parts or is_late):
             _expect(loop, [one for one in meshes if not is_left_out(one, count)], count, end)
@@ -61,9 +65,14 @@ def search_meshes(
         except ConstraintError as e:
             if first:
                 loop.refuse(e)
-    limit = limit_on(loop.machine, loop.options.memory_limit)
     if limit is not None:
         search_below(loop, Bytes(limit), end - time.perf_counter())
+
+
+def _fits(loop: MeshLoop, limit: int | None) -> bool:
+    """Whether a plan fits by its table, of this form of the graph or of another."""
+    others = any(limit is None or peak <= limit for _, peak in loop.elsewhere)
+    return others or math.isfinite(loop.best_within_limit)
 
 
 def _expect(loop: MeshLoop, meshes: Sequence[Mesh], count: int, end: float) -> None:

@@ -58,6 +58,7 @@ class SearchedFrontier(Frontier):
       plan that is chosen of the others;
     * `least_within`: bytes -> a lower bound of the seconds of all plans within that memory;
     * `foresight`: simulates plans in several processes before they are compared; None does not;
+    * `is_cut`: whether the time limit has ended the search;
     * `deadline`: when no more plans are compared, but that which is chosen;
     * `chooses_baselines`: whether a baseline may be chosen. A method that makes one plan only
       shows them;
@@ -72,6 +73,7 @@ class SearchedFrontier(Frontier):
     pipelines: Sequence[Plan] = field(default=(), compare=False, repr=False)
     least_within: Callable[[Bytes], float] = field(default=_none_known, compare=False, repr=False)
     foresight: Foresight | None = field(default=None, compare=False, repr=False)
+    is_cut: bool = False
     deadline: Deadline = field(default=NEVER, compare=False, repr=False)
     chooses_baselines: bool = True
     chosen: dict[tuple[Bytes | None, Seconds], Plan | None] = field(
@@ -88,20 +90,17 @@ class SearchedFrontier(Frontier):
         """Whether the time limit of the search is over, so that no more plans are compared."""
         return self.deadline.is_over
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether the time limit has ended the search, or ends the comparison of its plans."""
+        return self.is_cut or self.is_late
+
     def without_deadline(self) -> Self:
         """The same frontier, whose plans are compared whenever one is asked for."""
         return replace(self, deadline=NEVER, chosen={} if self.is_late else self.chosen)
 
     def settled(self, plan: Plan) -> Plan:
-        """Simulate time and memory of a step of a plan, from the programs of its ranks.
-
-        Args:
-            plan: one of these plans, or of the baselines.
-
-        Returns:
-            The same plan with the `step_seconds` and `timeline` of its step program, and the
-            `peak_bytes` and `memory` that the worst rank needs.
-        """
+        """The plan with time and memory of its step, simulated from the programs of its ranks."""
         return plan if self.simulation is None else self.simulation.settled(plan)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
@@ -169,14 +168,16 @@ class SearchedFrontier(Frontier):
             least_of_baseline=None,
             pipelines=(),
             foresight=None,
+            deadline=NEVER,
+            is_cut=self.ended_early,
             chosen={},
         )
 
     def _compared_in_time(self, indices: Sequence[int]) -> list[Plan]:
         """The compared plans at `indices`, both ends first; no more after the deadline."""
-        order = list(dict.fromkeys((indices[0], indices[-1], *indices)))
-        width = len(order)
+        order, width = list(indices), len(indices)
         if self.deadline != NEVER:
+            order = list(dict.fromkeys((indices[0], indices[-1], *indices)))
             width = 2 if self.foresight is None else max(2, self.foresight.width)
         found: list[Plan] = []
         for place in range(0, len(order), width):
@@ -207,8 +208,6 @@ class SearchedFrontier(Frontier):
         index, share = self._fastest_listed(limit, most)
         found = None if index is None else self._first(index, limit)
         seconds = self.costs[index][0] if index is not None else ANY_TIME
-        if self.is_late and found is not None:
-            return found
         found = self._best_of_baselines(found, seconds, limit, most)
         if self.off_frontier is not None and seconds > self.costs[0][0]:
             than = min(seconds if found is None else found.step_seconds, most)
@@ -321,7 +320,7 @@ class SearchedFrontier(Frontier):
         Memory is simulated of faster baselines only, and time of those that may be faster and
         take less than `most` seconds.
         """
-        if not self.chooses_baselines:
+        if not self.chooses_baselines or (self.is_late and found is not None):
             return found
         than = most if found is None else min(found.step_seconds, most)
         about = Seconds(max(_NEAR_TIE * seconds, 0.0 if found is None else found.step_seconds))
@@ -334,7 +333,7 @@ class SearchedFrontier(Frontier):
             self.foresight.expect(seconds=[as_deep for as_deep, _, _ in near])
         times = [(self.simulated_seconds(as_deep), index, known) for as_deep, index, known in near]
         for time, _, known in sorted(times, key=lambda one: one[:2]):
-            if time >= than:
+            if time >= than or (self.is_late and found is not None):
                 break
             compared = self._fitting(known, limit)
             if compared is not None and compared.step_seconds < than:

@@ -24,7 +24,6 @@ from shardwright.planner.plans.searched_frontier import LEAST_SHARE
 NEAR = 1e-2  # a plan slower by at most this fraction is preferred for what it is
 _EQUAL = 5e-4  # relative gains below this count as zero
 _TRIES = 8  # the most strategies whose memory is simulated
-_LATE = "the time limit has ended the search; a longer one may find a faster plan"
 _LOWER = 2  # the most lower limits within which a plan is looked for that the allocator holds
 
 
@@ -91,7 +90,7 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
     else:
         found = _kept_by_allocator(frontier, first)
     found = found or first
-    plan = frontier.with_excess_note(frontier.settled(found.plan))
+    plan = frontier.noted(frontier.settled(found.plan))
     if found.plan.name != found.fastest.name:
         plan = replace(plan, notes=(*plan.notes, str(found)))
     gain = 1 - first.plan.step_seconds / plan.step_seconds
@@ -101,8 +100,6 @@ def preferred(frontier: Frontier, memory_limit: str | int | None = None) -> Pref
             f" {gain:.1%} less time"
         )
         plan = replace(plan, notes=(*plan.notes, note))
-    if frontier.is_late:
-        plan = replace(plan, notes=(*plan.notes, _LATE))
     return replace(found, plan=plan)
 
 

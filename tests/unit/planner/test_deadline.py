@@ -11,11 +11,13 @@ from shardwright.api import search_with
 from shardwright.ir.frontier import InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.machine.presets import preset
+from shardwright.planner import planner
 from shardwright.planner.deadline import NEVER, Deadline, half_way
 from shardwright.planner.plans.searched_frontier import SearchedFrontier
 from shardwright.planner.slow_networks import with_slow_networks
 from shardwright.planner.strategies.preference import preferred
 from shardwright.report.other_plans import other_plans
+from shardwright.tracing.op_memory.footprints import Footprints
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.plan_simulations import FunctionSimulation
 from tests.harness.plans import simple
@@ -44,7 +46,8 @@ def test_without_time_meshes_are_searched_until_a_plan_fits():
     search_with(graph, machine, PlanOptions.of(seconds=0), progress=lambda w, _: told.append(w))
     assert [one for one in told if "mesh" in one] == ["mesh 8"]
     one = search_with(graph, machine, PlanOptions.of(seconds=0))
-    assert one.is_late and not search_with(graph, machine, PlanOptions()).is_late
+    assert one.is_late and one.ended_early
+    assert not search_with(graph, machine, PlanOptions()).ended_early
     limit = one[-1].peak_bytes // 2
     told.clear()
     tight = PlanOptions.of(seconds=0, memory_limit=limit, micro_batches=(1,))
@@ -96,12 +99,45 @@ def test_without_time_the_smallest_plan_is_simulated_where_none_fits_by_its_tabl
 def test_a_frontier_of_the_interface_is_compared_whenever_it_is_asked():
     """Its user may ask long after the search."""
     found = sw.search(residual_layers(3), preset("8xH100"), seconds=0)
-    assert not found.is_late
+    assert not found.is_late and found.ended_early
+    assert any("time limit" in note for note in found.fastest().notes)
+    assert any("time limit" in note for note in found.smallest().notes)
+    with pytest.raises(InfeasibleError, match="the time limit has ended the search"):
+        found.fastest("2MiB")
     hurried, _ = listed(OVER)
     assert hurried.fastest(100).name == "good"
     assert hurried.without_deadline().fastest(100).name == "base"
     kept = listed(NEVER)[0]
     assert kept.fastest(100) is kept.without_deadline().fastest(100)
+
+
+def test_a_search_that_was_cut_says_so_though_time_is_left():
+    """The searches of meshes end before the comparison of plans does."""
+    graph, machine = residual_layers(3), preset("8xH100")
+    now = time.perf_counter()
+    cut = planner.search(graph, machine, PlanOptions(), Footprints(), None, Deadline(now, math.inf))
+    assert cut.is_cut and cut.ended_early and not cut.is_late
+    assert not planner.search(graph, machine, PlanOptions(), Footprints()).is_cut
+    assert len(cut) < len(planner.search(graph, machine, PlanOptions(), Footprints()))
+
+
+def test_a_form_in_which_a_strategy_fits_has_all_the_time(monkeypatch):
+    ends = []
+    search_meshes = planner.search_meshes
+
+    def noted(loop, meshes, counts, end, notify, **how):
+        ends.append((loop.best_start, end))
+        search_meshes(loop, meshes, counts, end, notify, **how)
+
+    monkeypatch.setattr(planner, "search_meshes", noted)
+    graph, machine = residual_layers(3), preset("8xH100")
+    search_with(graph, machine, PlanOptions.of(seconds=1000))
+    start = time.perf_counter()
+    ((best, end),) = ends
+    assert math.isfinite(best) and 500 < end - start < 600
+    ends.clear()
+    search_with(graph, machine, PlanOptions.of(seconds=1000, memory_limit=2**21))
+    assert math.isinf(ends[0][0]) and 250 < ends[0][1] - time.perf_counter() < 300
 
 
 def test_without_time_a_frontier_has_its_ends():

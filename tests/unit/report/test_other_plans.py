@@ -129,3 +129,18 @@ def test_more_micro_batches_are_not_tried_where_less_are_too_slow():
     others = other_plans(chosen(found, 0, 1), found, LIMIT)
     assert names(others.fitting) == ["plan 1", "plan 2", "plan 3"]
     assert "plan 4" not in compared, "5.6 and 6 s with two micro-batches are too long already"
+
+
+def test_plans_in_as_many_micro_batches_as_the_chosen_one_are_tried():
+    costs = [(1.0, 90), (1.1, 80), (1.2, 60)]
+    plans = [
+        replace(one, mesh=Mesh((("dp", size),)), micro_batches=count)
+        for one, count, size in zip(frontier(costs=costs).plans, (4, 1, 4), (2, 3, 2), strict=True)
+    ]
+
+    def compare(plan):
+        return replace(plan, step_seconds=plan.step_seconds * (3 if plan.mesh.size == 3 else 1))
+
+    found = SearchedFrontier(plans, simulation=FunctionSimulation(compare))
+    others = other_plans(chosen(found, 0, 1), found, LIMIT)
+    assert "plan 2" in names(others.fitting), "that in one micro-batch takes too long"

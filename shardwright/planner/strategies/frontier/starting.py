@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 from shardwright.ir.layout import Bytes
@@ -54,27 +54,19 @@ class StartingStrategies:
 
     Only strategies that keep the constraints are priced. If meshes are given, or the frontier is
     exact, the search does not start from strategies.
-
-    `like` are those of another form of the graph, the loss and MLPs of which are not in chunks.
-    What was not priced of that one, by its bounds, is not priced of this one, which saves memory
-    and takes longer.
     """
 
     factory: SpaceFactory
     machine: Machine
     options: PlanOptions
     scope: SearchScope
-    like: StartingStrategies | None = None
-    _tried: dict[Hashable, tuple[Strategy, ...]] = field(default_factory=dict)
 
     def with_optimizer(self, name: str) -> StartingStrategies:
         """The same strategies with the state of the optimizer where its name says."""
         if name == self.options.optimizer:
             return self
         options = replace(self.options, optimizer=name)
-        return StartingStrategies(
-            self.factory, self.machine, options, self.scope, self.like, self._tried
-        )
+        return StartingStrategies(self.factory, self.machine, options, self.scope)
 
     @property
     def are_wanted(self) -> bool:
@@ -95,15 +87,14 @@ class StartingStrategies:
         """
         if not self.are_wanted or time.perf_counter() >= end:
             return []
+        every = [one for one in self._every if self._is_permitted(one, counts, groups)]
+        if not every:
+            return []
         limit = limit_on(self.machine, self.options.memory_limit)
         most = self.machine.device.usable_bytes if limit is None else limit
+        shared = self._shared
         until = Until(end, known, _PATIENCE)
-
-        def permitted() -> list[Strategy]:
-            return [one for one in self._every if self._is_permitted(one, counts, groups)]
-
-        key = self.options.optimizer, tuple(counts), tuple(groups)
-        found = self._priced(key, permitted, most, until)
+        found = priced(self._expansion, every, limits=(most,), until=until, shared=shared)
         kept = [one for one in found if not self._broken(one)]
         return _best(kept, Bytes(int(most)))
 
@@ -114,9 +105,7 @@ class StartingStrategies:
 
         The other arguments are those of `candidates`.
         """
-        key = self.options.optimizer, tuple(counts), tuple(groups), "1F1B"
-        staged = partial(self._staged, counts, groups)
-        found = self._pipelines(key, staged, Until(end, best, _PATIENCE))
+        found = self._pipelines(self._staged(counts, groups), best, end, _PATIENCE)
         return found[:_MOST_PIPELINES]
 
     def rescheduled(
@@ -135,16 +124,12 @@ class StartingStrategies:
         """
         best = min([best, *(one.point.time for one in plain)])
         layers = len(self._expansion.layers)
-
-        def staged() -> list[Strategy]:
-            return [
-                replace(one, schedule=ZBV_ZERO_BUBBLE.name, virtual_stages=2)
-                for one in self._staged(counts, groups)
-                if 2 * one.pp <= layers
-            ]
-
-        key = self.options.optimizer, tuple(counts), tuple(groups), ZBV_ZERO_BUBBLE.name
-        found = self._pipelines(key, staged, Until(end, best, _ZBV_PATIENCE))
+        staged = [
+            replace(one, schedule=ZBV_ZERO_BUBBLE.name, virtual_stages=2)
+            for one in self._staged(counts, groups)
+            if 2 * one.pp <= layers
+        ]
+        found = self._pipelines(staged, best, end, _ZBV_PATIENCE)
         first = dict.fromkeys(
             Strategy.parse(one.name) for one in (*plain[:_RESCHEDULED], *found[:_RESCHEDULED])
         )
@@ -155,7 +140,7 @@ class StartingStrategies:
             if schedule_named(other.schedule).tried
         )
         left = [one for one in others if str(one) not in {known.name for known in found}]
-        found += self._pipelines(None, lambda: left, Until(end, best, len(left)))
+        found += self._pipelines(left, best, end, len(left))
         fastest: dict[str, Candidate] = {}
         for one in sorted(found, key=lambda one: one.cost):
             assert one.staged is not None
@@ -169,47 +154,23 @@ class StartingStrategies:
         ]
 
     def _pipelines(
-        self, key: Hashable, every: Callable[[], list[Strategy]], until: Until
+        self, every: Sequence[Strategy], best: float, end: float, patience: int
     ) -> list[Candidate]:
-        """The strategies that fit and are clearly faster than what is known, fastest first."""
-        if time.perf_counter() >= until.end:
+        """The strategies that fit and are clearly faster than `best`, fastest first."""
+        if not every or time.perf_counter() >= end:
             return []
         limit = limit_on(self.machine, self.options.memory_limit)
         most = math.inf if limit is None else limit
-        found = self._priced(key, every, most, until, reschedule=False)
-        enough = until.known / (1 + RESOLUTION)
-        faster = [c for c in found if c.peak <= most and c.point.time < enough]
-        return sorted(faster, key=lambda one: one.cost)
-
-    def _priced(
-        self,
-        key: Hashable,
-        every: Callable[[], list[Strategy]],
-        most: float,
-        until: Until,
-        *,
-        reschedule: bool = True,
-    ) -> list[Candidate]:
-        """Price strategies, the best one within `most` bytes among them.
-
-        They are those that `like` has priced by this `key`, or `every` if it has priced none.
-        """
-        known = () if self.like is None or key is None else self.like._tried.get(key, ())
-        numerics = self.factory.graph.numerics
-        wanted = [one.in_form(numerics) for one in known] or every()
-        if not wanted:
-            return []
         found = priced(
             self._expansion,
-            wanted,
+            every,
             limits=(most,),
-            until=until,
-            reschedule=reschedule,
+            until=Until(end, best, patience),
+            reschedule=False,
             shared=self._shared,
         )
-        if key is not None:
-            self._tried[key] = tuple(Strategy.parse(one.name) for one in found)
-        return found
+        faster = [c for c in found if c.peak <= most and c.point.time * (1 + RESOLUTION) < best]
+        return sorted(faster, key=lambda one: one.cost)
 
     def around(self, best: Sequence[Candidate]) -> list[AroundStrategies]:
         """The spaces to search around `best`, which are from `candidates`.

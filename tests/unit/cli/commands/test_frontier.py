@@ -30,7 +30,7 @@ def test_a_frontier_that_the_time_limit_ended_says_so(
     words = "the time limit has ended the search"
     assert words not in shardwright_command(*arguments).stdout
     assert not as_json(*arguments)["ended_by_time_limit"]
-    monkeypatch.setattr(Frontier, "is_late", True)
+    monkeypatch.setattr(Frontier, "ended_early", True)
     assert words in shardwright_command(*arguments).stdout
     assert as_json(*arguments)["ended_by_time_limit"]
 

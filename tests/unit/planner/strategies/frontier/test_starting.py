@@ -1,6 +1,5 @@
 """A search starts from uniform strategies and is never worse than the best of them."""
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -14,15 +13,10 @@ from shardwright.ir.frontier import Frontier, InfeasibleError
 from shardwright.ir.options.plan_options import PlanOptions
 from shardwright.ir.schedules.registry import SCHEDULES
 from shardwright.machine.presets import preset
-from shardwright.planner.arguments import search_scope
-from shardwright.planner.space_factory import SpaceFactory
 from shardwright.planner.strategies.expansion import Expansion
-from shardwright.planner.strategies.frontier import starting
 from shardwright.planner.strategies.frontier.enumeration import rescheduled, strategies_on
 from shardwright.planner.strategies.frontier.priced_frontier import limited
-from shardwright.planner.strategies.frontier.starting import StartingStrategies
 from shardwright.planner.strategies.preference import NEAR, Preferred, is_strategy, preferred
-from shardwright.rules.operators.loss_chunks import with_loss_chunks
 from tests.harness.layered_graphs import residual_layers
 from tests.harness.rotation import rotating
 
@@ -95,7 +89,7 @@ def test_a_strategy_within_a_percent_is_handed_out_and_says_so():
     assert is_strategy(found.uniform) and found.gain == pytest.approx(
         1 - found.fastest.step_seconds / found.uniform.step_seconds
     )
-    shown = frontier.with_excess_note(frontier.settled(found.fastest))
+    shown = frontier.noted(frontier.settled(found.fastest))
     assert (found.plan == shown) == (found.gain > NEAR or is_strategy(found.fastest))
     near = frontier.fastest()
     text = str(Preferred(found.uniform, near, found.uniform))
@@ -282,30 +276,3 @@ def test_a_plan_of_less_memory_that_is_also_faster_needs_no_excuse():
     found = preferred(Misled(tuple(both), device_bytes=100)).plan
     assert found.step_seconds == 1.0
     assert not any("holds this plan with fragments" in note for note in found.notes)
-
-
-def test_of_a_loss_in_chunks_only_those_are_priced_that_were_priced_of_the_whole(monkeypatch):
-    graph, machine = llama(), preset("2x2xH100")
-    asked = []
-    price = starting.priced
-
-    def noted(expansion, every, **how):
-        asked.append((expansion.graph.numerics.loss_chunks, len(every)))
-        found = price(expansion, every, **how)
-        asked[-1] += (len(found),)
-        return found
-
-    monkeypatch.setattr(starting, "priced", noted)
-    options = PlanOptions()
-    plain, chunked = (with_loss_chunks(graph, count) for count in (1, 2))
-    scope = search_scope(machine, options)
-    first = StartingStrategies(SpaceFactory(plain, recompute=True), machine, options, scope)
-    like = StartingStrategies(SpaceFactory(chunked, recompute=True), machine, options, scope, first)
-    alone = StartingStrategies(SpaceFactory(chunked, recompute=True), machine, options, scope)
-    given = (1, 2), (1,), math.inf, math.inf
-    whole = first.candidates(*given)
-    found, every = like.candidates(*given), alone.candidates(*given)
-    (_, most, tried), (chunks, few, _), (_, again, _) = asked
-    assert chunks == 2 and few == tried < most == again
-    assert whole and [one.name for one in found] == [one.name for one in every]
-    assert all("loss=chunked(2)" in one.name for one in found)
