@@ -100,7 +100,11 @@ class SearchedFrontier(Frontier):
         return replace(self, deadline=NEVER, chosen={} if self.is_late else self.chosen)
 
     def settled(self, plan: Plan) -> Plan:
-        """The plan with time and memory of its step, simulated from the programs of its ranks."""
+        """A plan with time and memory of its step, simulated from the programs of its ranks.
+
+        Args:
+            plan: one of these plans, or of the baselines.
+        """
         return plan if self.simulation is None else self.simulation.settled(plan)
 
     def deepened(self, plan: Plan, limit: Bytes | None) -> Plan:
