@@ -30,11 +30,6 @@ class Deadline:
         return cls(now + _TABLES * seconds, now + seconds)
 
     @property
-    def is_searched(self) -> bool:
-        """Whether no more plans may be searched."""
-        return time.perf_counter() >= self.tables
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing more may be compared."""
         return time.perf_counter() >= self.end

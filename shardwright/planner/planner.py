@@ -11,7 +11,7 @@ from itertools import product
 
 from shardwright.ir.frontier import ENDED, Plans
 from shardwright.ir.graph import Graph
-from shardwright.ir.layout import Bytes, Seconds
+from shardwright.ir.layout import Bytes, Mesh, Seconds
 from shardwright.ir.op_memory import OpTracer
 from shardwright.ir.options.constraints import Constraint, OnMesh
 from shardwright.ir.options.optimizers import optimizer_spec
@@ -173,7 +173,7 @@ def _cut(
     )
     ends = partial(search, graph, machine, baseline_options, tracer, deadline=ENDS)
     found = kcut_frontier(graph, machine, options.optimizer, mesh, tracer, ends, progress)
-    return replace(found, device_bytes=machine.device.usable_bytes, deadline=NEVER, is_cut=False)
+    return replace(found, device_bytes=machine.device.usable_bytes, deadline=NEVER)
 
 
 def _start_of(
@@ -197,14 +197,13 @@ def _search(
 ) -> MeshLoop:
     """Search with the numbers of micro-batches in `options`.
 
-    It starts from `strategies`, which rule out meshes that cannot be better. `until` has the time
-    when it ends to leave some for other forms of the graph, and the deadline of all, until which it
-    goes on where a strategy fits. `others` are the searches of other forms, and one of this form
-    with other numbers.
+    It starts from `strategies`, which rule out meshes. `until` has the time when it ends to leave
+    some for other forms of the graph, and the deadline of all, until which it goes on where a
+    strategy fits. `others` are the searches of other forms, and one of this form in other numbers.
     """
     (end, deadline), (before, same) = until, others
     factory, machine, scope = strategies.factory, strategies.machine, strategies.scope
-    wanted, groups = options.constraints, scope.groups
+    groups = scope.groups
     counts, impossible = factory.possible(options.counts)
     if options.counts is not None and len(impossible) == len(set(options.counts)):
         raise MicroBatchError(f"{impossible[0]}; ask for other numbers, or for none")
@@ -231,8 +230,7 @@ def _search(
         started = strategies.candidates(tried, without, best_start, first_end)
         loop.start_from(started)
         loop.is_cut = time.perf_counter() >= first_end
-        if math.isfinite(loop.best_start):
-            end = deadline.tables
+        end = deadline.tables if math.isfinite(loop.best_start) else end
         notify = _part(notify, _FIRST_SHARE, 1.0)
     share = _SHARE if several else 1.0  # of the progress bar
     if 1 in groups:
@@ -256,15 +254,23 @@ def _search(
             f"there is no pipeline of {' or '.join(map(str, groups))} stages through this model;"
             " ask for fewer stages"
         )
-    if wanted:
-        free = SpaceFactory(factory.graph, recompute=False)
-        known = (*(options.meshes or meshes_of(machine.devices)), *scope.meshes)
-        for mesh in dict.fromkeys(known):
-            if loop.known and deadline.skips and time.perf_counter() >= deadline.end:
-                break
-            loop.compare(free, mesh, counts[0], factory.marks)
+    if options.constraints:
+        _compare_without_constraints(loop, scope.meshes, counts[0], deadline)
     notify("done", 1.0)
     return loop
+
+
+def _compare_without_constraints(
+    loop: MeshLoop, meshes: Sequence[Mesh], count: int, deadline: Deadline
+) -> None:
+    """Add the baselines of `meshes`, and of the given ones or all, which constraints rule out."""
+    factory = loop.factory
+    free = SpaceFactory(factory.graph, recompute=False)
+    known = loop.options.meshes or meshes_of(loop.machine.devices)
+    for mesh in dict.fromkeys((*known, *meshes)):
+        if loop.known and deadline.is_over:
+            break
+        loop.compare(free, mesh, count, factory.marks)
 
 
 def _add_pipelines(
@@ -323,11 +329,7 @@ def _ignore_progress(_what: str, _done: float) -> None:
 
 
 def _frontier_of(
-    loops: Sequence[MeshLoop],
-    start: float,
-    refinement: Refinements,
-    known: Bound,
-    deadline: Deadline = NEVER,
+    loops: Sequence[MeshLoop], start: float, refinement: Refinements, known: Bound, until: Deadline
 ) -> SearchedFrontier:
     """The frontier and the baselines of searches of one graph, each of another form of it.
 
@@ -338,12 +340,12 @@ def _frontier_of(
     foresight = Foresight(refinement.of, loop.options.processes)
     axes = AxisNames(loop.machine, given_names(loop.options))
     given = [c.mesh for c in wanted if isinstance(c, OnMesh)]
-    is_cut = any(one.is_cut for one in loops)
+    is_cut = until.skips and any(one.is_cut for one in loops)
 
     def bound(peak: Bytes) -> float:
         least = math.inf
         for one in loops:
-            least = one.bound(peak, least, closer=not (is_cut and deadline.skips))
+            least = one.bound(peak, least, closer=not is_cut)
         return max(least, known(peak))
 
     def write(candidate: Candidate) -> Plan:
@@ -359,7 +361,7 @@ def _frontier_of(
     staged = _few_pipelines([c for one in loops for c in one.pipelines])
     plans, baselines = _plans(kept, write), _plans(shown, write)
     refinement.add(loops)
-    if loop.machine.settles and not deadline.is_over:  # then seconds do not just add up
+    if loop.machine.settles and not until.is_over:  # then seconds do not just add up
 
         def timed(candidate: Candidate) -> Plan:
             return refinement.ranked(write(candidate))
@@ -388,10 +390,10 @@ def _frontier_of(
         ).faster,
         foresight=foresight,
         device_bytes=loop.machine.device.usable_bytes,
-        hints=(*loop.notes, ENDED) if is_cut and deadline.skips else loop.notes,
+        hints=(*loop.notes, ENDED) if is_cut else loop.notes,
         pipelines=_plans(staged, write),
         least_within=bound,
-        deadline=deadline,
+        deadline=until,
         is_cut=is_cut,
     )
 

@@ -167,9 +167,7 @@ class OffFrontierPlans:
         for number in range(len(groups)):
             offer(number)
         tried = 0
-        while tried < _TRIES and queue and queue[0][0] < enough:
-            if deadline.is_over:
-                break
+        while tried < _TRIES and queue and queue[0][0] < enough and not deadline.is_over:
             seconds, number, candidate = heapq.heappop(queue)
             if seconds < likely(number, candidate):
                 add(number, candidate)  # others of its kind were simulated since
