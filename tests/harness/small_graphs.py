@@ -1,5 +1,8 @@
 """Small graphs with rules written by hand, and a machine whose figures are powers of two."""
 
+import torch
+
+import shardwright as sw
 from shardwright.ir.graph import Graph, Leaf, LeafKind, Op, Ref, Tensor
 from shardwright.ir.layout import Bytes, Seconds
 from shardwright.machine.model import Device, Level, Machine
@@ -114,3 +117,17 @@ def toy_machine(devices=2, backend="nccl", bandwidth=16.0, latency=1.0, hosts=1)
 def splittable(rule):
     """Names of the factors of `rule` that may be split."""
     return tuple(f.name for f in rule.factors if f.kind is FactorKind.PARALLEL)
+
+
+def mixtral(layers):
+    """A Mixtral of four experts on 16 sequences of 16 tokens."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=64, max_position_embeddings=32, num_hidden_layers=layers, hidden_size=32,
+        intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
+        num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, ids = MixtralForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
+    return sw.capture(model, (), {"input_ids": ids, "labels": ids})

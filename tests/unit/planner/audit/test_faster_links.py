@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import MixtralConfig, MixtralForCausalLM
 
 import shardwright as sw
 from shardwright.planner.audit.avoidable import avoidable
@@ -12,6 +10,7 @@ from shardwright.planner.audit.faster_links import FASTER, faster_links
 from shardwright.report.answer import answer_lines
 from shardwright.rules.analysis import analyze
 from tests.harness.layered_graphs import residual_layers
+from tests.harness.small_graphs import mixtral
 
 GRAPH = residual_layers(2)
 ANALYSIS = analyze(GRAPH)
@@ -39,14 +38,7 @@ def test_the_step_is_that_of_a_machine_with_faster_links(kind):
 
 def test_messages_of_experts_are_faster_too():
     """They are within operators, whose seconds the plan states."""
-    config = MixtralConfig(
-        vocab_size=64, max_position_embeddings=32, num_hidden_layers=2, hidden_size=32,
-        intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
-        num_local_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    with torch.device("meta"):
-        model, ids = MixtralForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
-    graph = sw.capture(model, (), {"input_ids": ids, "labels": ids})
+    graph = mixtral(layers=2)
     machine, text = with_links(0.002), "dp_shard=4 ep=4"
     plan = sw.price(graph, machine, text)
     assert any("all_to_all" in one for t in plan.transfers for one in t.collectives)

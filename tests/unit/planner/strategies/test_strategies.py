@@ -29,6 +29,7 @@ from shardwright.planner.strategies.frontier.priced_frontier import (
 )
 from shardwright.planner.strategies.replicas import replica_of
 from shardwright.report.text.axis_table import axis_rows
+from tests.harness.small_graphs import mixtral
 
 BASE = "dp_shard=2 tp=2 mb=2"
 STAGED = "pp=2 dp_shard=2 mb=4"
@@ -88,17 +89,7 @@ def expansion(graph):
 
 @pytest.fixture(scope="module")
 def mixture():
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        vocab_size=64, max_position_embeddings=32, num_hidden_layers=3, hidden_size=32,
-        intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
-        num_local_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    with torch.device("meta"):
-        model, ids = MixtralForCausalLM(config), torch.zeros((16, 16), dtype=torch.long)
-    graph = sw.capture(model, (), {"input_ids": ids, "labels": ids})
-    return Expansion(graph, preset("2x2xH100"), "adamw")
+    return Expansion(mixtral(layers=3), preset("2x2xH100"), "adamw")
 
 
 def simulated(expansion, strategy):
